@@ -1,94 +1,104 @@
-"""A bounded queue of messages with one reader. Posting is synchronous; only the reader awaits."""
+"""Bounded mailboxes, and the dispatcher that runs their handlers in the same turn of the event loop."""
 
+import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-import anyio
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 
 M = TypeVar("M")
 
+CAPACITY = 2 * MAX_FRAMES_PER_MESSAGE
+"""Messages that wait in one mailbox. A handler may post a notice for each frame of a link's message."""
+RESERVE = 64
+"""Room beyond that for urgent messages."""
+TURN = CAPACITY
+"""Messages that are handled before other callbacks of the event loop run: all that one message of a link leads to, so
+that the next one finds empty mailboxes."""
+
 
 class MailboxFull(Exception):
-    """Raised by a post when the bound is reached. The message was not taken."""
+    """Raised by a post when the bound is reached. The message is not taken."""
 
 
-class MailboxClosed(Exception):
-    """Raised by a post after `close`, and by `receive` when a closed mailbox is empty."""
+class Dispatcher:
+    """Runs handlers, never one inside another.
+
+    A message posted from outside a handler is handled before the post returns; one that a handler posts, after that
+    handler. Mailboxes take turns, one message each. After `TURN` messages the others wait for the next turn of the
+    event loop.
+    """
+
+    def __init__(self) -> None:
+        """Must be made on the event loop on which it is used."""
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[Mailbox[Any]] = deque()
+        self._running = False
+        self._resumes: asyncio.Handle | None = None
+
+    def schedule(self, mailbox: "Mailbox[Any]") -> None:
+        """Called by a mailbox when it gets its first message."""
+        self._ready.append(mailbox)
+        if not self._running:
+            self._run()
+
+    def _run(self) -> None:
+        ready = self._ready
+        self._running = True
+        try:
+            for _ in range(TURN):
+                if not ready:
+                    return
+                mailbox = ready.popleft()
+                if mailbox.deliver():
+                    ready.append(mailbox)
+        finally:
+            self._running = False
+            if ready and self._resumes is None:
+                self._resumes = self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resumes = None
+        self._run()
 
 
 class Mailbox(Generic[M]):
-    """First in, first out, at most `capacity` messages, and `reserve` more that only urgent ones may fill.
+    """A first-in, first-out queue. Urgent messages (a stop, a loss) have a reserve; they do not overtake others."""
 
-    An urgent message (a cancel, a stop) does not overtake: it is refused later, not delivered earlier, so a cancel
-    never arrives before what it cancels. Used on one event loop.
-    """
-
-    def __init__(self, capacity: int = 256, reserve: int = 64) -> None:
-        """Raises `ValueError` when `capacity` is below 1 or `reserve` below 0."""
-        if capacity < 1:
-            raise ValueError(f"capacity: {capacity} is below 1")
-        if reserve < 0:
-            raise ValueError(f"reserve: {reserve} is below 0")
-        self._capacity = capacity
-        self._limit = capacity + reserve
+    def __init__(self, dispatcher: Dispatcher, handle: Callable[[M], None]) -> None:
+        """`handle` must not raise. Nothing is delivered before `open`."""
+        self._dispatcher = dispatcher
+        self._handle = handle
         self._messages: deque[M] = deque()
-        self._closed = False
-        self._wake: anyio.Event | None = None  # set by the reader while it waits, and only then
+        self._idle = False
+        """Open, empty, and no message is being handled: the next one must schedule it."""
 
-    def __len__(self) -> int:
-        return len(self._messages)
+    def post(self, message: M, urgent: bool = False) -> None:
+        """Append a message. Raises `MailboxFull`."""
+        waiting = len(self._messages)
+        if waiting >= CAPACITY and not (urgent and waiting < CAPACITY + RESERVE):
+            raise MailboxFull(f"{waiting} messages wait already")
+        self.post_reserved(message)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def post_nowait(self, message: M, *, urgent: bool = False) -> None:
-        """Append a message. Raises `MailboxFull` or `MailboxClosed`; then it was not taken."""
-        if self._closed:
-            raise MailboxClosed("the mailbox is closed")
-        if len(self._messages) >= (self._limit if urgent else self._capacity):
-            raise MailboxFull(f"{len(self._messages)} messages wait already")
+    def post_reserved(self, message: M) -> None:
+        """Append a message beyond the bound. For a watcher's one `Terminated`."""
         self._messages.append(message)
-        self._notify()
+        if self._idle:
+            self._idle = False
+            self._dispatcher.schedule(self)
 
-    def post_promised(self, message: M) -> None:
-        """Append a message whose room was promised before, such as the one notice that a watch may bring: the bound
-        does not apply, since the promises are bounded. Does nothing when the mailbox is closed."""
-        if not self._closed:
-            self._messages.append(message)
-            self._notify()
+    def open(self) -> None:
+        """Begin to deliver."""
+        self._dispatcher.schedule(self)
 
-    def receive_nowait(self) -> M:
-        """The oldest message. Raises `LookupError` when there is none now, `MailboxClosed` when there will be none."""
-        if self._messages:
-            return self._messages.popleft()
-        if self._closed:
-            raise MailboxClosed("the mailbox is closed and empty")
-        raise LookupError("the mailbox is empty")
-
-    async def receive(self) -> M:
-        """The oldest message, waiting for one. A cancelled receive takes nothing. Raises `MailboxClosed`."""
-        while not self._messages:
-            if self._closed:
-                raise MailboxClosed("the mailbox is closed and empty")
-            self._wake = anyio.Event()
-            try:
-                await self._wake.wait()
-            finally:
-                self._wake = None
-        return self._messages.popleft()
-
-    def close(self) -> None:
-        """Take no more messages. Those that wait can still be received. May be called again."""
-        self._closed = True
-        self._notify()
-
-    def clear(self) -> list[M]:
-        """Remove and return what waits, oldest first."""
-        messages = list(self._messages)
+    def clear(self) -> None:
+        """Drop the waiting messages."""
         self._messages.clear()
-        return messages
 
-    def _notify(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
+    def deliver(self) -> bool:
+        """Handle the oldest message. True when others wait."""
+        if self._messages:
+            self._handle(self._messages.popleft())
+        self._idle = not self._messages
+        return not self._idle

@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -28,7 +29,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from actors.actor import Actor
+from actors.actor import Actor, ReplyTo
 from actors.system import ActorSystem
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.links.bare_zmq import reader_parent, zmq_asyncio_parent, zmq_parent
@@ -41,27 +42,37 @@ from protocol.codec import encode
 XOSCAR_ASKS = 2000
 
 
-class Adder(Actor[int]):
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Ask for the sum so far."""
+
+    reply: ReplyTo[int]
+
+
+class Adder(Actor[int | Total]):
     def __init__(self) -> None:
         self.total = 0
 
-    async def handle(self, message: int) -> int:
-        self.total += message
-        return self.total
+    def handle(self, message: int | Total) -> None:
+        if isinstance(message, Total):
+            message.reply.send(self.total)
+        else:
+            self.total += message
 
 
 async def local_figures(messages: int) -> Figures:
     """Messages to one actor of this process."""
     async with ActorSystem() as system:
-        ref = system.spawn("adder", Adder, capacity=1024)
+        ref = system.spawn("adder", Adder())
+        await ref.ask(Total, timeout=60)
         began = time.perf_counter()
         for _ in range(messages // 1000):
             for _ in range(1000):
                 ref.tell(1)
-            await ref.ask(0, timeout=60)
+            await ref.ask(Total, timeout=60)
         told = time.perf_counter()
         for _ in range(messages // 10):
-            await ref.ask(1, timeout=60)
+            await ref.ask(Total, timeout=60)
         asked = time.perf_counter()
         ref.stop()
     return {"tell_s": messages / (told - began), "ask_s": messages / 10 / (asked - told)}

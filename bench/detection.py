@@ -23,21 +23,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import anyio
 
-from actors.process.exit_cause import Origin
+from actors.actor import Ref
 from actors.process.logs import configure_logging
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import IncarnationLost
+from actors.system import ActorSystem
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir
 from cli.config.launch import worker_launches
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
-from gateway.fleet.fleet import Fleet, Member
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.member import Member
+from gateway.fleet.messages import AwaitSettled, FleetMessage, StopAll
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 
+READY_S = 600.0
 HANG_S = 1.0
 """The minimum time after which a worker counts as hanging, here. A suspension counts as a hang where the system does
 not report it."""
@@ -52,10 +57,10 @@ class Observer(Router):
         self.lost_at = 0.0
         self.lost = anyio.Event()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
+    def worker_lost(self, lost: IncarnationLost) -> None:
         """Record the time, then do what a router does."""
         self.lost_at = time.perf_counter()
-        super().worker_lost(worker, incarnation, reason, origin)
+        super().worker_lost(lost)
         self.lost.set()
 
 
@@ -73,15 +78,15 @@ async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
     router = Observer(GatewaySettings())
     limits = Deadlines(hang=HANG_S, stop=0.2, term=0.2)
     policy = RestartPolicy(max_failures=64, window_s=0.001, first_delay_s=0.0)
-    fleet = Fleet(router, policy=policy, deadlines=limits)
-    for launch in worker_launches(settings, model):
-        fleet.add(launch)
     decoder = RequestDecoder(GatewaySettings())
     body = b'{"model": "%s", "prompt": "The capital of", "stream": true, "max_tokens": %d, "ignore_eos": true}'
-    async with anyio.create_task_group() as group:
-        group.start_soon(fleet.run)
-        await ready(fleet)
-        idle = await idle_cpu(next(member for member in fleet if fleet.seat(member).role is Role.STANDBY), idle_s)
+    async with ActorSystem() as system:
+        routes = system.spawn("router", router)
+        fleet = Fleet(router, routes, worker_launches(settings, model), policy=policy, deadlines=limits)
+        ref = system.spawn("fleet", fleet)
+        await ready(ref)
+        standby = next(member for member in fleet.members.values() if router.pool[member.name].role is Role.STANDBY)
+        idle = await idle_cpu(standby, idle_s)
         print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
         print(f"{'fault':<9}{'known after, ms':>36}{'first token after, ms':>36}")
         for name, number in FAULTS.items():
@@ -90,9 +95,9 @@ async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
                 live = router.open(decoder.completion(body % (model.name.encode(), 1000)).request, "live")
                 await live.wait()
                 router.lost = anyio.Event()
-                victim = fleet[live.worker]
+                victim = fleet.members[live.worker]
                 began = time.perf_counter()
-                os.kill(victim.process.status.pid or 0, number)
+                os.kill(victim.status.pid or 0, number)
                 await router.lost.wait()
                 times.lost.append((router.lost_at - began) * 1000)
                 call = router.open(decoder.completion(body % (model.name.encode(), 1)).request, "next")
@@ -100,20 +105,20 @@ async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
                 times.first_token.append((time.perf_counter() - began) * 1000)
                 live.cancel_nowait()
                 call.cancel_nowait()
-                await ready(fleet)
+                await ready(ref)
             print(f"{name:<9}{summary(times.lost):>36}{summary(times.first_token):>36}")
-        await fleet.stop(30)
-        group.cancel_scope.cancel()
+        await ref.ask(StopAll, timeout=30)
 
 
-async def ready(fleet: Fleet) -> None:
+async def ready(fleet: Ref[FleetMessage]) -> None:
     """Wait until all workers are ready."""
-    await fleet.until(lambda: all(member.state is WorkerState.READY for member in fleet))
+    if unserved := await fleet.ask(AwaitSettled, timeout=READY_S):
+        raise RuntimeError(unserved)
 
 
 async def idle_cpu(member: Member, seconds: float) -> float:
     """CPU time of a worker in percent of one core (Linux)."""
-    stat = anyio.Path(f"/proc/{member.process.status.pid}/stat")
+    stat = anyio.Path(f"/proc/{member.status.pid}/stat")
     before = await stat.read_text()
     await anyio.sleep(seconds)
     ticks = _ticks(await stat.read_text()) - _ticks(before)

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir, add_out
 from bench.harness.served import Served, served
@@ -71,7 +71,7 @@ REST_S = 30.0
 """Within which everything must be released, also what a worker compiles in the background."""
 AT_ONCE = 16
 """References that are requested at the same time."""
-DEADLINES = Deadlines(hello=20.0, hang=1.0, beat=5.0, stop=0.5, term=0.3)
+DEADLINES = Deadlines(hello=20.0, hang=1.0, heartbeat=5.0, stop=0.5, term=0.3)
 """Short, so that a hang costs little time."""
 
 

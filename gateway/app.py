@@ -6,10 +6,11 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from actors.actor import Ref
 from gateway.admin.endpoints import Admin, Succession
 from gateway.admin.status import Status
 from gateway.fleet.hand_over import HandOver
-from gateway.fleet.operations import Operations
+from gateway.fleet.messages import FleetMessage
 from gateway.http.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
@@ -26,7 +27,7 @@ from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
 def create_app(
     router: Router,
     settings: GatewaySettings,
-    operations: Operations | None = None,
+    fleet: Ref[FleetMessage] | None = None,
     hand_over: HandOver | None = None,
     streams: ResumableStreams | None = None,
     peer: PeerGateway | None = None,
@@ -34,7 +35,7 @@ def create_app(
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
-    Without `operations` there are no routes that drain, restart or reload workers, and without `hand_over` none for
+    Without a `fleet` there are no routes that drain, restart or reload workers, and without `hand_over` none for
     another gateway. `streams` are the kept streams; a `peer` may keep further ones. `dialects` are served beside
     OpenAI's, whose conventions hold for all paths that are not theirs.
     """
@@ -63,7 +64,7 @@ def create_app(
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
-        *(Admin(operations, settings).routes() if operations is not None else ()),
+        *(Admin(fleet, settings).routes() if fleet is not None else ()),
         *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]

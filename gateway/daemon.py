@@ -5,18 +5,23 @@ from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
+from msgspec import Struct
 
-from actors.join.listener import MAX_GUESTS
-from actors.process.descriptors import Descriptors, raise_limit
-from actors.supervision.policy import Policy
-from actors.supervision.worker import Deadlines, WorkerStatus
+from actors.actor import Actor, AskTimeout, OnFailure, Terminated
+from actors.join.listener import MAX_CONNECTIONS
+from actors.process.descriptors import raise_limit
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerStatus
+from actors.system import ActorSystem
 from actors.transport.endpoint import sweep
 from gateway.app import create_app
+from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.hand_over import HandOver
+from gateway.fleet.hand_over import HandOver, SuccessorListens
 from gateway.fleet.launch import WorkerLaunch
-from gateway.fleet.operations import Operations
-from gateway.fleet.remote_join import Reception
+from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
+from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
@@ -45,7 +50,7 @@ async def run_daemon(
     *,
     on_status: Callable[[WorkerStatus], None] | None = None,
     on_listening: Callable[[str, int], None] | None = None,
-    policy: Policy | None = None,
+    policy: RestartPolicy | None = None,
     deadlines: Deadlines | None = None,
     predecessor: Predecessor | None = None,
 ) -> None:
@@ -59,79 +64,113 @@ async def run_daemon(
     """
     _log.info("swept", folders=sweep())  # of gateways that were killed
     router = Router(settings)
-    limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
-    fleet = Fleet(router, on_status=on_status, policy=policy, deadlines=limits)
-    descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_GUESTS if settings.listen_workers else 0)
+    descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
-    reception = Reception(settings, fleet, descriptors) if settings.listen_workers else None
-    listener = _take_ports(settings, reception) if predecessor is None else None
-    for launch in workers:
-        fleet.add(launch)
-    daemon = _Daemon(settings, router, fleet, reception, descriptors, on_listening, predecessor)
-    if listener is not None:
-        daemon.has(listener)
-    async with anyio.create_task_group() as group:
-        group.start_soon(daemon.watch_signals)
-        group.start_soon(fleet.run)
-        if reception is not None:
-            group.start_soon(reception.run)
-        group.start_soon(daemon.watch_fleet)
-        group.start_soon(daemon.run_server)
-        await daemon.leave.wait()
-        reasons = fleet.reasons() if fleet.gave_up.is_set() else []
-        await daemon.end()
-        group.cancel_scope.cancel()
-    if daemon.problem is not None:
-        raise daemon.problem
-    if reasons:
-        raise WorkersGaveUp("; ".join(reasons))
+    joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
+    listener = _take_ports(settings, joins) if predecessor is None else None
+    async with ActorSystem() as system:
+        routes = system.spawn("router", router)
+        limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
+        fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
+        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor)
+        if listener is not None:
+            daemon.has(listener)
+        end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
+    if (error := end.error or daemon.problem) is not None:
+        raise error
+    if daemon.reasons:
+        raise WorkersGaveUp("; ".join(daemon.reasons))
 
 
-def _take_ports(settings: GatewaySettings, reception: Reception | None) -> Listener:
+def _take_ports(settings: GatewaySettings, joins: RemoteJoin | None) -> Listener:
     """Both, or none. Raises `BindError`."""
     listener = listen(settings)
-    if reception is not None:
+    if joins is not None:
         try:
-            reception.listen()
+            joins.listen()
         except BindError:
             listener.close()
             raise
     return listener
 
 
-class _Daemon:
-    """Owns the order of the end: no admissions, streams, server, workers."""
+class SignalReceived(Struct, frozen=True):
+    """An operator of this machine asks for the end."""
+
+
+class ServerEnded(Struct, frozen=True):
+    """No more connections are served: as it should be, or because another gateway's place could not be taken."""
+
+    problem: TakeOverFailed | None = None
+
+
+DaemonMessage = SignalReceived | ServerEnded | SuccessorListens | FleetGaveUp | Terminated
+
+
+class _Daemon(Actor[DaemonMessage]):
+    """Supervises the fleet, and owns the order of the end: no admissions, streams, server, workers."""
 
     def __init__(
         self,
         settings: GatewaySettings,
         router: Router,
         fleet: Fleet,
-        reception: Reception | None,
+        joins: RemoteJoin | None,
         descriptors: Descriptors,
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
     ) -> None:
-        self.leave = anyio.Event()
         self.problem: TakeOverFailed | None = None
+        self.reasons: tuple[str, ...] = ()
+        """The reasons why the workers were given up, if that ends the gateway."""
         self._settings = settings
         self._router = router
-        self._fleet = fleet
-        self._reception = reception
+        self._supervised = fleet
+        self._joins = joins
         self._descriptors = descriptors
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._streams = ResumableStreams(settings, router.metrics)
-        self._operations = Operations(fleet, router.pool)
         self._listener: Listener | None = None
         self._handing_over = False
-        self._operating = anyio.CancelScope()
+        self._leaving = anyio.Event()
         self._asked = anyio.Event()
-        """Somebody at this machine asked for the end, with a signal."""
+        """An operator asked for the end, with a signal."""
         self._hurry = anyio.Event()
         self._shutdown = anyio.Event()
         self._server_ended = anyio.Event()
         self._over = anyio.Event()
+
+    def started(self) -> None:
+        self._fleet = self.context.spawn("fleet", self._supervised)
+        self._fleet.watch(self.context.ref, FleetGaveUp)
+        self.context.start_soon(self._watch_signals)
+        if self._joins is not None:
+            self.context.start_soon(self._joins.run, self._fleet)
+        self.context.start_soon(self._run_server)
+
+    def handle(self, message: DaemonMessage) -> None:
+        """Each message is a reason to leave; the first one begins the end."""
+        match message:
+            case SignalReceived():
+                if self._asked.is_set() or (self._leaving.is_set() and not self._handing_over):
+                    self._hurry.set()
+                self._asked.set()
+            case SuccessorListens():
+                _log.info("hands_over")
+                self._handing_over = True
+            case FleetGaveUp(reasons):
+                _log.info("workers_gave_up", reasons=reasons)
+                if not self._leaving.is_set():
+                    self.reasons = reasons
+            case ServerEnded(problem):
+                self.problem = problem or self.problem
+                self._server_ended.set()
+            case Terminated():
+                return
+        if not self._leaving.is_set():
+            self._leaving.set()
+            self.context.start_soon(self._end)
 
     def has(self, listener: Listener) -> None:
         """The address is ours."""
@@ -144,53 +183,38 @@ class _Daemon:
             self._on_listening(host, port)
         _log.info("listening", host=host, port=port)
 
-    async def watch_signals(self) -> None:
+    async def _watch_signals(self) -> None:
         wanted = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
             wanted.append(signal.SIGHUP)
         with anyio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 _log.info("signal", name=signal.Signals(number).name)
-                if self._asked.is_set() or (self.leave.is_set() and not self._handing_over):
-                    self._hurry.set()
-                self._asked.set()
-                self.leave.set()
+                self.context.ref.tell(SignalReceived(), urgent=True)
 
-    async def watch_fleet(self) -> None:
-        """Carry out what operators ask for; leave when no worker can be kept alive."""
-        with self._operating:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._operations.run)
-                await self._fleet.gave_up.wait()
-                _log.info("workers_gave_up", reasons=self._fleet.reasons())
-                self.leave.set()
-
-    async def run_server(self) -> None:
+    async def _run_server(self) -> None:
         try:
             if self._predecessor is not None:
-                listener = await take_over(self._predecessor, self._settings, self._fleet, self.leave)
+                listener = await take_over(self._predecessor, self._settings, self._fleet, self._leaving)
                 if listener is not None:
                     self.has(listener)
             if self._listener is not None:
                 await self._serve(self._listener)
+            self.context.ref.tell(ServerEnded())
         except TakeOverFailed as problem:
             _log.error("not_taken_over", problem=str(problem))
-            self.problem = problem
-        finally:
-            self._server_ended.set()
-            self.leave.set()
+            self.context.ref.tell(ServerEnded(problem))
 
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
-        hand_over = HandOver(listener, self._leave)
-        app = create_app(self._router, settings, self._operations, hand_over, self._streams, self._predecessor)
+        hand_over = HandOver(listener, self.context.ref)
+        app = create_app(self._router, settings, self._fleet, hand_over, self._streams, self._predecessor)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:
                 group.start_soon(self._predecessor.relieve)
             await serve(app, settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
-            self._server_ended.set()
-            self.leave.set()
+            self.context.ref.tell(ServerEnded())
             await self._over.wait()
             group.cancel_scope.cancel()
 
@@ -206,18 +230,12 @@ class _Daemon:
         settings = self._settings
         return settings.body_timeout_s + settings.request_timeout_s + DEADLINE_MARGIN_S + 2 * settings.client_stall_s
 
-    def _leave(self) -> None:
-        """Another gateway accepts from our socket: take no more connections. Those that are here may finish."""
-        _log.info("hands_over")
-        self._handing_over = True
-        self.leave.set()
-
-    async def end(self) -> None:
+    async def _end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
-        self._operating.cancel()
-        if self._reception is not None:
-            self._reception.shut()
+        self._fleet.tell(EndOperations())
+        if self._joins is not None:
+            self._joins.shut()
         if not self._handing_over:
             router.drain_nowait()
             if self._listener is not None:
@@ -236,9 +254,16 @@ class _Daemon:
         with anyio.move_on_after(settings.flush_s + 1):
             await self._server_ended.wait()
         self._streams.close()
-        await self._fleet.stop(WORKERS_END_S)
+        await self._stop_workers()
         self._over.set()
         _log.info("ended")
+        self.context.ref.stop()
+
+    async def _stop_workers(self) -> None:
+        try:
+            await self._fleet.ask(StopAll, timeout=WORKERS_END_S)
+        except AskTimeout:
+            _log.error("workers_have_not_ended", within_s=WORKERS_END_S)  # the end of the fleet kills them
 
     async def _finish(self) -> None:
         """Serve what has been accepted, to its end. First connections may go by themselves: each one ends with its next
@@ -256,7 +281,7 @@ class _Daemon:
             await self._server_ended.wait()
         with anyio.move_on_after(self._longest_s):
             await self._router.idle()
-        await self._fleet.stop(WORKERS_END_S)
+        await self._stop_workers()
         with anyio.move_on_after(settings.max_resume_s + self._longest_s):
             await self._streams.none_left()
             if self._predecessor is not None:  # whose streams the next gateway reaches through this one

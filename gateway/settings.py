@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 
 

@@ -93,14 +93,6 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
 }
 """Parts (sub-packages and modules) of a package that each of its parts may import, lower layers first."""
 
-KNOWN_CYCLES = [
-    {"actors.actor", "actors.system"},
-    {"actors.supervision.incarnation_actor", "actors.supervision.supervisor"},
-    {"actors.supervision.remote_incarnation", "actors.supervision.remote_worker"},
-    {"actors.supervision.process_incarnation", "actors.supervision.worker_process"},
-]
-"""Modules that import each other and are about to be parted. Nothing is added here."""
-
 MAX_MODULES = 16
 """Modules in one folder, `__init__.py` not counted."""
 
@@ -250,13 +242,8 @@ def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> N
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    known = {module: min(group) for group in KNOWN_CYCLES for module in group}
-    graph: dict[str, set[str]] = {}
     files = modules()
-    for module, file in files.items():
-        name = known.get(module, module)
-        imported = {known.get(other, other) for other in imported_modules(file.read_text(), files)}
-        graph.setdefault(name, set()).update(imported - {name})
+    graph = {module: set(imported_modules(file.read_text(), files)) - {module} for module, file in files.items()}
     assert cycle(graph) == []
 
 

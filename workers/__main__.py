@@ -20,11 +20,10 @@ import msgspec
 import structlog
 
 from actors.process.logs import configure_logging
-from actors.process.parent_death import die_with_parent
+from actors.process.parent_death import ParentWatch, die_with_parent
 from actors.transport.endpoint import EndpointError
 from protocol.errors import ByeReason
 from workers.process.exit_codes import EXIT_CODES, WorkerExit
-from workers.process.gateway_watch import GatewayWatch
 from workers.process.service import WorkerService
 from workers.process.spec import WorkerSpec
 
@@ -89,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(service: WorkerService) -> WorkerExit:
     gone = functools.partial(service.leave_threadsafe, ByeReason.ORPHANED, "the gateway is gone")
-    watch = GatewayWatch(gone, kill=functools.partial(_exit_now, EXIT_CODES[ByeReason.ORPHANED]))
+    watch = ParentWatch(gone, kill=functools.partial(_exit_now, EXIT_CODES[ByeReason.ORPHANED]))
     try:
         return await service.run(watch.start)
     finally:

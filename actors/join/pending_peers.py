@@ -1,4 +1,4 @@
-"""Those who have connected and have not said who they are: how many there may be, and how often one may come. Pure."""
+"""Bounds on pending peers: connections that are not authenticated yet, and how often one source may connect. Pure."""
 
 import ipaddress
 from collections import Counter, OrderedDict
@@ -7,46 +7,46 @@ from dataclasses import dataclass
 from actors.transport.rate_limit import TokenBucket
 
 MAX_SOURCES = 1024
-"""Sources whose rate is remembered; the one that was heard of longest ago is forgotten."""
+"""Sources whose rate is remembered; the one that connected longest ago is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerLimits:
-    """What strangers may cost by coming."""
+class PendingLimits:
+    """Limits of pending peers."""
 
     attempts_per_s: float = 2.0
     """Connections from one source, in the long run."""
     attempts_at_once: float = 20.0
     """Connections from one source in a moment."""
-    waiting: int = 32
+    pending: int = 32
     """Connections, from anywhere, that have not said `Hello` yet."""
-    waiting_each: int = 8
+    pending_each: int = 8
     """The same from one source: one alone cannot keep all others out."""
 
 
-class Strangers:
-    """Counts them. Whoever is admitted must be released once, when it has said who it is or is gone."""
+class PendingPeers:
+    """Counts pending peers. Each that is admitted must be released once, when it is authenticated or gone."""
 
-    def __init__(self, limits: StrangerLimits) -> None:
+    def __init__(self, limits: PendingLimits) -> None:
         self._limits = limits
         self._attempts: OrderedDict[str, TokenBucket] = OrderedDict()
-        self._waiting: Counter[str] = Counter()
+        self._pending: Counter[str] = Counter()
 
     def admit(self, source: str, now: float) -> bool:
-        """Whether one more may wait; `now` is in seconds of any steady clock."""
+        """Admit one more, if the limits allow it. `now` is in seconds of any steady clock."""
         limits = self._limits
         if not self._bucket(source).take(1.0, now):
             return False
-        if self._waiting.total() >= limits.waiting or self._waiting[source] >= limits.waiting_each:
+        if self._pending.total() >= limits.pending or self._pending[source] >= limits.pending_each:
             return False
-        self._waiting[source] += 1
+        self._pending[source] += 1
         return True
 
     def release(self, source: str) -> None:
-        """One that was admitted waits no more."""
-        self._waiting[source] -= 1
-        if not self._waiting[source]:
-            del self._waiting[source]
+        """Release a peer that was admitted."""
+        self._pending[source] -= 1
+        if not self._pending[source]:
+            del self._pending[source]
 
     def _bucket(self, source: str) -> TokenBucket:
         bucket = self._attempts.pop(source, None)
@@ -59,7 +59,7 @@ class Strangers:
 
 
 def source_of(host: str) -> str:
-    """What counts as one: an address, or a /64 network of IPv6, of which one machine may have all addresses."""
+    """The source of a connection: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,17 +1,17 @@
-"""Joins two byte streams, each way, with back-pressure: what one side does not take, the other may not send."""
+"""Joins two byte streams, each way, with backpressure: what one side does not take, the other may not send."""
 
 import asyncio
 from collections.abc import Callable
 
 
-class End(asyncio.Protocol):
+class ProxyEnd(asyncio.Protocol):
     """One of the two connections. The other one is given with `join`; until then nothing is read."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called once, when either of the two is gone; both are closed then."""
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
-        self._other: End | None = None
+        self._other: ProxyEnd | None = None
         self.received = 0
         """Bytes that it has brought so far."""
         self.ended = False
@@ -21,7 +21,7 @@ class End(asyncio.Protocol):
         assert self._transport is not None
         return self._transport
 
-    def join(self, other: "End") -> None:
+    def join(self, other: "ProxyEnd") -> None:
         """Let bytes flow between the two."""
         self._other, other._other = other, self
         self.transport.resume_reading()

@@ -1,7 +1,9 @@
-"""A worker of another machine that stands at the door: authenticated, its `Hello` read, and not yet let in."""
+"""A request to join: from a worker of another machine that is authenticated, and whose `Hello` was read."""
 
 from dataclasses import dataclass
 
+from actors.actor import ActorStopped, Ref
+from actors.mailbox import MailboxFull
 from actors.transport.link import Link, LinkClosed, LinkFull
 from protocol.bounds import clip
 from protocol.codec import encode
@@ -13,8 +15,8 @@ DECLINE_LINGER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """Who comes. Whoever gets it owns the link: takes it over, or declines."""
+class JoinRequest:
+    """Its receiver owns the link: it takes the link over, or declines."""
 
     name: str
     """Of its key on the allow-list."""
@@ -23,8 +25,15 @@ class Arrival:
     hello: Hello
     link: Link
 
+    def hand_to(self, recipient: "Ref[JoinRequest]") -> None:
+        """Post it to an actor, which owns the link then; decline if that takes no more messages."""
+        try:
+            recipient.tell(self)
+        except (MailboxFull, ActorStopped):
+            self.decline("the gateway has no room for another join request: come again")
+
     def decline(self, why: str) -> None:
-        """Tell it why it must go, as far as it can be told, and close the link."""
+        """Tell the worker why it may not join, unless it has gone, and close the link."""
         try:
             self.link.send_nowait([encode(Welcome(self.hello.incarnation, refusal=clip(why)))])
         except (LinkClosed, LinkFull):

@@ -1,53 +1,20 @@
-"""File descriptors: how many the process may have, and how many of them it keeps for itself.
+"""File descriptors: how many the process may have, and whether some are left.
 
 Without a descriptor libzmq cannot make the threads of a context, and aborts the process (`epoll_t`, which asserts). So
-a link is made only where there are some left, and what strangers open never takes the last ones. The rule for them
-needs no counting: a new descriptor has the lowest number that is free (POSIX, open(2)), so whoever gets a number from
-the upper end came when all below it were taken.
+a link is made only where there are some left.
 """
 
 import os
 import resource
-from dataclasses import dataclass
 
 MOST = 1 << 20
 """More are not asked for: Linux allows no process more than this (fs.nr_open), unless it is set."""
 LINK = 16
 """That must be free for a link to be made; it takes 10."""
-WORKER = 24
-"""That a worker process takes at most: its link, its pipes, and those to start it."""
-GUEST = 16
-"""That a connection through the door takes: itself, a link, and the way between the two."""
-OWN = 64
-"""Of the event loop, the log, listening sockets, and files that are read and closed."""
 
 
 class NoDescriptors(Exception):
     """Raised when the process has too few descriptors left for what it is about to do. Nothing was done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """The descriptors of a gateway. At least half of them are for connections."""
-
-    limit: int
-    """That the process may have."""
-    kept: int
-    """The upper ones of them, that no connection gets."""
-    guests: int
-    """Connections through the door, at once, for which those that are kept suffice; at least 1."""
-
-    @classmethod
-    def plan(cls, limit: int, workers: int, guests: int = 0) -> "Descriptors":
-        """For so many worker processes, and at most so many guests at once."""
-        base = OWN + WORKER * workers
-        kept = min(base + GUEST * guests, limit // 2)
-        return cls(limit, kept, min(guests, max(1, (kept - base) // GUEST)))
-
-    @property
-    def first_kept(self) -> int:
-        """The lowest number that is kept."""
-        return self.limit - self.kept
 
 
 def raise_limit() -> int:

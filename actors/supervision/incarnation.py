@@ -1,176 +1,275 @@
-"""What one incarnation of a worker has said and what it owes: pure, frames and times in, verdicts out."""
+"""One incarnation of a worker, from its start until nothing of it is left: a part of `actors.supervision.life`. Pure.
 
-from collections.abc import Iterable
+Its methods generate decisions, in order; a `Changed` stands for the status at that point.
+"""
 
-from actors.supervision.worker import Deadlines, WorkerState
-from actors.transport.rejections import Refusal
-from protocol.bounds import PROTOCOL_VERSION
-from protocol.commands import Cancel, Command, Submit
-from protocol.errors import ErrorCode
-from protocol.events import SILENT_S, Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import structlog
+from msgspec import Struct
+
+from actors.join.request import DECLINE_LINGER_S
+from actors.process.exit_cause import Origin
+from actors.supervision import messages as msg
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
+from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent, WorkerStatus
+from actors.transport.rejections import Rejection, Rejections
+from protocol.codec import decode_event
+from protocol.commands import Command, Drain, Stop, Welcome
+from protocol.errors import ByeReason, ProtocolError
+from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Ready, Step
+
+EXIT_LAG_S = 1.0
+"""Maximum time between the exit of a process and the end of its link. The exit tells who ended it; the link may still
+bring frames."""
+_ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
+LEFT = msg.Loss("stopped", Origin.OUTSIDE, asked=True)
 
 
-class PeerMisbehaved(Exception):
-    """Raised by `receive` when a frame comes out of order or breaks the protocol. The peer must be dropped."""
+class Changed(Struct, frozen=True):
+    """The worker's status has changed."""
 
 
-class PeerRefused(PeerMisbehaved):
-    """Raised by `receive` for a `Hello` that cannot be welcomed; the text is the refusal. `lasting` is true when
-    another start of the same program would be refused just so."""
-
-    def __init__(self, text: str, kind: Refusal, lasting: bool) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.lasting = lasting
+Moment = msg.Decision | Changed
 
 
 class Incarnation:
-    """The gateway's view of one worker process, from its start to its `Bye`."""
+    """Runs until it is `ending`: it was lost, and its watchers were notified, or it was asked to leave, and its frames
+    still count."""
 
-    def __init__(self, worker: str, number: int, deadlines: Deadlines, now: float, *, joins: bool = False) -> None:
-        """One that `joins` was not started here: it learns its number by its `Welcome`, and its name is its key's."""
-        self.worker = worker
-        self._joins = joins
-        self.number = number
-        self.state = WorkerState.STARTING
-        self.hello: Hello | None = None
-        self.ready: Ready | None = None
-        self.loading: Loading | None = None
-        self.gauges = Gauges()
-        self.bye: Bye | None = None
-        self.last_progress = now
-        self.leave_by: float | None = None
-        """When an incarnation that was asked to leave must be gone."""
+    def __init__(self, seen: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
+        self.seen = seen
+        self.pid: int | None = None
+        self.address = ""
+        self.ending = False
+        self.loss: msg.Loss | None = None
+        """Its end, set when the watchers are notified."""
+        self.failure: LastFailure | None = None
+        """Its end, if it ended unasked."""
         self._deadlines = deadlines
-        self.last_frame = now
-        """Of any kind; its start before the first."""
-        self._last_sent = now
-        self._idle_since: float | None = None
-        """Since when it has said nothing, when it had missed its beats before it got work: that is no excuse."""
-        self._in_flight: set[int] = set()
-
-    def silent_s(self, now: float) -> float:
-        """Seconds since its last frame."""
-        return now - self.last_frame
-
-    @property
-    def busy(self) -> bool:
-        """Work is in flight, by the worker's own gauges or by what was sent to it and has not ended."""
-        return self.gauges.slots_active > 0 or self.gauges.queue_depth > 0 or bool(self._in_flight)
+        self._rejections = rejections
+        self._log = structlog.get_logger("worker").bind(worker=seen.worker, incarnation=seen.number)
+        self._observe_s = deadlines.check_s if seen.joins else deadlines.observe_s
+        self._observe_at = now + self._observe_s
+        self._grace_until = math.inf
+        self._exited: msg.Exited | None = None
+        self._link_lost: msg.LinkLost | None = None
+        self._settle_at = math.inf  # of the exit or the end of the link: frames may arrive until then
+        self._suspended_since: float | None = None
+        self._checked_at = now
+        self._stood_still = False
 
     @property
-    def hang_s(self) -> float:
-        """Seconds without a finished step, with work in flight, that are a hang: from the longest step so far, and from
-        the longest that the worker expects."""
-        expected = 0 if self.ready is None else self.ready.step_ms
-        return self._deadlines.step(max(expected, self.gauges.slowest_step_ms) / 1000)
+    def due(self) -> float:
+        """The time of the next `Observation`."""
+        return math.inf if self.ending else min(self._observe_at, self._grace_until, self._settle_at)
 
-    def receive(self, event: Event, now: float) -> None:
-        """Take one frame. Raises `PeerMisbehaved`; nothing changed then."""
-        if self.bye is not None:
-            raise PeerMisbehaved(f"{_name(event)} came after Bye")
-        if isinstance(event, Hello) != (self.hello is None):
-            raise PeerMisbehaved("a second Hello came" if self.hello else f"{_name(event)} came before Hello")
-        match event:
-            case Hello():
-                self._greet(event)
-                self._progress(now)
-            case Loading():
-                self._expect(event, self.ready is None)
-                if event != self.loading:
-                    self._progress(now)
-                self.loading = event
-            case Ready():
-                self._expect(event, self.ready is None)
-                self.ready = event
-                if self.state is WorkerState.LOADING:
-                    self.state = WorkerState.READY
-                self._progress(now)
-            case Step(gauges=gauges) | Heartbeat(gauges=gauges):
-                self._expect(event, self.ready is not None or isinstance(event, Heartbeat))
-                self._measure(gauges, now)
-            case Failed(code=ErrorCode.LOST):
-                # It is about to end, and owes that still: until then its work counts as in flight.
-                self._expect(event, self.ready is not None)
-            case Finished(stream=stream) | Failed(stream=stream):
-                self._expect(event, self.ready is not None)
-                self._in_flight.discard(stream)
-                if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
-                    # It was looked at: many refused prompts take long, and no step. A deadline passes by itself.
-                    self._progress(now)
-            case Bye():
-                self.bye = event
-        self.last_frame, self._idle_since = now, None
+    def describe(self, status: WorkerStatus) -> WorkerStatus:
+        """The status of the worker with the fields of this incarnation."""
+        seen = self.seen
+        return replace(
+            status,
+            state=seen.state,
+            pid=self.pid,
+            hello=seen.hello,
+            ready=seen.ready,
+            gauges=seen.gauges,
+            loading=seen.loading,
+            last_progress=seen.last_progress,
+            last_frame=seen.last_frame,
+            hang_s=seen.hang_s,
+            address=self.address,
+        )
 
-    def sent(self, commands: Iterable[Command], now: float) -> None:
-        """Note what was sent: a stream is in flight from its `Submit` to its end or its `Cancel`."""
-        quiet_since = max(self.last_frame, self._last_sent)
-        self._last_sent = now
-        for command in commands:
-            if isinstance(command, Submit):
-                if not self.busy:
-                    self._progress(now)
-                    if self._idle_since is None and now - quiet_since >= min(SILENT_S, self._deadlines.idle):
-                        self._idle_since = quiet_since
-                self._in_flight.add(command.stream)
-            elif isinstance(command, Cancel):
-                self._in_flight.discard(command.stream)
+    def take(self, message: msg.Input, now: float) -> Iterator[Moment]:
+        """Process one input."""
+        match message:
+            case msg.Started(pid, address):
+                self.pid, self.address = pid, address
+                yield Changed()
+            case msg.Frames(_, frames, fault) if self.loss is None:
+                yield from self._receive(frames, fault, now)
+            case msg.NotSent(Welcome()) if self.loss is None:
+                yield from self.lose(msg.Loss("its Hello could not be answered"), now)
+            case msg.NotSent() if not self.ending:
+                yield from self._leave_now(now)
+            case msg.Exited() if not self.ending:
+                self._exited = message
+                self._settle_at = now if self._link_lost or self.seen.hello is None else now + EXIT_LAG_S
+                yield from self._settle(self._end(now), now)
+            case msg.LinkLost() if not self.ending:
+                self._link_lost = message
+                self._settle_at = now if self._exited or message.final else now + EXIT_LAG_S
+                yield from self._settle(self._end(now), now)
+            case msg.Observation() if not self.ending:
+                yield from self._observe(message, now)
+            case msg.Loss() if self.loss is None:
+                yield from self.lose(message, now)
 
-    def leave(self, by: float) -> None:
-        """It was asked to leave by that time; an earlier time stays."""
-        self.state = WorkerState.DRAINING
-        self.leave_by = by if self.leave_by is None else min(by, self.leave_by)
+    # Frames.
 
-    def overdue(self, now: float) -> str | None:
-        """Which deadline has passed, in words, or None."""
-        limits = self._deadlines
-        if self.hello is None:
-            return _late("no Hello", self.last_progress, limits.hello, now)
-        silent = _late("no frame", self.last_frame, limits.beat, now)
-        if self.ready is None:
-            return silent or _late("no loading progress", self.last_progress, limits.loading, now)
-        if self.busy and self._idle_since is None:
-            return silent or _late("no step finished with work in flight", self.last_progress, self.hang_s, now)
-        # What was cancelled, or was refused unseen, may have kept it busy.
-        since = max(self.last_frame, self._last_sent) if self._idle_since is None else self._idle_since
-        return silent or _late("no beat without work", since, limits.idle, now)
+    def _receive(self, frames: Sequence[bytes], fault: str, now: float) -> Iterator[Moment]:
+        seen = self.seen
+        for frame in frames:
+            before = seen.state, seen.loading
+            try:
+                if fault:
+                    raise PeerMisbehaved(fault)
+                event = decode_event(frame)
+                seen.receive(event, now)
+            except (ProtocolError, PeerMisbehaved) as error:
+                yield from self._reject(error, now)
+                return
+            if isinstance(event, Step | Heartbeat | Finished | Failed):
+                yield WorkerEvent(seen.worker, seen.number, event)
+                continue
+            self._note(event)
+            if isinstance(event, Hello):
+                yield msg.SendCommand(Welcome(seen.number))
+            yield from self._settle(self._end(now), now)
+            if self.loss is not None:
+                return
+            if before != (seen.state, seen.loading):
+                yield Changed()
 
-    def must_be_gone(self, now: float) -> bool:
-        """It was asked to leave and has had its time."""
-        return self.leave_by is not None and now >= self.leave_by
+    def _note(self, event: Event) -> None:
+        log = self._log
+        if isinstance(event, Hello):
+            log.info("worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device)
+        elif isinstance(event, Ready):
+            log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.seen.hang_s)
+        elif isinstance(event, Bye):
+            log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _greet(self, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            text = f"protocol version {hello.protocol} is not {PROTOCOL_VERSION}"
-            raise PeerRefused(text, Refusal.VERSION, lasting=True)
-        expected = 0 if self._joins else self.number
-        if hello.incarnation != expected:
-            text = f"incarnation {hello.incarnation} is not {expected}"
-            raise PeerRefused(text, Refusal.INCARNATION, lasting=False)
-        if hello.worker != self.worker and not self._joins:
-            text = f"worker {hello.worker!r} is not {self.worker!r}"
-            raise PeerRefused(text, Refusal.INCARNATION, lasting=False)
-        self.hello = hello
-        if self.state is WorkerState.STARTING:
-            self.state = WorkerState.LOADING
+    def _reject(self, error: Exception, now: float) -> Iterator[Moment]:
+        """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
+        self._log.warning("worker_frame_refused", reason=str(error))
+        refused = error if isinstance(error, PeerRefused) else None
+        self._rejections.count(refused.kind if refused else Rejection.FRAME)
+        loss = msg.Loss(f"it broke the protocol: {error}", lasting=refused is not None and refused.lasting)
+        yield from self.lose(loss, now, refusal=str(refused or ""))
 
-    def _measure(self, gauges: Gauges, now: float) -> None:
-        advanced = gauges.steps > self.gauges.steps
-        self.gauges = gauges
-        if advanced or (self.ready is not None and not self.busy):
-            self._progress(now)
+    # Ends.
 
-    def _progress(self, now: float) -> None:
-        self.last_progress = now
+    def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Moment]:
+        """Ask it to leave, at once if it has nothing to finish. A remote one gets no `Stop`: it may serve another
+        gateway next."""
+        seen = self.seen
+        if seen.hello is None or (seen.joins and isinstance(message, msg.StopWorker)):
+            yield from self._leave_now(now)
+            return
+        command: Command = Stop()
+        time_s = 0.0
+        if not isinstance(message, msg.StopWorker) and seen.ready is not None:
+            time_s = message.grace_s + message.move_s
+            command = Drain(grace_ms=max(0, int(time_s * 1000)))
+            self._grace_until = now + message.grace_s
+        seen.leave(now + time_s + self._deadlines.stop)
+        yield msg.SendCommand(command)
+        yield Changed()
 
-    def _expect(self, event: Event, in_order: bool) -> None:
-        if not in_order:
-            raise PeerMisbehaved(f"{_name(event)} came {'after' if self.ready else 'before'} Ready")
+    def _leave_now(self, now: float) -> Iterator[Moment]:
+        self.seen.leave(now)
+        yield Changed()
+        yield from self._settle(LEFT, now)
 
+    def lose(self, loss: msg.Loss, now: float, refusal: str = "") -> Iterator[Moment]:
+        """End it after a failure: notify its watchers, and take no more frames."""
+        leaves = self.seen.bye is not None or bool(refusal)
+        self.failure = LastFailure(self.seen.number, loss.reason, loss.origin, now)
+        yield from self._close(loss, refusal)
+        yield from self._end_process(self._patience(now) if leaves else 0.0)
 
-def _name(event: Event) -> str:
-    return type(event).__name__
+    def ended(self) -> Iterator[Moment]:
+        """Notify the watchers, if it ended as asked."""
+        if self.loss is None:
+            yield from self._close(LEFT)
 
+    def _close(self, loss: msg.Loss, refusal: str = "") -> Iterator[Moment]:
+        self.loss = loss
+        if refusal:
+            yield msg.SendCommand(Welcome(self.seen.number, refusal=refusal))
+        yield msg.CloseLink(DECLINE_LINGER_S if refusal else 0.0)
+        yield Changed()
+        if self.seen.hello is not None:
+            yield IncarnationLost(self.seen.worker, self.seen.number, loss.reason, loss.origin, loss.asked)
 
-def _late(what: str, since: float, limit: float, now: float) -> str | None:
-    return f"{what} for {limit:g} s" if now - since >= limit else None
+    def _settle(self, loss: msg.Loss | None, now: float) -> Iterator[Moment]:
+        """End it in that way, if one is given."""
+        if loss is None:
+            return
+        if not loss.asked:
+            yield from self.lose(loss, now)
+            return
+        hello, bye = self.seen.hello, self.seen.bye
+        if hello is not None and bye is None and not self.seen.joins and not self.ending:
+            yield msg.SendCommand(Stop())
+        yield from self._end_process(0.0 if hello is None else self._patience(now))
+
+    def _end_process(self, ask_s: float) -> Iterator[Moment]:
+        if not self.ending:
+            self.ending = True
+            yield msg.EndIncarnation(ask_s)
+
+    def _patience(self, now: float) -> float:
+        """Seconds left for it to end by itself."""
+        limit, by = self._deadlines.stop, self.seen.leave_by
+        return limit if by is None else max(0.0, min(by - now, limit))
+
+    def _end(self, now: float) -> msg.Loss | None:
+        """Return how it ended or is about to end by itself, once that is known."""
+        asked, bye, exited = self.seen.leave_by is not None, self.seen.bye, self._exited
+        if bye is not None:
+            if asked and bye.reason is ByeReason.STOPPED:
+                return LEFT
+            text = f"it left ({bye.reason})" + (f": {bye.text}" if bye.text else "")
+            origin = Origin.OUTSIDE if bye.reason in _ENDED_BY_OTHERS else Origin.WITHIN
+            return msg.Loss(text, origin, lasting=bye.reason is ByeReason.LOAD_REFUSED)
+        if now < self._settle_at:
+            return None
+        if exited is not None:
+            # Asked to leave with work to finish, it must send a `Bye`.
+            broke_off = self.seen.ready is not None and not exited.clean
+            return LEFT if asked and not broke_off else msg.Loss(f"its process {exited.reason}", exited.origin)
+        assert self._link_lost is not None
+        return LEFT if asked else msg.Loss(f"its link was lost: {self._link_lost.reason}", self._link_lost.origin)
+
+    # Deadlines.
+
+    def _observe(self, observed: msg.Observation, now: float) -> Iterator[Moment]:
+        if now >= self._observe_at:
+            self._observe_at = now + self._observe_s
+        if now >= self._grace_until:
+            self._grace_until = math.inf
+            yield GraceEnded(self.seen.worker, self.seen.number)
+        yield from self._settle(self._end(now) or self._suspension(observed, now) or self._lateness(observed, now), now)
+
+    def _suspension(self, observed: msg.Observation, now: float) -> msg.Loss | None:
+        """Detect a lasting suspension: a process that is stopped for moments only sends frames in between."""
+        if not observed.suspended:
+            self._suspended_since = None
+        elif self._suspended_since is None or self.seen.last_frame > self._suspended_since:
+            self._suspended_since = now
+        limit = self._deadlines.suspended
+        if self._suspended_since is None or now - self._suspended_since < limit:
+            return None
+        return msg.Loss(f"it was suspended for {limit:g} s", Origin.OUTSIDE)
+
+    def _lateness(self, observed: msg.Observation, now: float) -> msg.Loss | None:
+        check_s = self._deadlines.check_s
+        if now - self._checked_at < check_s:
+            return None
+        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once.
+        self._stood_still = now - self._checked_at > 2 * check_s and not self._stood_still
+        self._checked_at = now
+        if self._stood_still:
+            return None
+        if self.seen.leave_by is not None and now >= self.seen.leave_by:
+            return LEFT
+        if observed.dropped:
+            return msg.Loss("it sent a message that breaks the link's bounds")
+        late = self.seen.overdue(now)
+        return None if late is None else msg.Loss(late, observed.hang_origin)

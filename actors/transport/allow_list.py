@@ -1,4 +1,4 @@
-"""Who may connect: a folder with one file for each worker, and a look at it that is repeated for every connection."""
+"""The allow-list: a folder with one key file for each worker that may connect, looked at for every connection."""
 
 import os
 import re
@@ -122,8 +122,8 @@ class WatchedList:
         self._listed = Listed()
 
     def look(self) -> Listed:
-        """What the list says now. When the system does not let it be read, it says what it said before (nobody, before
-        the first time), and the problem is among what is refused."""
+        """The list now. When the system does not let it be read, the list as it was before (empty the first time); the
+        problem is among what is refused."""
         try:
             files = self._source.files()
             signature = self._sign(files)

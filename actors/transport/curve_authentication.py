@@ -1,4 +1,4 @@
-"""Who may connect to a CURVE link: libzmq asks about each client's key, and an allow-list answers.
+"""Authentication of CURVE links: libzmq asks about each client's key, and an allow-list answers.
 
 The question and the answer are those of ZAP (ZeroMQ RFC 27), over a socket inside this process.
 """
@@ -22,16 +22,16 @@ class Admission:
     """Answers for all sockets of one context, on the event loop that it was made on, before they are bound."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[str] | None) -> None:
-        """`allowed` are public keys in Z85 text; any other client is turned away before it can send a frame. None is
-        for a socket without keys, and lets everybody in who can be asked: libzmq takes a client of ZMTP 1.0 or 2.0,
-        or any bytes for one, only where nobody is to be asked (`handshake_v1_0_unversioned`)."""
+        """`allowed` are public keys in Z85 text; any other client is rejected before it can send a frame. None is
+        for a socket without keys, and admits every client that can be asked about: libzmq takes a client of ZMTP 1.0 or
+        2.0, or any bytes for one, only where nobody is to be asked (`handshake_v1_0_unversioned`)."""
         self._allowed = None if allowed is None else frozenset(allowed)
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.bind(ENDPOINT)
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._answer)
-        self._loop.call_soon(self._answer)  # the descriptor tells of changes alone
+        self._loop.call_soon(self._answer)  # the descriptor reports changes alone
 
     def close(self) -> None:
         """Answer no more; before the context ends."""

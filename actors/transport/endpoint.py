@@ -145,7 +145,8 @@ def _lock(folder: Path) -> int:
 
 
 def check_address(address: str, *, secured: bool) -> None:
-    """Raises `EndpointError` unless it is `ipc://`, `tcp://` to this machine, or `secured` (with CURVE keys) `tcp://`."""
+    """Raises `EndpointError` unless it is `ipc://`, `tcp://` to this machine, or `secured` (with CURVE keys)
+    `tcp://`."""
     parts = urlsplit(address)
     if parts.scheme == "ipc" and address != "ipc://":
         return

@@ -13,12 +13,11 @@ from typing import Self
 import zmq
 
 from actors.transport.curve_authentication import key_of
-from actors.transport.message import MessageRefused, check_message
+from actors.transport.message import MessageRefused, check_message, number_frame
 from actors.transport.monitor import Change
 from actors.transport.rate_limit import PeerRate
-from actors.transport.receiver import Receiver, Unheard
-from actors.transport.rejections import Refusal
-from actors.transport.sequence_number import number_frame
+from actors.transport.receiver import MessageRejected, Receiver
+from actors.transport.rejections import Rejection
 from actors.transport.zmq_socket import HIGH_WATER, CurveKeys, LinkSocket
 
 __all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
@@ -33,7 +32,7 @@ _POLLOUT = int(zmq.POLLOUT)
 
 OnMessage = Callable[[list[bytes]], None]
 OnLost = Callable[[str], None]
-OnRefused = Callable[[Refusal], None]
+OnRejected = Callable[[Rejection], None]
 
 _ENDED = "the peer's connection ended"
 _NO_KEY = "the other end refused the key"
@@ -53,9 +52,9 @@ class Link:
 
     `on_message` is called synchronously on that loop with 1 to MAX_FRAMES_PER_MESSAGE frames, whole and in order. What
     breaks a bound is counted in `dropped` and not delivered; a frame over MAX_FRAME_BYTES ends the connection inside
-    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`refused`). A peer that breaks `rate`
-    is not heard any more. `on_lost` is called once, after the last message, when the connection is gone or was
-    refused. It is never made again, since what it lost could not be told. Messages carry a number: when one is
+    libzmq before it takes memory, and bytes that are not ZeroMQ's never make one (`rejected`). Nothing more is taken
+    from a peer that breaks `rate`. `on_lost` is called once, after the last message, when the connection is gone or was
+    rejected. It is never made again, since what it lost would stay unknown. Messages carry a number: when one is
     missing, the link counts as lost at the next. Neither callback is called inside a send.
     """
 
@@ -67,33 +66,33 @@ class Link:
         on_lost: OnLost | None,
         keys: CurveKeys | None,
         rate: PeerRate | None,
-        on_refused: OnRefused | None,
+        on_rejected: OnRejected | None,
     ):
         self._loop = asyncio.get_running_loop()
         self._bound = bind
         self._on_message = on_message
-        self._on_lost = on_lost
-        self._on_refused = on_refused
+        self._on_lost: OnLost = on_lost or (lambda reason: None)
+        self._on_rejected: OnRejected = on_rejected or (lambda why: None)
         self._owned = LinkSocket(endpoint, bind, keys)
         self._socket, self._monitor = self._owned.socket, self._owned.monitor
-        self._receiver = Receiver(self._socket, rate, self._loop.time, self._hears)
+        self._receiver = Receiver(self._socket, rate, self._loop.time, self._identify)
         self._writable: asyncio.Future[None] | None = None
         self._again: asyncio.Handle | None = None
         self._draining = False  # inside _drain, which looks at the events by itself after each message
-        self._torn = False  # nothing more can be sent; the loss is told in a turn of the loop of its own
+        self._torn = False  # nothing more can be sent; the loss is reported in a turn of the loop of its own
         self._closed = False
         self._lost = False
         self.cut_off = False
-        """The peer is heard no more because of what it sent: it may well be there."""
-        self.refused = 0
-        """Connections that failed their handshake or came second; they disturb nobody."""
+        """Nothing more is taken from the peer, because of what it sent: it may well be there."""
+        self.rejected = 0
+        """Connections that failed their handshake or came second; they do not disturb the first one."""
         self.sent = 0
         """Messages handed to the socket."""
         self.received = 0
         """Messages delivered to `on_message`."""
         self.peer_pid: int | None = None
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
-        None over TCP, and where the system does not tell (it does on Linux); 0 for one that was gone too soon."""
+        None over TCP, and where the system does not report it (Linux does); 0 for one that was gone too soon."""
         self.peer_key = ""
         """The CURVE public key (Z85) of the peer that connected to this end; known before its first message is
         delivered, empty on a link without keys."""
@@ -112,15 +111,15 @@ class Link:
         on_lost: OnLost | None = None,
         keys: CurveKeys | None = None,
         rate: PeerRate | None = None,
-        on_refused: OnRefused | None = None,
+        on_rejected: OnRejected | None = None,
     ) -> "Link":
-        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`. `on_refused` hears of each
-        connection and message that is refused; it must not raise.
+        """The side that was there first. `tcp://127.0.0.1:*` picks a port; see `address`. `on_rejected` is called
+        for each connection and message that is rejected; it must not raise.
 
         Raises `EndpointError` when the address is taken, malformed, or plain TCP on an open interface, and when the
         system gives no socket.
         """
-        return cls(endpoint, True, on_message, on_lost, keys, rate, on_refused)
+        return cls(endpoint, True, on_message, on_lost, keys, rate, on_rejected)
 
     @classmethod
     def connect(
@@ -145,7 +144,7 @@ class Link:
         return self._receiver.dropped
 
     def hand_over(self, on_message: OnMessage, on_lost: OnLost) -> None:
-        """From now on others hear this end. A loss that was told already is told again, in a turn of the loop."""
+        """Give this end other callbacks. A loss that was reported already is reported again, in a turn of the loop."""
         self._on_message, self._on_lost = on_message, on_lost
         if self._lost:
             self._loop.call_soon(on_lost, _ENDED)
@@ -189,7 +188,7 @@ class Link:
                 raise LinkFull(f"{HIGH_WATER} messages wait already, or no peer is there") from None
 
     def drain_now(self) -> None:
-        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has heard."""
+        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has sent."""
         self._on_monitor()
         for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
             if self._closed or self._lost or not self._drain():
@@ -202,13 +201,8 @@ class Link:
         self._closed = True
         if self._again is not None:
             self._again.cancel()
-        self._end_wait()
         self._stop_reading()
         self._owned.close(0 if self._lost else int(linger_s * 1000))
-
-    def _stop_reading(self) -> None:
-        self._loop.remove_reader(self._owned.descriptor)
-        self._loop.remove_reader(self._monitor.descriptor)
 
     def _events(self) -> int:
         return self._socket.getsockopt(_EVENTS)  # type: ignore[return-value]  # EVENTS is an int
@@ -219,7 +213,7 @@ class Link:
 
     def _on_readable(self) -> None:
         if not self._monitor.connected:
-            self._on_monitor()  # who connected is noted before it is heard
+            self._on_monitor()  # who connected is noted before its first message
         if self._closed or self._lost:
             return
         if self._again is not None:
@@ -244,11 +238,11 @@ class Link:
                     return False
                 try:
                     frames = self._receiver.receive()
-                except Unheard as unheard:
-                    self._refuse(unheard.kind)
-                    if unheard.ends:
+                except MessageRejected as rejected:
+                    self._on_rejected(rejected.kind)
+                    if rejected.ends:
                         self.cut_off = True
-                        self._end(unheard.ends)
+                        self._end(rejected.ends)
                 else:
                     self.received += 1
                     self._on_message(frames)
@@ -258,20 +252,16 @@ class Link:
         finally:
             self._draining = False
 
-    def _hears(self, first: zmq.Frame) -> None:
+    def _identify(self, first: zmq.Frame) -> None:
         """The first message: it is known from now on whose connection this is."""
-        here, self.peer_key = self._monitor.heard(first), key_of(first)
+        here, self.peer_key = self._monitor.identify(first), key_of(first)
         if self.peer_pid is None:
             self.peer_pid = self._monitor.peer_pid()
-        if not here:  # it ended before, and its end could not be told from another one's
+        if not here:  # it ended before, and its end could not be distinguished from another one's
             self._loop.call_soon(self._lose, _ENDED)
 
-    def _refuse(self, why: Refusal) -> None:
-        if self._on_refused is not None:
-            self._on_refused(why)
-
     def _on_monitor(self) -> None:
-        """Follow the one connection that counts. A second peer is turned away by the PAIR socket itself."""
+        """Follow the one connection that counts. A second peer is rejected by the PAIR socket itself."""
         while not (self._closed or self._lost) and (change := self._monitor.next()) is not None:
             match change:
                 case Change.READY:
@@ -282,15 +272,15 @@ class Link:
                     self._lose(_ENDED)
                 case Change.NOBODY:
                     self._lose("nobody listens at the address")
-                case Change.REFUSED | Change.TURNED_AWAY:
-                    self.refused += 1
-                    key = change is Change.TURNED_AWAY
-                    self._refuse(Refusal.KEY if key else Refusal.HANDSHAKE)
+                case Change.REJECTED | Change.KEY_REJECTED:
+                    self.rejected += 1
+                    key = change is Change.KEY_REJECTED
+                    self._on_rejected(Rejection.KEY if key else Rejection.HANDSHAKE)
                     if not self._bound:
                         self._lose(_NO_KEY if key else _NO_HANDSHAKE)
 
     def _tear(self, reason: str) -> None:
-        """The connection is beyond use. Told later: whoever sends is not ready to hear."""
+        """The connection is beyond use. Reported later: no callback is called inside a send."""
         if not self._torn:
             self._torn = True
             self._loop.call_soon(self._lose, reason)
@@ -305,15 +295,15 @@ class Link:
             self._end(reason)
 
     def _end(self, reason: str) -> None:
-        """Hear nothing more, and say so: once."""
+        """Take nothing more, and report it: once."""
         if self._closed or self._lost:
             return
         self._lost = True
         self._stop_reading()
-        self._end_wait()
-        if self._on_lost is not None:
-            self._on_lost(reason)
+        self._on_lost(reason)
 
-    def _end_wait(self) -> None:
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._owned.descriptor)
+        self._loop.remove_reader(self._monitor.descriptor)
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(LinkClosed("the link is closed"))

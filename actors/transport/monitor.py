@@ -1,4 +1,4 @@
-"""What becomes of a socket's connections, as libzmq tells it; and which process is at the other end of one."""
+"""The connections of a socket, as libzmq reports them; and which process is at the other end of one."""
 
 import os
 import socket as sockets
@@ -30,18 +30,18 @@ class Change(Enum):
     LOST = auto()
     """The one that counts ended: the first one to be ready."""
     NOBODY = auto()
-    """Nobody listens at the address (told to the connecting side alone)."""
-    REFUSED = auto()
-    """Another one ended: it failed its handshake, or came second. On the binding side it disturbs nobody."""
-    TURNED_AWAY = auto()
-    """Told in place of REFUSED, and before its end: its key is not on the allow-list."""
+    """Nobody listens at the address (reported to the connecting side alone)."""
+    REJECTED = auto()
+    """Another one ended: it failed its handshake, or came second. On the binding side the first one stays."""
+    KEY_REJECTED = auto()
+    """Its key is not on the allow-list. Reported before its end, in place of REJECTED."""
 
 
 class Monitor:
     """Follows the connections of one socket. `next` is asked until it has nothing more.
 
     libzmq names the connection that was made and the one that ended, by its descriptor, but not the one that succeeded
-    in its handshake, nor the one that failed. Who succeeds while others try is known by the first message (`heard`).
+    in its handshake, nor the one that failed. Who succeeds while others try is known by the first message (`identify`).
     What needs no handshake to be refused, as bytes of another protocol, ends without another word: so it is the end of
     a connection that is counted, each once.
     """
@@ -53,8 +53,8 @@ class Monitor:
         """Connections that were made and have not ended."""
         self._peer: int | None = None
         """The one that counts, once it is certain."""
-        self._told = 0
-        """Connections that were TURNED_AWAY and have not ended."""
+        self._keys_rejected = 0
+        """Connections that were KEY_REJECTED and have not ended."""
         self.connected = False
         """A connection was ready once."""
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
@@ -72,10 +72,10 @@ class Monitor:
                     self.connected = True
                     return Change.READY
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                    self._told += 1
-                    return Change.TURNED_AWAY
+                    self._keys_rejected += 1
+                    return Change.KEY_REJECTED
                 case zmq.EVENT_ACCEPT_FAILED:
-                    return Change.REFUSED
+                    return Change.REJECTED
                 case zmq.EVENT_CLOSED:
                     return Change.NOBODY
                 case zmq.EVENT_DISCONNECTED if (change := self._ended(event["value"])) is not None:
@@ -87,24 +87,24 @@ class Monitor:
         last = self.connected and self._peer is None and not self._open
         if descriptor == self._peer or last:
             return Change.LOST
-        if self._told:
-            self._told -= 1
+        if self._keys_rejected:
+            self._keys_rejected -= 1
             return None
-        return Change.REFUSED
+        return Change.REJECTED
 
-    def heard(self, frame: zmq.Frame) -> bool:
-        """The first message came: whoever sent it is the one that counts. False when that connection has ended."""
+    def identify(self, frame: zmq.Frame) -> bool:
+        """The first message came: the connection that it came over counts. False when that has ended."""
         try:
             self._peer = int(frame.get(zmq.SRCFD))
-        except zmq.ZMQError:  # a C library that cannot name a Unix socket's peer (musl): then libzmq does not tell
+        except zmq.ZMQError:  # a C library that cannot name a Unix socket's peer (musl): then libzmq does not report it
             if self._peer is None:
                 self._peer = _NONE
         return self._peer in self._open
 
     def peer_pid(self) -> int | None:
         """Which process is at the other end of a Unix socket (unix(7), SO_PEERCRED): None over TCP and where the
-        system does not tell, or has not told yet; 0 for one that was gone too soon, or that nobody can tell from
-        another one."""
+        system does not report it, or has not yet; 0 for one that was gone too soon, or that cannot be distinguished
+        from another one."""
         if sys.platform != "linux" or self._peer is None:
             return None
         try:

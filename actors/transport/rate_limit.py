@@ -1,4 +1,4 @@
-"""How much a peer may send: token buckets (J. Turner, IEEE Communications Magazine, 1986). Pure: the clock is told."""
+"""Rate limit of a peer: token buckets (J. Turner, IEEE Communications Magazine, 1986). Pure."""
 
 from dataclasses import dataclass
 

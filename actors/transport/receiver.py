@@ -1,24 +1,23 @@
-"""Takes whole messages off a link's socket, and holds each against its bounds before anybody hears it."""
+"""Takes whole messages off a link's socket, and checks each against its bounds before it is delivered."""
 
 from collections.abc import Callable
 
 import zmq
 
-from actors.transport.message import MAX_MESSAGE_BYTES
+from actors.transport.message import MAX_MESSAGE_BYTES, gap
 from actors.transport.rate_limit import PeerBudget, PeerRate
-from actors.transport.rejections import Refusal
-from actors.transport.sequence_number import gap
+from actors.transport.rejections import Rejection
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 
 
-class Unheard(Exception):
-    """Raised by `receive` for a message that nobody is to hear. `ends` says why nothing after it may be heard either;
-    it is empty when the next one may."""
+class MessageRejected(Exception):
+    """Raised by `receive` for a message that is not to be delivered. `ends` is why nothing after it may be delivered
+    either; it is empty when the next one may."""
 
-    def __init__(self, kind: Refusal, ends: str = "") -> None:
+    def __init__(self, kind: Rejection, ends: str = "") -> None:
         super().__init__(ends or kind.value)
         self.kind = kind
         self.ends = ends
@@ -34,7 +33,7 @@ class Receiver:
         clock: Callable[[], float],
         on_first: Callable[[zmq.Frame], None],
     ) -> None:
-        """`on_first` gets the first frame of all, from which libzmq tells who sent it. Without a `rate` there is no
+        """`on_first` gets the first frame of all, from which libzmq knows who sent it. Without a `rate` there is no
         bound to how much may come."""
         self._socket = socket
         self._budget = None if rate is None else PeerBudget(rate)
@@ -45,7 +44,7 @@ class Receiver:
         """Messages that broke a bound."""
 
     def receive(self) -> list[bytes]:
-        """The next message, which must be there. Raises `Unheard`."""
+        """The next message, which must be there. Raises `MessageRejected`."""
         socket = self._socket
         lost = gap(socket.recv(_NOBLOCK) if self._due else self._first(), self._due)
         self._due += 1
@@ -59,14 +58,14 @@ class Receiver:
                 frames.append(frame)
             else:
                 frames.clear()
-        if lost:
-            raise Unheard(Refusal.GAP, lost)  # nothing that came after the gap may be taken for what was to come
+        if lost:  # nothing that came after the gap may be taken for what was to come
+            raise MessageRejected(Rejection.GAP, lost)
         if not frames:
             self.dropped += 1
-            raise Unheard(Refusal.MESSAGE)
+            raise MessageRejected(Rejection.MESSAGE)
         if self._budget is not None and (excess := self._budget.spend(size, self._clock())) is not None:
             # It is not even drained: that could take for ever.
-            raise Unheard(Refusal.FLOOD, f"the peer sent {excess}")
+            raise MessageRejected(Rejection.FLOOD, f"the peer sent {excess}")
         return frames
 
     def _first(self) -> bytes:

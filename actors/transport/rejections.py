@@ -1,12 +1,12 @@
-"""What was refused on the links, by why: counted, so that an operator sees who knocks."""
+"""Rejections on the links, counted by reason."""
 
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
 
-class Refusal(StrEnum):
-    """Why a connection, a message or a peer was refused."""
+class Rejection(StrEnum):
+    """The reason why a connection, a message or a peer was rejected."""
 
     HANDSHAKE = "handshake"
     """What connected does not speak ZeroMQ, not with the keys that are asked for, hung up before it said `Hello`, or
@@ -14,7 +14,7 @@ class Refusal(StrEnum):
     KEY = "key"
     """Its key is not on the allow-list."""
     RATE = "rate"
-    """Too many connections of strangers, from one address or in all."""
+    """Too many pending connections, from one address or in all."""
     FULL = "full"
     """The process has no room for another connection: its descriptors are taken, or kept for itself."""
     SILENT = "silent"
@@ -26,7 +26,7 @@ class Refusal(StrEnum):
     FLOOD = "flood"
     """More messages or bytes a second than any worker has to say."""
     FRAME = "frame"
-    """Bytes that are no frame, or a frame out of its order."""
+    """Bytes that do not decode to a frame, or a frame out of its order."""
     VERSION = "version"
     """A `Hello` of another protocol version."""
     INCARNATION = "incarnation"
@@ -34,19 +34,19 @@ class Refusal(StrEnum):
     MODEL = "model"
     """A `Hello` with another model than the one of that name, or than before."""
     TAKEN = "taken"
-    """A worker of that name is here already, was told to stay away, or comes again too soon."""
+    """A worker of that name is here already, was stopped here, or comes again too soon."""
 
 
-class Refusals:
-    """Counts, one object for a gateway. Whoever refuses something counts it here."""
+class Rejections:
+    """Counts, one object for a gateway. Everything that is rejected is counted here."""
 
     def __init__(self) -> None:
-        self._counts: Counter[Refusal] = Counter()
+        self._counts: Counter[Rejection] = Counter()
 
-    def count(self, why: Refusal) -> None:
+    def count(self, why: Rejection) -> None:
         self._counts[why] += 1
 
     @property
     def total(self) -> Mapping[str, int]:
         """Every reason, also those that have not occurred."""
-        return {why.value: self._counts[why] for why in Refusal}
+        return {why.value: self._counts[why] for why in Rejection}

@@ -35,7 +35,7 @@ class CurveKeys:
 
 
 class LinkSocket:
-    """A ZeroMQ socket that is bound or connected, its monitor, and who answers for whom it admits.
+    """A ZeroMQ socket that is bound or connected, its monitor, and the authentication of its clients.
 
     It has a context (one I/O thread) of its own: no state is shared between peers, and nothing is global.
     """
@@ -81,7 +81,7 @@ class LinkSocket:
 
 
 def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None, bind: bool) -> None:
-    """Set a link's socket up, before it binds or connects. Raises `zmq.ZMQError` for keys that are none."""
+    """Set a link's socket up, before it binds or connects. Raises `zmq.ZMQError` for invalid keys."""
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + (0 if keys is None else CURVE_BYTES))
@@ -104,7 +104,7 @@ def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None
             socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
     if bind:
         try:
-            # Other users' processes are turned away by libzmq, whatever the folder's mode.
+            # Other users' processes are rejected by libzmq, whatever the folder's mode.
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         except zmq.ZMQError:
             pass  # a libzmq or a system without peer credentials: the folder alone keeps them out

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from cli.chaos.http_client import ServerAddress
 from cli.chaos.owned_server import HOST, Launcher, owned_server
 from cli.chaos.workers_watcher import WorkersWatcher

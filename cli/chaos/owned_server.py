@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 
 from actors.process.logs import configure_logging
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.restart_policy import RestartPolicy
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
 from cli.config.model import ChosenModel

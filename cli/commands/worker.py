@@ -1,16 +1,14 @@
 """`baton worker`: runs a worker on this machine for a gateway on another one."""
 
-import functools
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 
 from actors.process.logs import configure_logging
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from actors.transport.endpoint import EndpointError, check_address, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
 from actors.transport.link import CurveKeys
@@ -20,7 +18,7 @@ from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
 from protocol.bounds import MAX_NAME
-from workers.process.remote_agent import Joining, WorkerGaveUp
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 _NEEDED = {
     "join": "the address that the gateway was given as --listen-workers",
@@ -38,15 +36,15 @@ def run_worker(settings: Settings) -> None:
     configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
     sweep()
     try:
-        joining = functools.partial(
-            Joining,
+        agent = RemoteAgent(
             spec.name,
             worker_command(spec),
             settings.join,
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
+            signals=(signal.SIGINT, signal.SIGTERM),
         )
-        anyio.run(keep_joined, joining)
+        anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:
         raise CommandFailed(str(error)) from error
 
@@ -73,24 +71,3 @@ def _check_join(address: str) -> None:
         valid = address.startswith("tcp://")
     if not valid:
         raise CommandFailed(f"--join: write tcp://HOST:PORT, not {address!r}")
-
-
-async def keep_joined(make: Callable[[], Joining]) -> None:
-    """Run a worker until a signal arrives. Raises `WorkerGaveUp`, and `EndpointError` if it cannot connect."""
-    joining = make()
-    gave_up: WorkerGaveUp | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(_stop_on_signals, joining)
-        try:
-            await joining.run()
-        except WorkerGaveUp as error:
-            gave_up = error  # raised below, since the task group would wrap it in an exception group
-        group.cancel_scope.cancel()
-    if gave_up is not None:
-        raise gave_up
-
-
-async def _stop_on_signals(joining: Joining) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            joining.stop()

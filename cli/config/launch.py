@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from actors.supervision.local import CommandLine
 from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
-from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from workers.checkpoints.checkpoint import CheckpointError, same_text
 from workers.process.spec import WorkerSpec

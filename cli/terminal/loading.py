@@ -10,7 +10,7 @@ import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from actors.supervision.worker_process import WorkerState, WorkerStatus
+from actors.supervision.worker import WorkerState, WorkerStatus
 
 SETTLED = {WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED}
 

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from actors.supervision.worker_process import WorkerStatus
+from actors.supervision.worker import WorkerStatus
 from cli.client.server_url import base_url
 from cli.config.settings import Settings
 

@@ -1,5 +1,6 @@
 """Admin endpoints that start operations: drain, restart, reload, hand-over. They do not wait for the end."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -11,15 +12,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
-from gateway.fleet.operations import Busy, Operation, Operations
+from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
+from gateway.fleet.operation import Busy, Operation
 from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_GRACE_S = 86400.0
+ANSWER_S = 10.0
+"""Deadline of the fleet's reply, which it sends at once."""
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -58,8 +63,8 @@ class Successor(Struct, frozen=True, forbid_unknown_fields=True):
 class Admin:
     """Operations on workers. Each method answers one route; an accepted request gets 202 with the operation."""
 
-    def __init__(self, operations: Operations, settings: GatewaySettings) -> None:
-        self._operations = operations
+    def __init__(self, fleet: Ref[FleetMessage], settings: GatewaySettings) -> None:
+        self._fleet = fleet
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -74,41 +79,41 @@ class Admin:
 
     async def operation(self, _: Request) -> Response:
         """`GET /admin/operation`: the latest operation, running or ended."""
-        return _answer(self._operations.latest, 200)
+        return _answer(await self._fleet.ask(LatestOperation, timeout=ANSWER_S), 200)
 
     async def drain(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/drain`."""
         leave = await _body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
-        return self._begin(lambda: self._operations.drain(name, self._grace(leave)), "worker", name)
+        return await self._begin(functools.partial(DrainOne, name, self._grace(leave)), "worker", name)
 
     async def restart(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/restart`."""
         leave = await _body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
-        return self._begin(lambda: self._operations.restart(name, self._grace(leave)), "worker", name)
+        return await self._begin(functools.partial(RestartOne, name, self._grace(leave)), "worker", name)
 
     async def restart_all(self, request: Request) -> Response:
         """`POST /admin/restart`, with `?rolling` so that another worker is ready before one leaves."""
         leave = await _body(request, LeaveAll, self._settings.body_timeout_s)
-        rolling = "rolling" in request.query_params
-        begin = self._operations.replace_all if rolling else self._operations.restart_all
-        return self._begin(lambda: begin(self._grace(leave), leave.model), "model", leave.model)
+        model, grace_s = leave.model, self._grace(leave)
+        if "rolling" in request.query_params:
+            return await self._begin(functools.partial(ReplaceAll, model, grace_s, ""), "model", model)
+        return await self._begin(functools.partial(RestartAll, model, grace_s), "model", model)
 
     async def reload(self, request: Request) -> Response:
         """`POST /admin/reload`."""
         wanted = await _body(request, Reload, self._settings.body_timeout_s)
-        grace_s = self._grace(wanted)
-        return self._begin(
-            lambda: self._operations.replace_all(grace_s, wanted.model, wanted.checkpoint), "model", wanted.model
-        )
+        replace_all = functools.partial(ReplaceAll, wanted.model, self._grace(wanted), wanted.checkpoint)
+        return await self._begin(replace_all, "model", wanted.model)
 
     def _grace(self, leave: Leave) -> float:
         return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s
 
-    def _begin(self, begin: Callable[[], Operation], kind: str, name: str) -> Response:
+    async def _begin(self, message: Callable[[ReplyTo[Operation]], FleetMessage], kind: str, name: str) -> Response:
         try:
-            return _answer(begin(), 202)
+            operation: Operation = await self._fleet.ask(message, timeout=ANSWER_S)
+            return _answer(operation, 202)
         except KeyError as error:
             code = RefusalCode.WORKER_NOT_FOUND if kind == "worker" else RefusalCode.MODEL_NOT_FOUND
             raise RequestError(code, f"there is no {kind} {name[:128]!r}", field=kind) from error

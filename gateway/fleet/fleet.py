@@ -1,257 +1,268 @@
-"""The workers of a gateway: kept alive, watched, and drained or started again when somebody asks."""
+"""The workers of a gateway: the actor that supervises them, and carries out what operators ask for."""
 
-import math
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
 
 import anyio
-import anyio.to_thread
 import structlog
-from anyio.abc import TaskGroup
 
-from actors.process.exit_cause import Origin
-from actors.supervision.policy import Policy
-from actors.supervision.remote_worker import RemoteWorker
-from actors.supervision.supervisor import Supervisor
-from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
-from actors.supervision.worker_process import WorkerProcess
-from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
+from actors.actor import Actor, Ref, ReplyTo, Terminated, Waiting
+from actors.join.request import JoinRequest
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.life import Terms
+from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerChanged, WorkerNotice, WorkerState, WorkerStatus
+from actors.supervision.worker_actor import spawn_worker
+from actors.transport.rejections import Rejection
+from gateway.fleet import messages as msg
+from gateway.fleet import operations
+from gateway.fleet.admission import Objection, differs, objection
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.fleet.member import Member
+from gateway.fleet.operation import MAX_LINES, Busy, Operation, OperationFailed, OperationOutcome
+from gateway.fleet.rolling_restart import release_extras
+from gateway.fleet.steps import Steps
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import Role, WorkerHandle
-from protocol.events import Event
+from gateway.routing.worker_handle import Role
 
-MOVE_S = 5.0
-"""What a worker gets beyond the grace of its drain, for the gateway to take away what it still has."""
-
-RETURN_S = 300.0
-"""How long a restart waits for a remote worker to come back; it is let in later, too."""
-
+SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
 _log = structlog.get_logger("gateway.fleet.fleet")
 
-
-class Member:
-    """One worker of the fleet: its process, and how it was launched. A remote one was not: its machine did."""
-
-    def __init__(self, process: Supervisor, model: str, launch: WorkerLaunch | None) -> None:
-        self.process = process
-        self.model = model
-        self.launch = launch
-        self.running = False
-        """Its supervisor runs; false once it was stopped or given up."""
-        self.checkpoint = ""
-        """What it serves instead of what it was launched with; empty is that."""
-        self.extra_grace_s: float | None = None
-        """Of one that is there only for the time of an operation: how long it may take to finish what it has. It leaves
-        as soon as another worker can take its place."""
-
-    @property
-    def name(self) -> str:
-        return self.process.name
-
-    @property
-    def remote(self) -> bool:
-        """It runs on another machine."""
-        return self.launch is None
-
-    @property
-    def state(self) -> WorkerState:
-        return self.process.status.state
+Script = Callable[[Steps], Coroutine[Any, Any, None]]
 
 
-class Fleet:
-    """Owns the processes. Hears what they say (`WorkerListener`) and passes it on to the router."""
+class Fleet(Actor[msg.FleetMessage]):
+    """Supervises the workers: starts and stops them, lets remote ones join, and runs one operation at a time. The
+    router watches them, too. Its own watchers get `FleetGaveUp`."""
 
     def __init__(
         self,
         router: Router,
+        routes: Ref[WorkerNotice],
+        launches: Sequence[WorkerLaunch],
         *,
         on_status: Callable[[WorkerStatus], None] | None = None,
-        policy: Policy | None = None,
+        policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        self.gave_up = anyio.Event()
-        """Every worker was given up: nothing is left to serve with."""
+        """`routes` is the router's own ref. `on_status` is called with each change of a worker. Raises `ValueError` for
+        a name twice."""
+        names = [launch.name for launch in launches]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two workers have one name: {', '.join(sorted(names))}")
+        self.members: dict[str, Member] = {}
         self._router = router
+        self._routes = routes
+        self._launches = launches
         self._on_status = on_status
-        self._policy = policy
-        self._deadlines = deadlines
-        self.refusals = router.refusals
-        self._members: dict[str, Member] = {}
-        self._group: TaskGroup | None = None
-        self._changed = anyio.Event()
+        self._terms = Terms(policy, deadlines or Deadlines(), router.rejections)
+        self._latest: Operation | None = None
+        self._operating = anyio.CancelScope()
+        self._operable = True
         self._stopping = False
+        self._waiting = Waiting()
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members.values())
+    def started(self) -> None:
+        for launch in self._launches:
+            self._add(launch)
 
-    def __getitem__(self, name: str) -> Member:
-        """Raises `KeyError`."""
-        return self._members[name]
+    def handle(self, message: msg.FleetMessage) -> None:
+        """See `FleetMessage`."""
+        match message:
+            case WorkerChanged(status):
+                self._changed(status)
+            case JoinRequest():
+                self._join(message)
+            case msg.LatestOperation(answer):
+                answer.send(self._latest)
+            case msg.DrainOne() | msg.RestartOne() | msg.RestartAll() | msg.ReplaceAll():
+                self._begin(message)
+            case msg.EndOperations():
+                self._operable = False
+                self._operating.cancel()
+            case msg.AwaitSettled(reply):
+                self._waiting.add(reply, self._unserved)
+            case msg.StopAll(ended):
+                self._stop(ended)
+            case msg.AddExtra(launch, checkpoint, grace_s, added):
+                added.send(self._add(launch, checkpoint, grace_s))
+            case msg.UseCommand(worker, command, checkpoint):
+                self.members[worker] = replace(self.members[worker], command=command, checkpoint=checkpoint)
+            case msg.RemoveWorker(worker):
+                self.members.pop(worker).worker.ref.stop()
+                self._router.remove(worker)
+            case msg.Relieve(worker, by, relieved):
+                self._waiting.add(relieved, functools.partial(self._relieved, worker, by))
+            case msg.OperationReport(line, outcome):
+                self._report(line, outcome)
+            case Terminated():
+                pass  # a worker's own failure: it was logged, and its last status says that it does not run
+        self._waiting.settle()
 
-    def add(self, launch: WorkerLaunch) -> Member:
-        """Another worker; it starts now, or with the fleet. Raises `ValueError` for a name twice."""
-        process = WorkerProcess(
-            launch.name,
-            launch.command,
-            self,
-            policy=self._policy,
-            deadlines=self._deadlines,
-            refusals=self.refusals,
-        )
-        self._router.add(process, launch.name, launch.model, Role.STANDBY if launch.standby else Role.ACTIVE)
-        member = self._members[launch.name] = Member(process, launch.model, launch)
-        self._start(member)
+    # Workers.
+
+    def _add(self, launch: WorkerLaunch, checkpoint: str = "", extra_grace_s: float | None = None) -> Member:
+        def command(endpoint: str, incarnation: int) -> Sequence[str]:
+            """The current command of the member."""
+            command = self.members[launch.name].command
+            assert command is not None, "it was launched here"
+            return command(endpoint, incarnation)
+
+        worker = spawn_worker(self.context, launch.name, self._terms, command)
+        member = Member(worker, launch.model, launch, launch.command, checkpoint, extra_grace_s)
+        self._take_in(member, Role.STANDBY if launch.standby else Role.ACTIVE)
         return member
 
-    def find(self, name: str) -> Member | None:
-        return self._members.get(name)
+    def _take_in(self, member: Member, role: Role) -> None:
+        self._router.add(member.worker, member.name, member.model, role)
+        self.members[member.name] = member
+        member.worker.ref.watch(self._routes)  # first: it is notified of a loss before all others
+        member.worker.ref.watch(self.context.ref, WorkerChanged)
+        if not self._stopping:
+            member.worker.ref.tell(StartWorker())
 
-    def remote(self, name: str, model: str) -> RemoteWorker:
-        """The worker of another machine that has this name; a new one when there is none. Raises `ValueError` when the
-        name is that of a worker of this machine."""
-        member = self._members.get(name)
-        if member is None:
-            process = RemoteWorker(name, self, deadlines=self._deadlines, refusals=self.refusals)
-            self._router.add(process, name, model)
-            member = self._members[name] = Member(process, model, None)
-            self._start(member)
-            return process
-        if not isinstance(member.process, RemoteWorker):
-            raise ValueError(f"worker {name!r} is not a remote one")
-        return member.process
-
-    async def run(self) -> None:
-        """Keep the workers alive until this is cancelled, which kills them; ask them to `stop` before."""
-        async with anyio.create_task_group() as self._group:
-            for member in self:
-                self._start(member)
-            await anyio.sleep_forever()
-
-    async def stop(self, within_s: float) -> None:
-        """Stop every worker for good, and wait for their ends. None starts any more."""
-        self._stopping = True
-        for member in self:
-            member.process.stop_nowait()
-        with anyio.move_on_after(within_s):
-            await self.until(lambda: not any(member.running for member in self))
-
-    def reasons(self) -> list[str]:
-        """Why each worker that was given up was."""
-        return [
-            f"worker {member.name}: {member.process.status.reason}"
-            for member in self
-            if member.state is WorkerState.GIVEN_UP
-        ]
-
-    # What operators ask for, one worker at a time.
-
-    async def drain(self, member: Member, grace_s: float) -> None:
-        """Let a worker finish what it has within the grace, move the rest elsewhere, and stop it for good."""
-        incarnation = member.process.status.incarnation
-        if member.running:
-            member.process.drain_nowait(grace_s + MOVE_S)
-            await self._empty(member, incarnation, grace_s)
-        await self.until(lambda: not member.running)
-
-    async def renew(self, member: Member, grace_s: float) -> None:
-        """As `drain`, but the worker starts again; also one that was stopped or given up. Waits until it takes
-        requests, or is given up."""
-        incarnation = member.process.status.incarnation
-        if member.running:
-            member.process.restart_nowait(grace_s + MOVE_S)
-            await self._empty(member, incarnation, grace_s)
-        else:
-            self._start(member)
-        with anyio.move_on_after(RETURN_S if member.remote else math.inf):
-            await self.until(lambda: _settled(member, incarnation))
-
-    async def dismiss(self, member: Member, grace_s: float) -> None:
-        """Let a remote worker finish what it has within the grace, and go. It may come again."""
-        incarnation = member.process.status.incarnation
-        member.process.restart_nowait(grace_s + MOVE_S)
-        await self._empty(member, incarnation, grace_s)
-        await self.until(lambda: _gone(member, incarnation))
-
-    async def remove(self, member: Member, grace_s: float) -> None:
-        """As `drain`, and forget it."""
-        await self.drain(member, grace_s)
-        del self._members[member.name]
-        self._router.remove(member.name)
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something holds that depends on what the workers say or on which of them run."""
-        while not true():
-            await self._changed.wait()
-
-    async def command(self, member: Member, name: str, checkpoint: str) -> CommandLine:
-        """How that worker, or one like it of another name, is started to serve what it serves now or another
-        checkpoint. Raises `LaunchRefused`."""
-        if member.launch is None or not isinstance(member.process, WorkerProcess):
-            raise LaunchRefused(f"{member.name} is started on its own machine")
-        if not checkpoint and name == member.name:
-            return member.process.command
-        if member.launch.like is None:
-            raise LaunchRefused(f"there is no other way to start {member.name}")
-        return await anyio.to_thread.run_sync(member.launch.like, name, checkpoint or member.checkpoint)
-
-    def seat(self, member: Member) -> WorkerHandle:
-        """What the router knows of it."""
-        return self._router.pool[member.name]
-
-    async def _empty(self, member: Member, incarnation: int, grace_s: float) -> None:
-        """Until that incarnation has nothing more. What it still has after the grace goes on elsewhere."""
-        with anyio.move_on_after(grace_s):
-            await self.until(lambda: _gone(member, incarnation))
-        if not _gone(member, incarnation):
-            self._router.migrate(member.name)
-
-    def _start(self, member: Member) -> None:
-        if self._stopping or self._group is None:
+    def _join(self, request: JoinRequest) -> None:
+        """Let a remote worker join as the one that its key names, or decline in words and count it."""
+        name, hello = request.name, request.hello
+        against = objection(self.members, name, hello)
+        if self._stopping:
+            against = Objection(Rejection.TAKEN, "the gateway is shutting down")
+        if against is not None:
+            _log.warning("worker_declined", worker=name, address=request.address, reason=against.why)
+            self._router.rejections.count(against.kind)
+            request.decline(against.why)
             return
-        member.running = True
-        self._group.start_soon(self._keep, member)
+        if name not in self.members:
+            worker = spawn_worker(self.context, name, replace(self._terms, policy=None))
+            self._take_in(Member(worker, hello.model), Role.ACTIVE)
+        if (other := differs(self.members, name, hello)) is not None:
+            _log.warning("worker_unlike", worker=name, other=other, model=hello.model)
+        request.hand_to(self.members[name].worker.ref)
 
-    async def _keep(self, member: Member) -> None:
-        try:
-            await member.process.run()
-        finally:
-            member.running = False
-            self._notify()
-        if member.state is WorkerState.GIVEN_UP:
-            left = sum(other.state is not WorkerState.GIVEN_UP for other in self)
+    def _changed(self, status: WorkerStatus) -> None:
+        if status.state is WorkerState.GIVEN_UP:
+            left = sum(member.status.state is not WorkerState.GIVEN_UP for member in self.members.values())
             if left:
-                _log.error("worker_is_out", worker=member.name, left=left, reason=member.process.status.reason)
-            else:  # whoever sees it end says why
-                self.gave_up.set()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    # What the workers say (`WorkerListener`).
-
-    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A step, a beat, an end or a failure."""
-        self._router.worker_event(worker, incarnation, event)
-
-    def worker_changed(self, status: WorkerStatus) -> None:
-        """The router hears of it first, then who waits here, then whoever started the gateway."""
-        self._router.worker_changed(status)
-        self._notify()
+                _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
+            else:  # the watchers log the reasons
+                self.context.notify(msg.FleetGaveUp(self._reasons()))
+        self._waiting.settle()
         if self._on_status is not None:
             self._on_status(status)
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        """An incarnation is gone."""
-        self._router.worker_lost(worker, incarnation, reason, origin)
+    def _reasons(self) -> tuple[str, ...]:
+        """The reason of each worker that was given up."""
+        return tuple(
+            f"worker {member.name}: {member.status.reason}"
+            for member in self.members.values()
+            if member.status.state is WorkerState.GIVEN_UP
+        )
+
+    def _stop(self, ended: ReplyTo[bool]) -> None:
+        self._stopping, self._operable = True, False
+        self._operating.cancel()
+        for member in self.members.values():
+            member.worker.ref.tell(StopWorker(), urgent=True)
+        self._waiting.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
+
+    # Operations.
+
+    def _begin(self, message: msg.OperationStart) -> None:
+        latest = self._latest
+        try:
+            name, script = self._script(message)
+        except KeyError as error:
+            message.reply.fail(error)
+            return
+        if not self._operable:
+            message.reply.fail(Busy("the gateway is about to end"))
+        elif latest is not None and latest.outcome is OperationOutcome.RUNNING:
+            message.reply.fail(Busy(f"{latest.name} is under way"))
+        else:
+            self._latest = Operation(1 if latest is None else latest.number + 1, name)
+            self._operating = anyio.CancelScope()
+            steps = Steps(self.members, self.context.ref, self._terms.deadlines, message.grace_s)
+            self.context.start_soon(self._operate, script, steps)
+            message.reply.send(self._latest)
+
+    def _script(self, message: msg.OperationStart) -> tuple[str, Script]:
+        """Its name, and what it does. Raises `KeyError` for a worker or a model that there is not."""
+        members, pool = self.members, self._router.pool
+        match message:
+            case msg.DrainOne(worker):
+                return f"drain {worker}", functools.partial(operations.drain_one, member=members[worker])
+            case msg.RestartOne(worker):
+                return f"restart {worker}", functools.partial(operations.restart_all, members=[members[worker]])
+        if message.model and not pool.of(message.model):
+            raise KeyError(message.model)
+        whose = message.model or "all"
+        if isinstance(message, msg.RestartAll):
+            chosen = [each for each in members.values() if message.model in ("", each.model)]
+            return f"restart of {whose}", functools.partial(operations.restart_all, members=chosen)
+        models, checkpoint = [message.model] if message.model else pool.models(), message.checkpoint
+        name = f"reload {whose} from {checkpoint}" if checkpoint else f"rolling restart of {whose}"
+        return name, functools.partial(operations.replace_all, pool=pool, models=models, checkpoint=checkpoint)
+
+    async def _operate(self, script: Script, steps: Steps) -> None:
+        """A task of the fleet. What it does is in its messages, and so is how it ended."""
+        with self._operating:
+            outcome, line = OperationOutcome.DONE, ""
+            try:
+                try:
+                    await script(steps)
+                finally:
+                    await release_extras(steps, self._router.pool)
+            except (OperationFailed, LaunchRefused) as error:
+                outcome, line = OperationOutcome.FAILED, str(error)
+            except Exception as error:  # noqa: BLE001  a bug ends this operation, not the gateway
+                _log.error("operation_failed", exc_info=error)
+                outcome, line = OperationOutcome.FAILED, f"internal error: {type(error).__name__}: {error}"
+            self.context.ref.tell(msg.OperationReport(line, outcome), urgent=True)
+
+    def _report(self, line: str, outcome: OperationOutcome) -> None:
+        latest = self._latest
+        assert latest is not None, "only operations report"
+        if line:
+            _log.info("operation", number=latest.number, operation=latest.name, did=line)
+        lines = (*latest.lines, line) if line and len(latest.lines) < MAX_LINES else latest.lines
+        self._latest = replace(latest, lines=lines, outcome=outcome)
+
+    # What others wait for, until the state of the workers allows an answer.
+
+    def _unserved(self) -> str | None:
+        own = [member for member in self.members.values() if not member.remote]
+        if not all(member.status.incarnation and member.status.state in SETTLED for member in own):
+            return None
+        if {each.model for each in own} == {each.model for each in own if each.status.state is WorkerState.READY}:
+            return ""
+        return "; ".join(self._reasons()) or "the workers were stopped"
+
+    def _relieved(self, worker: str, by: frozenset[str] | None) -> bool | None:
+        """Return whether a worker is a standby now; it changes places with a ready one. None while one may become
+        ready."""
+        pool, member = self._router.pool, self.members[worker]
+        handle = pool[worker]
+        if handle.role is Role.STANDBY:
+            return True
+        standbys = [
+            each
+            for each in self.members.values()
+            if each.model == member.model
+            and pool[each.name].role is Role.STANDBY
+            and (each.extra_grace_s is None if by is None else each.name in by)
+        ]
+        ready = [each for each in standbys if pool[each.name].ready]
+        if not ready and any(map(_comes, standbys if by is None else [self.members[name] for name in by])):
+            return None
+        if not ready and (by is not None or member.status.running or not standbys):
+            return False
+        pool.swap(handle, pool[(ready or standbys)[0].name])
+        return True
 
 
-def _gone(member: Member, incarnation: int) -> bool:
-    """That incarnation's process takes no more part: another one follows, or none."""
-    status = member.process.status
-    return status.incarnation != incarnation or status.pid is None
-
-
-def _settled(member: Member, incarnation: int) -> bool:
-    """A later incarnation takes requests, or there will be none."""
-    status = member.process.status
-    return not member.running or (status.incarnation > incarnation and status.state is WorkerState.READY)
+def _comes(member: Member) -> bool:
+    """True if it will become ready. A remote worker that is not connected may never be."""
+    return member.status.running and (not member.remote or member.status.pid is not None)

@@ -1,14 +1,14 @@
-"""What another gateway needs in order to take this one's place without a client's noticing."""
+"""Hand-over to another gateway, which takes this one's place without clients noticing."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 
 import anyio
 import structlog
 from msgspec import Struct
 
+from actors.actor import Ref
 from actors.transport.endpoint import LocalEndpoint
 from gateway.http.conventions import Application
 from gateway.http.listener import Listener
@@ -20,7 +20,7 @@ RETRY_S = 1.0
 """Until connections are accepted again where the process has no descriptor left for one."""
 
 GIVEN_S = 15.0
-"""In which who got the socket must have taken over: only then is it given to another one."""
+"""Time in which the process that got the socket must have taken over; then it may be given to another one."""
 
 _log = structlog.get_logger("gateway.fleet.hand_over")
 
@@ -35,10 +35,15 @@ class Offer(Struct, frozen=True):
 
     pid: int
     listener: str
-    """Whoever connects gets the listening socket itself: what waits in its queue is nobody's, and no connection is ever
-    refused."""
+    """A process that connects gets the listening socket itself, with the connections that wait in its queue: none is
+    ever refused."""
     http: str
     """The gateway's interface, for what only it has: the streams that it keeps for clients which come back."""
+
+
+class SuccessorListens(Struct, frozen=True):
+    """Tells the gateway that another one accepts from its socket: it takes no more connections, and ends when nothing
+    is left."""
 
 
 class HandOver:
@@ -47,9 +52,8 @@ class HandOver:
     The socket is given to one successor: of two that share a port neither would know what the other keeps for clients.
     """
 
-    def __init__(self, listener: Listener, leave: Callable[[], None], *, given_s: float = GIVEN_S) -> None:
-        self.leave = leave
-        """Tells the gateway that another one listens: it takes no more connections, and ends when nothing is left."""
+    def __init__(self, listener: Listener, gateway: Ref[SuccessorListens], *, given_s: float = GIVEN_S) -> None:
+        self._gateway = gateway
         self._listener = listener
         self._offered = anyio.Event()
         self._ends: list[LocalEndpoint] = []
@@ -60,8 +64,12 @@ class HandOver:
 
     @property
     def given(self) -> bool:
-        """Somebody has the socket, and is about to take over."""
+        """Another process has the socket, and is about to take over."""
         return anyio.current_time() < self._given_until
+
+    def leave(self) -> None:
+        """The successor has taken over."""
+        self._gateway.tell(SuccessorListens(), urgent=True)
 
     def offer(self) -> Offer:
         """Raises `AlreadyGiven`; `EndpointError` when no folder can hold the sockets, and `OSError` when the system
@@ -107,7 +115,7 @@ class HandOver:
         self._ends.clear()
 
     async def _give(self, giver: Listener) -> None:
-        """Give the socket to whoever connects. Who asks for it and dies must not take this gateway along."""
+        """Give the socket to the process that connects. One that asks for it and dies must not end this gateway."""
         loop = asyncio.get_running_loop()
         while True:
             try:

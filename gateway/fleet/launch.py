@@ -1,10 +1,9 @@
-"""How a worker is started: what the gateway is told by whoever knows what a worker is."""
+"""The launch of a worker, as the gateway's caller describes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-CommandLine = Callable[[str, int], Sequence[str]]
-"""`command(endpoint, incarnation)` is an argument vector."""
+from actors.supervision.local import CommandLine
 
 
 class LaunchRefused(Exception):

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from actors.transport.acceptor import Acceptor
 from gateway.errors import RequestError
+from gateway.http.acceptor import Acceptor
 from gateway.http.conventions import ErrorRenderer
 from protocol.errors import ErrorCode
 
@@ -71,7 +71,7 @@ class Listener(Acceptor):
         """True for a connection that was accepted beyond `max_connections`."""
         return any(connection.fileno() == descriptor for connection in self._spare)
 
-    def turn_away(self, connection: socket.socket) -> None:
+    def reject(self, connection: socket.socket) -> None:
         """Reject a connection with a response, whether a request has arrived or not."""
         with suppress(OSError):
             connection.setblocking(False)

@@ -3,16 +3,25 @@
 import asyncio
 from collections.abc import Iterator
 
+from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
-from actors.supervision.worker import Worker, WorkerState, WorkerStatus
-from actors.transport.rejections import Refusals
+from actors.supervision.worker import (
+    GraceEnded,
+    IncarnationLost,
+    WorkerChanged,
+    WorkerEvent,
+    WorkerNotice,
+    WorkerStatus,
+)
+from actors.supervision.worker_actor import WorkerRef
+from actors.transport.rejections import Rejections
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.generation.delta import StopReason
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed
 from gateway.routing.circuit_breaker import Breaker
-from gateway.routing.failure import Cause, SequenceFailure
+from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement import Placement
 from gateway.routing.request_group import RequestGroup
@@ -29,11 +38,11 @@ DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
 
 
-class Router:
+class Router(Actor[WorkerNotice | Terminated]):
     """Admits requests, and delivers to each sequence what its worker reports. Synchronous, on one event loop.
 
-    It listens to the workers (`WorkerListener`). A sequence is released exactly once: at its terminal event, when no
-    worker can continue it, or when its client cancels it, whichever comes first.
+    It watches the workers: their notices are its messages. A sequence is released exactly once: at its terminal event,
+    when no worker can continue it, or when its client cancels it, whichever comes first.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -43,14 +52,14 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self.pool = WorkerPool(self._clock)
-        self.refusals = Refusals()
+        self.rejections = Rejections()
         """What the links to the workers refused."""
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
-        self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.refusals.total)
+        self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.rejections.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail)
 
-    def add(self, worker: Worker, name: str, model: str, role: Role = Role.ACTIVE) -> None:
+    def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
         self.pool.add(WorkerHandle(worker, name, model, self.metrics, role))
 
@@ -109,7 +118,7 @@ class Router:
             sequence.cancel()
 
     def _expire(self, group: RequestGroup) -> None:
-        failure = SequenceFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
+        failure = RequestFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
         for sequence in self._detach(group):
             self._end_badly(sequence, failure)
 
@@ -125,10 +134,26 @@ class Router:
             self._placement.remove(sequence)
         return sequences
 
-    # Events of workers (`WorkerListener`).
+    # Notices of workers.
+
+    def handle(self, message: WorkerNotice | Terminated) -> None:
+        """Takes effect at once: what is lost goes to other workers before this returns."""
+        match message:
+            case WorkerEvent(worker, incarnation, event):
+                self.worker_event(worker, incarnation, event)
+            case WorkerChanged(status):
+                self.worker_changed(status)
+            case IncarnationLost():
+                self.worker_lost(message)
+            case GraceEnded(worker, incarnation):
+                if incarnation == self.pool[worker].incarnation:
+                    self.migrate(worker)
+            case Terminated(worker):
+                if self.pool.find(worker) is not None:  # its supervision has failed
+                    self.migrate(worker)
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """A step, a beat, an end or a failure."""
+        """Handle a step, a heartbeat, an end or a failure of a sequence."""
         handle = self.pool[worker]
         if incarnation != handle.incarnation:
             return
@@ -159,15 +184,14 @@ class Router:
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
+    def worker_lost(self, lost: IncarnationLost) -> None:
         """An incarnation is gone; what it held goes on elsewhere."""
-        handle = self.pool[worker]
-        if incarnation == handle.incarnation:
-            cause = Cause.KILLED if origin is Origin.OUTSIDE else Cause.DIED
-            if handle.status.state in (WorkerState.STOPPED, WorkerState.DRAINING):
-                cause = Cause.LEFT
+        handle = self.pool[lost.worker]
+        if lost.incarnation == handle.incarnation:
+            cause = Cause.KILLED if lost.origin is Origin.OUTSIDE else Cause.DIED
             handle.forget()
-            self._placement.lose(handle, cause, f"worker {worker} was lost: {reason}")
+            reason = f"worker {lost.worker} was lost: {lost.reason}"
+            self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)
 
     def migrate(self, worker: str) -> None:
         """Take every live sequence off a worker, which gets nothing more until its next incarnation. They go on with
@@ -184,7 +208,7 @@ class Router:
         if not sequence.push(event):
             text = f"the worker sent more than the {sequence.limit} tokens asked for"
             handle.cancel([sequence])
-            self._fail(sequence, SequenceFailure(ErrorCode.INTERNAL, text))
+            self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, text))
             return None
         if sequence.cause is not None:
             self._resumed(handle, sequence, now)
@@ -213,7 +237,7 @@ class Router:
         if sequence is None:
             return
         if event.reason == "cancelled":
-            self._fail(sequence, SequenceFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
+            self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
         observed = handle.observed
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
@@ -247,13 +271,13 @@ class Router:
             case ErrorCode.OVERLOADED if placement.redirect(sequence):
                 pass
             case _:
-                self._fail(sequence, SequenceFailure(event.code, event.text, event.field))
+                self._fail(sequence, RequestFailure(event.code, event.text, event.field))
 
-    def _fail(self, sequence: LiveSequence, failure: SequenceFailure) -> None:
+    def _fail(self, sequence: LiveSequence, failure: RequestFailure) -> None:
         self._placement.remove(sequence)
         self._end_badly(sequence, failure)
 
-    def _end_badly(self, sequence: LiveSequence, failure: SequenceFailure) -> None:
+    def _end_badly(self, sequence: LiveSequence, failure: RequestFailure) -> None:
         self._placement.settle(sequence, str(failure.code))
         self._observed(sequence).ended(str(failure.code)).inc()
         sequence.fail(failure)
@@ -279,7 +303,7 @@ class Router:
         """End all live sequences with an error."""
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in reversed(self._placement.live()):
-            self._fail(sequence, SequenceFailure(ErrorCode.DRAINING, text))
+            self._fail(sequence, RequestFailure(ErrorCode.DRAINING, text))
 
     # State that others read.
 

@@ -5,7 +5,8 @@ from asyncio import TimerHandle
 from collections.abc import Iterable
 from enum import StrEnum
 
-from actors.supervision.worker import Worker, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker_actor import WorkerRef
 from gateway.body_budget import HeldBody
 from gateway.metrics import Metrics, Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker, Circuit
@@ -34,7 +35,7 @@ class Role(StrEnum):
 class WorkerHandle:
     """The handle of one worker. `live` has its sequences by number, in the order in which the worker got them."""
 
-    def __init__(self, worker: Worker, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
+    def __init__(self, worker: WorkerRef, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
         self.worker = worker
         self.name = name
         self.model = model
@@ -127,7 +128,7 @@ class WorkerHandle:
             return
         incarnation, step = failure
         if step is None:
-            self.worker.pardon_nowait(incarnation)
+            self.worker.exempt_nowait(incarnation)
         else:
             self.breaker.exempt(failure)
 

@@ -1,60 +1,76 @@
-"""An actor for tests: it counts what it is told, fails and blocks on demand, and writes down its life."""
+"""An actor for tests: it counts, answers at once or later, fails on demand, and writes down its life."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
-from actors.actor import Actor, Ref, Terminated
-from actors.supervision.policy import RestartPolicy
+from actors.actor import Actor, ReplyTo
 
-AT_ONCE = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
+
+@dataclass(frozen=True)
+class Add:
+    number: int
+    reply: ReplyTo[int] | None = None
 
 
 @dataclass(frozen=True)
 class Fail:
     text: str
+    reply: ReplyTo[int] | None = None
 
 
 @dataclass(frozen=True)
-class Block:
-    """Handled for as long as the event is not set."""
+class AnswerAt:
+    """Answered when the count has reached this."""
 
-    until: anyio.Event
+    count: int
+    reply: ReplyTo[int]
 
 
 @dataclass(frozen=True)
-class Watch:
-    ref: Ref[Any]
+class Notify:
+    notice: Any
+    urgent: bool = False
 
 
 class Counter(Actor[Any]):
-    """Counts what it is told, fails on demand, and writes down its life."""
+    """Writes into `diary` what happens to it, and each message that it has no other use for."""
 
-    def __init__(self, diary: list[str]) -> None:
-        self.diary = diary
+    def __init__(self, diary: list[str] | None = None) -> None:
+        self.diary = [] if diary is None else diary
         self.count = 0
+        self.later: list[AnswerAt] = []
+        self.hold = anyio.Event()
+        self.hold.set()
 
-    async def started(self) -> None:
+    def started(self) -> None:
         self.diary.append("started")
 
-    async def handle(self, message: Any) -> Any:
+    def handle(self, message: Any) -> None:
         match message:
+            case Add(number, reply):
+                self.count += number
+                if reply is not None:
+                    reply.send(self.count)
             case Fail(text):
                 raise LookupError(text)
-            case Block(until):
-                self.diary.append("blocked")
-                await until.wait()
-            case Watch(ref):
-                self.context.watch(ref)
-            case "stop":
-                self.context.stop()
-            case int():
-                self.count += message
-        return self.count
+            case AnswerAt():
+                self.later.append(message)
+            case Notify(notice, urgent):
+                self.context.notify(notice, urgent=urgent)
+            case _:
+                self.diary.append(str(message))
+        for each in self.later:
+            if self.count >= each.count:
+                each.reply.send(self.count)
 
-    async def terminated(self, notice: Terminated) -> None:
-        self.diary.append(f"{notice.actor}: {notice.reason}")
+    def restarted(self, error: Exception) -> None:
+        self.diary.append(f"restarted: {error}")
+        if str(error) == "for good":
+            raise ValueError("cannot begin anew")
+        self.count = 0
 
-    async def stopped(self, failure: Exception | None) -> None:
-        self.diary.append(f"stopped: {failure}")
+    async def stopped(self) -> None:
+        await self.hold.wait()
+        self.diary.append("stopped")

@@ -1,137 +1,134 @@
-"""The mailbox: its bounds at their edges, its order, and cancelled readers."""
+"""The mailbox and its dispatcher: bounds at their edges, order, and turns."""
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.mailbox import Mailbox, MailboxClosed, MailboxFull
+from actors.mailbox import CAPACITY, RESERVE, TURN, Dispatcher, Mailbox, MailboxFull
 
 pytestmark = pytest.mark.anyio
 
 
-def test_the_bound_and_the_reserve() -> None:
-    box: Mailbox[int] = Mailbox(capacity=2, reserve=1)
-    box.post_nowait(1)
-    box.post_nowait(2)
-    with pytest.raises(MailboxFull, match="2 messages"):
-        box.post_nowait(3)
-    box.post_nowait(4, urgent=True)
-    with pytest.raises(MailboxFull, match="3 messages"):
-        box.post_nowait(5, urgent=True)
-    box.post_promised(6)
-    assert [box.receive_nowait() for _ in range(4)] == [1, 2, 4, 6]
-    with pytest.raises(LookupError):
-        box.receive_nowait()
+def opened(dispatcher: Dispatcher, handle: Callable[[int], None]) -> Mailbox[int]:
+    box: Mailbox[int] = Mailbox(dispatcher, handle)
+    box.open()
+    return box
 
 
-@pytest.mark.parametrize(("capacity", "reserve", "field"), [(0, 0, "capacity"), (1, -1, "reserve")])
-def test_bounds_that_make_no_sense(capacity: int, reserve: int, field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        Mailbox(capacity, reserve)
+async def test_the_bound_and_the_reserve() -> None:
+    handled: list[int] = []
+    box: Mailbox[int] = Mailbox(Dispatcher(), handled.append)
+    for number in range(CAPACITY):
+        box.post(number)
+    with pytest.raises(MailboxFull, match=f"{CAPACITY} messages"):
+        box.post(-1)
+    for number in range(RESERVE):
+        box.post(CAPACITY + number, urgent=True)
+    with pytest.raises(MailboxFull, match=f"{CAPACITY + RESERVE} messages"):
+        box.post(-1, urgent=True)
+    box.post_reserved(CAPACITY + RESERVE)
+    assert handled == [], "nothing is delivered before it is opened"
+    box.open()
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert handled == list(range(CAPACITY + RESERVE + 1)), "what is urgent overtakes nothing"
 
 
-def test_a_closed_mailbox_takes_nothing_and_gives_what_it_has() -> None:
-    box: Mailbox[int] = Mailbox()
-    box.post_nowait(1)
-    box.close()
-    box.close()
-    with pytest.raises(MailboxClosed):
-        box.post_nowait(2)
-    box.post_promised(3)
-    assert len(box) == 1
-    assert box.receive_nowait() == 1
-    with pytest.raises(MailboxClosed):
-        box.receive_nowait()
+async def test_a_post_is_handled_before_it_returns() -> None:
+    handled: list[int] = []
+    box = opened(Dispatcher(), handled.append)
+    box.post(1)
+    assert handled == [1]
 
 
-def test_clear_gives_back_what_waited() -> None:
-    box: Mailbox[int] = Mailbox()
-    box.post_nowait(1)
-    box.post_nowait(2)
-    assert box.clear() == [1, 2]
-    assert len(box) == 0
+async def test_a_handler_is_never_run_inside_another() -> None:
+    dispatcher = Dispatcher()
+    steps: list[str] = []
+
+    def first(message: int) -> None:
+        steps.append(f"first {message}")
+        if message < 3:
+            second_box.post(message)
+            first_box.post(message + 1)
+        steps.append("returned")
+
+    first_box = opened(dispatcher, first)
+    second_box = opened(dispatcher, lambda message: steps.append(f"second {message}"))
+    first_box.post(1)
+    turns = ["first 1", "returned", "second 1", "first 2", "returned", "second 2", "first 3", "returned"]
+    assert steps == turns, "mailboxes take turns"
 
 
-async def test_a_waiting_reader_is_woken_by_a_post_and_by_a_close() -> None:
-    box: Mailbox[str] = Mailbox()
-    heard: list[str] = []
+async def test_much_to_do_lets_other_callbacks_run() -> None:
+    dispatcher = Dispatcher()
+    handled: list[int] = []
 
-    async def read() -> None:
-        heard.append(await box.receive())
-        with pytest.raises(MailboxClosed):
-            await box.receive()
-        heard.append("closed")
+    def again(message: int) -> None:
+        handled.append(message)
+        if message < 3 * TURN:
+            box.post(message + 1)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(read)
-        await anyio.wait_all_tasks_blocked()
-        box.post_nowait("one")
-        await anyio.wait_all_tasks_blocked()
-        assert heard == ["one"]
-        box.close()
-    assert heard == ["one", "closed"]
-
-
-async def test_a_cancelled_receive_takes_nothing() -> None:
-    box: Mailbox[str] = Mailbox()
-    scope = anyio.CancelScope()
-
-    async def read() -> None:
-        with scope:
-            await box.receive()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(read)
-        await anyio.wait_all_tasks_blocked()
-        box.post_nowait("kept")
-        scope.cancel()
-    assert box.clear() in (["kept"], [])
-    async with anyio.create_task_group() as group:
-        scope = anyio.CancelScope()
-        group.start_soon(read)
-        await anyio.wait_all_tasks_blocked()
-        scope.cancel()
-    box.post_nowait("next")
-    assert await box.receive() == "next"
+    box = opened(dispatcher, again)
+    box.post(1)
+    assert len(handled) == TURN
+    box.post(0)
+    assert len(handled) == TURN, "what is posted meanwhile waits its turn"
+    await asyncio.sleep(0)
+    assert handled[TURN : TURN + 2] == [TURN + 1, 0]
+    assert len(handled) == 2 * TURN
 
 
-STEPS = st.lists(st.sampled_from(["post", "urgent", "promised", "receive", "close"]), max_size=60)
+async def test_what_was_cleared_is_not_delivered() -> None:
+    handled: list[int] = []
+
+    def clearing(message: int) -> None:
+        handled.append(message)
+        box.clear()
+
+    dispatcher = Dispatcher()
+    box = Mailbox[int](dispatcher, clearing)
+    box.post(1)
+    box.post(2)
+    box.open()
+    box.post(3)
+    assert handled == [1, 3]
 
 
-@given(capacity=st.integers(1, 4), reserve=st.integers(0, 3), steps=STEPS)
-def test_it_behaves_as_a_bounded_queue(capacity: int, reserve: int, steps: list[str]) -> None:
-    box: Mailbox[int] = Mailbox(capacity, reserve)
-    model: deque[int] = deque()
-    closed = False
-    for number, step in enumerate(steps):
-        if step == "close":
-            box.close()
-            closed = True
-        elif step == "receive":
-            try:
-                assert box.receive_nowait() == model.popleft()
-            except MailboxClosed:
-                assert closed
-                assert not model
-            except LookupError:
-                assert not closed
-                assert not model
-        elif step == "promised":
-            box.post_promised(number)
-            if not closed:
-                model.append(number)
+STEPS = st.lists(st.sampled_from(["post", "urgent", "reserved", "take", "take 100"]), max_size=60)
+
+
+@given(steps=STEPS, waiting=st.integers(CAPACITY - 3, CAPACITY + RESERVE))
+def test_it_behaves_as_a_bounded_queue(steps: list[str], waiting: int) -> None:
+    handled: list[int] = []
+    with asyncio.Runner() as runner:
+        dispatcher = runner.run(_made())
+    box: Mailbox[int] = Mailbox(dispatcher, handled.append)
+    model: deque[int] = deque(range(waiting))
+    for number in model:
+        box.post_reserved(number)
+    taken: list[int] = []
+    for number, step in enumerate(steps, waiting):
+        if step.startswith("take"):
+            for _ in range(min(len(model) - 1, int(step[5:] or 1))):
+                taken.append(model.popleft())
+                assert box.deliver() == bool(model)
+        elif step == "reserved":
+            box.post_reserved(number)
+            model.append(number)
         else:
-            limit = capacity + (reserve if step == "urgent" else 0)
+            urgent = step == "urgent"
             try:
-                box.post_nowait(number, urgent=step == "urgent")
-                assert not closed
-                assert len(model) < limit
+                box.post(number, urgent)
+                assert len(model) < CAPACITY + (RESERVE if urgent else 0)
                 model.append(number)
             except MailboxFull:
-                assert len(model) >= limit
-            except MailboxClosed:
-                assert closed
-        assert len(box) == len(model)
+                assert len(model) >= CAPACITY + (RESERVE if urgent else 0)
+        assert handled == taken
+
+
+async def _made() -> Dispatcher:
+    return Dispatcher()

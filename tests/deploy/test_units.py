@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from cli.config.settings import JOINING, Settings, of_panels
 from cli.config.sources import CONFIG_VARIABLE, load
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from actors.process.exit_cause import Origin
-from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.supervision.worker import (
+    IncarnationLost,
+    WorkerChanged,
+    WorkerEvent,
+    WorkerState,
+    WorkerStatus,
+    WorkerUnavailable,
+)
+from actors.supervision.worker_actor import WorkerRef
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from protocol.commands import Cancel, Command, Submit
@@ -31,9 +39,11 @@ DIGEST = "0123456789abcdef0123"
 ONE_TOKEN = Usage(3, 1)
 
 
-class FakeWorker:
-    """Implements `actors.supervision.worker_process.Worker`. `sent` has every message that the gateway posted,
-    whole."""
+class FakeWorker(WorkerRef):
+    """`sent` has every message that the gateway posted, whole."""
+
+    name: str = ""
+    status: WorkerStatus = None  # type: ignore[assignment]  # attributes here, which the tests set
 
     def __init__(self, name: str = "w0", *, model: str = "tiny", slots: int = 4, context: int = 128) -> None:
         hello = Hello(1, name, 1, 4242, model, "scripted", "none", slots, context, DIGEST)
@@ -53,7 +63,7 @@ class FakeWorker:
         self.name = name
         self.model = model
         self.sent: list[list[Command]] = []
-        self.pardoned: list[int] = []
+        self.exempted: list[int] = []
         self.full = False
         self.arrived = asyncio.Event()
         self._router: Router | None = None
@@ -69,8 +79,8 @@ class FakeWorker:
         self.sent.append(list(commands))
         self.arrived.set()
 
-    def pardon_nowait(self, incarnation: int) -> None:
-        self.pardoned.append(incarnation)
+    def exempt_nowait(self, incarnation: int) -> None:
+        self.exempted.append(incarnation)
 
     @property
     def submits(self) -> list[Submit]:
@@ -96,7 +106,7 @@ class FakeWorker:
     def change(self, **changes: Any) -> None:
         """Change the status, and notify the gateway."""
         self.status = replace(self.status, **changes)
-        self.router.worker_changed(self.status)
+        self.router.handle(WorkerChanged(self.status))
 
     @property
     def router(self) -> Router:
@@ -106,7 +116,7 @@ class FakeWorker:
 
     def say(self, event: Event, incarnation: int | None = None) -> None:
         now = self.status.incarnation if incarnation is None else incarnation
-        self.router.worker_event(self.name, now, event)
+        self.router.handle(WorkerEvent(self.name, now, event))
 
     def token(self, stream: int, text: str, *tokens: int) -> None:
         self.say(Step((Delta(stream, tokens or (len(text),), text),), self.status.gauges))
@@ -132,8 +142,8 @@ class FakeWorker:
         self.reach(reached)
         incarnation = self.status.incarnation
         self.status = replace(self.status, state=WorkerState.BACKOFF, pid=None)
-        self.router.worker_lost(self.name, incarnation, "killed by signal 9", origin)
-        self.router.worker_changed(self.status)
+        self.router.handle(IncarnationLost(self.name, incarnation, "killed by signal 9", origin))
+        self.router.handle(WorkerChanged(self.status))
 
     def come_back(self) -> None:
         incarnation = self.status.incarnation + 1

@@ -10,13 +10,16 @@ import anyio
 import httpx
 import msgspec
 
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.supervisor import Supervisor
-from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.local import CommandLine
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerState, WorkerStatus
+from actors.supervision.worker_actor import WorkerRef
+from actors.system import ActorSystem
 from gateway.app import create_app
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.launch import CommandLine, LaunchRefused, WorkerLaunch
-from gateway.fleet.operations import Operations
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.fleet.messages import LatestOperation, StopAll
 from gateway.http.server import listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -91,8 +94,8 @@ class Real:
     client: httpx.AsyncClient
 
     @property
-    def processes(self) -> list[Supervisor]:
-        return [member.process for member in self.fleet]
+    def workers(self) -> list[WorkerRef]:
+        return [member.worker for member in self.fleet.members.values()]
 
     async def until(self, true: Callable[[], bool], act: Callable[[], None] = lambda: None) -> None:
         """Until this holds, or has held at an event of a worker, however short; `act` is done at that very moment. The
@@ -113,11 +116,11 @@ class Real:
 
     async def ready(self, *names: str) -> None:
         """Until every worker, or those named, take requests."""
-        wanted = [process for process in self.processes if not names or process.name in names]
-        await self.until(lambda: all(process.status.state is WorkerState.READY for process in wanted))
+        wanted = [worker for worker in self.workers if not names or worker.name in names]
+        await self.until(lambda: all(worker.status.state is WorkerState.READY for worker in wanted))
 
     def status(self, index: int = 0) -> WorkerStatus:
-        return self.processes[index].status
+        return self.workers[index].status
 
 
 @asynccontextmanager
@@ -127,32 +130,23 @@ async def real_gateway(
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     router = WatchedRouter(chosen)
-    fleet = Fleet(router, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
-    for each in launches:
-        fleet.add(each)
-    operations = Operations(fleet, router.pool)
     listener = listen(chosen)
     port = listener.getsockname()[1]
     shutdown = anyio.Event()
-    app = create_app(router, chosen, operations)
-    ended = anyio.Event()
-
-    async def run_server() -> None:
-        await serve(app, chosen, shutdown=shutdown, listener=listener)
-        ended.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(fleet.run)
-        group.start_soon(operations.run)
-        group.start_soon(run_server)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-            served = Real(port, router, fleet, client)
-            await served.ready(*ready)
-            yield served
-        await fleet.stop(30)
-        shutdown.set()
-        await ended.wait()
-        group.cancel_scope.cancel()
+    async with ActorSystem() as system:
+        routes = system.spawn("router", router)
+        fleet = Fleet(router, routes, launches, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
+        ref = system.spawn("fleet", fleet)
+        await ref.ask(LatestOperation, timeout=30)  # it has started
+        app = create_app(router, chosen, ref)
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+                served = Real(port, router, fleet, client)
+                await served.ready(*ready)
+                yield served
+            await ref.ask(StopAll, timeout=30)
+            shutdown.set()
 
 
 async def gather(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:

@@ -16,8 +16,9 @@ import httpx
 import pytest
 import structlog
 
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
@@ -126,7 +127,7 @@ async def test_a_terminal_that_closes_does_not_end_a_gateway_under_nohup() -> No
 
 
 async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() -> None:
-    suspending = Deadlines(suspended=600, hang=600, beat=600)
+    suspending = Deadlines(suspended=600, hang=600, heartbeat=600)
     async with daemon(launch("w0", rate=100), deadlines=suspending, shutdown_grace_s=600) as (watched, client):
         body = LONG | {"max_tokens": 60}
         async with client.stream("POST", "/v1/completions", json=body) as response:

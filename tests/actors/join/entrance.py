@@ -1,4 +1,4 @@
-"""A door on a free port for tests, and those who come to it over real TCP."""
+"""A join listener on a free port for tests, and peers that connect to it over real TCP."""
 
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -8,14 +8,15 @@ from typing import Any
 
 import anyio
 
-from actors.join.address import listen_at
-from actors.join.listener import Door, DoorLimits
-from actors.join.request import Arrival
+from actors.actor import Actor
+from actors.join.listener import JoinLimits, JoinListener
+from actors.join.request import JoinRequest
+from actors.system import ActorSystem
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import KeyPair, make_key
 from actors.transport.link import CurveKeys, Link
 from actors.transport.rate_limit import PeerRate
-from actors.transport.rejections import Refusals
+from actors.transport.rejections import Rejections
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Welcome
@@ -25,35 +26,41 @@ HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=0, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
 
-GENEROUS = DoorLimits(attempts_per_s=1000.0, attempts_at_once=1000.0, waiting_each=1000)
+GENEROUS = JoinLimits(attempts_per_s=1000.0, attempts_at_once=1000.0, pending_each=1000)
 
 WAIT_S = 60.0
 
 
-class Entrance:
-    """A door on a free port, and what came of it."""
+class Entrance(Actor[JoinRequest]):
+    """A join listener on a free port, and what came of it. It takes every link over, as a worker's actor would."""
 
-    def __init__(self, folder: Path, limits: DoorLimits, rate: PeerRate | None) -> None:
+    def __init__(self, folder: Path, limits: JoinLimits, rate: PeerRate | None, system: ActorSystem) -> None:
         self.server = make_key(folder / "server")
         self.worker = make_key(folder / "worker")
         self.listed = AllowList(folder)
         self.listed.add("far", self.worker.public_text)
-        self.refusals = Refusals()
-        self.arrivals: list[Arrival] = []
-        self.heard: list[list[bytes]] = []
+        self.rejections = Rejections()
+        self.requests: list[JoinRequest] = []
+        self.answers: list[Callable[[JoinRequest], None]] = []
+        """What is done with the next requests, instead."""
+        self.received: list[list[bytes]] = []
         self.lost: list[str] = []
-        self.door = Door(self.server, self.listed, self.came, self.refusals, limits, rate)
-        self.listener = listen_at("127.0.0.1", 0)
+        recipient = system.spawn("entrance", self)
+        self.join = JoinListener(self.server, self.listed, recipient, self.rejections, limits, rate)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
 
-    def came(self, arrival: Arrival) -> None:
-        """Take it over, as a supervisor would."""
-        self.arrivals.append(arrival)
-        arrival.link.hand_over(self.heard.append, self.lost.append)
-        arrival.link.send_nowait([encode(Welcome(1))])
+    def handle(self, message: JoinRequest) -> None:
+        if self.answers:
+            self.answers.pop(0)(message)
+            return
+        self.requests.append(message)
+        message.link.hand_over(self.received.append, self.lost.append)
+        message.link.send_nowait([encode(Welcome(1))])
 
-    def refused(self) -> dict[str, int]:
-        return {why: count for why, count in self.refusals.total.items() if count}
+    def rejected(self) -> dict[str, int]:
+        return {why: count for why, count in self.rejections.total.items() if count}
 
     async def until(self, true: Callable[[], bool]) -> None:
         with anyio.fail_after(WAIT_S):
@@ -80,33 +87,35 @@ class Client:
     """A worker's end."""
 
     def __init__(self, address: str, keys: CurveKeys | None) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.lost: list[str] = []
         self.link = Link.connect(
-            address, lambda frames: self.heard.extend(map(decode_command, frames)), on_lost=self.lost.append, keys=keys
+            address,
+            lambda frames: self.received.extend(map(decode_command, frames)),
+            on_lost=self.lost.append,
+            keys=keys,
         )
 
 
 @asynccontextmanager
 async def entrance(
-    folder: Path, limits: DoorLimits = GENEROUS, rate: PeerRate | None = None
+    folder: Path, limits: JoinLimits = GENEROUS, rate: PeerRate | None = None
 ) -> AsyncIterator[Entrance]:
-    made = Entrance(folder, limits, rate)
-    async with anyio.create_task_group() as group:
-        group.start_soon(made.door.run, made.listener)
+    async with ActorSystem() as system:
+        made = Entrance(folder, limits, rate, system)
+        system.start_soon(made.join.run, made.listener)
         try:
             yield made
         finally:
-            for arrival in made.arrivals:
-                arrival.link.close(0)
-            group.cancel_scope.cancel()
+            for request in made.requests:
+                request.link.close(0)
 
 
 @asynccontextmanager
-async def guest(door: Entrance, *frames: bytes) -> AsyncIterator[Client]:
-    """One who is on the list, and says `Hello`."""
-    before = len(door.arrivals)
+async def joined(door: Entrance, *frames: bytes) -> AsyncIterator[Client]:
+    """A worker that is on the list, and says `Hello`."""
+    before = len(door.requests)
     async with door.connected(door.keys()) as client:
         await client.link.send([encode(HELLO)])
-        await door.until(lambda: len(door.arrivals) > before and bool(client.heard))
+        await door.until(lambda: len(door.requests) > before and bool(client.received))
         yield client

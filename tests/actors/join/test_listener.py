@@ -1,70 +1,89 @@
-"""The door, over real TCP: who gets in, who does not, and why."""
+"""The join listener, over real TCP: which peers may join, which may not, and why."""
 
 import asyncio
 import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from actors.system import ActorSystem
 from actors.transport.keys import KeyPair, make_key
 from protocol.bounds import MAX_FRAME_BYTES
 from protocol.codec import encode
 from protocol.commands import Cancel, Welcome
 from protocol.events import Gauges, Heartbeat
-from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entrance, guest
+from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entrance, joined
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_one_on_the_list_gets_a_link_of_its_own(tmp_path: Path) -> None:
-    async with entrance(tmp_path) as door, guest(door) as client:
-        (arrival,) = door.arrivals
-        assert (arrival.name, arrival.hello) == ("far", HELLO)
-        assert arrival.address.startswith("127.0.0.1:")
-        assert client.heard == [Welcome(1)]
+async def test_a_listed_worker_gets_a_link_of_its_own(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, joined(door) as client:
+        (request,) = door.requests
+        assert (request.name, request.hello) == ("far", HELLO)
+        assert request.address.startswith("127.0.0.1:")
+        assert client.received == [Welcome(1)]
         big = b"x" * MAX_FRAME_BYTES
         await client.link.send([big, b"y"])
-        arrival.link.send_nowait([encode(Cancel(number)) for number in range(100)])
-        await door.until(lambda: bool(door.heard) and len(client.heard) == 101)
-        assert door.heard == [[big, b"y"]]
+        request.link.send_nowait([encode(Cancel(number)) for number in range(100)])
+        await door.until(lambda: bool(door.received) and len(client.received) == 101)
+        assert door.received == [[big, b"y"]]
         client.link._socket.send_multipart([b"\0" * 8, bytes(MAX_FRAME_BYTES + 1)])
         await door.until(lambda: bool(door.lost))
-        assert len(door.heard) == 1
+        assert len(door.received) == 1
         client.link.close()
         await door.until(lambda: bool(door.lost))
-        assert door.refused() == {}
+        assert door.rejected() == {}
 
 
-async def test_a_door_that_was_shut_before_it_opened_stays_shut(tmp_path: Path) -> None:
-    made = Entrance(tmp_path, GENEROUS, None)
-    async with anyio.create_task_group() as group:
-        group.start_soon(made.door.run, made.listener)
-        made.door.shut()
+async def test_a_listener_that_was_shut_before_it_opened_stays_shut(tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        made = Entrance(tmp_path, GENEROUS, None, system)
+        system.start_soon(made.join.run, made.listener)
+        made.join.shut()
         await made.until(lambda: made.listener.fileno() < 0)
         with pytest.raises(ConnectionRefusedError):
             made.dial()
-        group.cancel_scope.cancel()
 
 
-async def test_what_the_gateway_closes_is_closed_for_the_worker(tmp_path: Path) -> None:
-    async with entrance(tmp_path) as door, guest(door) as client:
-        door.arrivals[0].link.close()
+async def test_shutting_declines_pending_peers(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
+        await door.until(lambda: len(door.join._connections) == 1)
+        door.join.shut()
+        await client.link.send([encode(HELLO)])
+        await door.until(lambda: bool(client.lost))
+        assert client.received == [Welcome(0, "the gateway is shutting down")]
+        assert (door.rejected(), door.requests) == ({"taken": 1}, [])
+
+
+async def test_a_request_that_the_recipient_does_not_take_is_declined(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
+        await door.until(lambda: len(door.join._connections) == 1)
+        door.context.ref.stop()
+        await door.context.ref.wait_stopped()
+        await client.link.send([encode(HELLO)])
+        await door.until(lambda: bool(client.lost))
+        assert client.received == [Welcome(0, "the gateway has no room for another join request: come again")]
+
+
+async def test_closing_the_link_ends_the_connection_of_the_worker(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, joined(door) as client:
+        door.requests[0].link.close()
         await door.until(lambda: bool(client.lost))
 
 
 async def test_a_refusal_arrives(tmp_path: Path) -> None:
-    async with entrance(tmp_path) as door, guest(door) as client:
-        door.arrivals[0].decline("not today")
+    async with entrance(tmp_path) as door, joined(door) as client:
+        door.requests[0].decline("not today")
         await door.until(lambda: bool(client.lost))
-        assert client.heard[-1] == Welcome(0, "not today")
+        assert client.received[-1] == Welcome(0, "not today")
 
 
 @pytest.mark.parametrize("wrong", ["key", "server", "plain", "another mechanism"])
-async def test_who_has_not_the_keys_never_says_a_word(tmp_path: Path, wrong: str) -> None:
+async def test_a_peer_without_the_keys_is_rejected_before_its_first_frame(tmp_path: Path, wrong: str) -> None:
     async with entrance(tmp_path) as door:
         stranger = KeyPair(b"\x07" * 32)
         keys = {"key": door.keys(stranger), "server": door.keys(server=stranger.public), "plain": None}
@@ -74,53 +93,53 @@ async def test_who_has_not_the_keys_never_says_a_word(tmp_path: Path, wrong: str
             peer.setsockopt_string(zmq.PLAIN_USERNAME, "far")
             peer.setsockopt_string(zmq.PLAIN_PASSWORD, "secret")
             peer.connect(f"tcp://127.0.0.1:{door.port}")
-            await door.until(lambda: bool(door.refused()))
+            await door.until(lambda: bool(door.rejected()))
             peer.close(0)
             context.term()
         else:
             async with door.connected(keys[wrong]) as client:
                 with contextlib.suppress(Exception):
                     client.link.send_nowait([encode(HELLO)])
-                await door.until(lambda: bool(door.refused()) and bool(client.lost))
-        assert set(door.refused()) == {"key" if wrong == "key" else "handshake"}
-        assert door.arrivals == []
+                await door.until(lambda: bool(door.rejected()) and bool(client.lost))
+        assert set(door.rejected()) == {"key" if wrong == "key" else "handshake"}
+        assert door.requests == []
 
 
-async def test_the_list_is_read_for_each_and_who_is_taken_off_is_cut_off(tmp_path: Path) -> None:
+async def test_the_list_is_read_for_each_connection_and_removed_keys_are_disconnected(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
         door.listed.add("new", new.public_text)
-        async with guest(door), door.connected(door.keys(new)) as client:
+        async with joined(door), door.connected(door.keys(new)) as client:
             await client.link.send([encode(HELLO)])
-            await door.until(lambda: len(door.arrivals) == 2)
-            assert [arrival.name for arrival in door.arrivals] == ["far", "new"]
+            await door.until(lambda: len(door.requests) == 2)
+            assert [each.name for each in door.requests] == ["far", "new"]
             door.listed.remove("new")
             await door.until(lambda: bool(client.lost))
-            assert not door.arrivals[0].link.closed
+            assert not door.requests[0].link.closed
             door.listed.remove("far")
             await door.until(lambda: len(door.lost) == 2)
             async with door.connected(door.keys()) as late:
                 await door.until(lambda: bool(late.lost))
-        assert set(door.refused()) == {"key"}
+        assert set(door.rejected()) == {"key"}
 
 
-async def test_who_is_listed_under_another_name_comes_again_under_that(tmp_path: Path) -> None:
-    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door, guest(door) as client:
+async def test_a_renamed_key_joins_again_under_its_new_name(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door, joined(door) as client:
         door.listed.remove("far")
         door.listed.add("near", door.worker.public_text)
         await door.until(lambda: bool(client.lost))
-        async with guest(door):
-            assert [arrival.name for arrival in door.arrivals] == ["far", "near"]
+        async with joined(door):
+            assert [each.name for each in door.requests] == ["far", "near"]
 
 
-async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_path: Path) -> None:
+async def test_an_invalid_file_rejects_its_worker_alone_and_is_logged_once(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
         door.listed.add("new", new.public_text)
         with capture_logs() as told:
-            async with guest(door) as near, door.connected(door.keys(new)) as client:
+            async with joined(door) as near, door.connected(door.keys(new)) as client:
                 await client.link.send([encode(HELLO)])
-                await door.until(lambda: len(door.arrivals) == 2)
+                await door.until(lambda: len(door.requests) == 2)
                 file = tmp_path / "workers" / "new.pub"
                 file.write_text(new.public_text[:10])
                 await door.until(lambda: bool(client.lost))
@@ -129,14 +148,14 @@ async def test_a_spoiled_file_locks_out_its_worker_alone_and_is_told_once(tmp_pa
                 file.write_text(new.public_text)
                 async with door.connected(door.keys(new)) as mended:
                     await mended.link.send([encode(HELLO)])
-                    await door.until(lambda: len(door.arrivals) == 3)
+                    await door.until(lambda: len(door.requests) == 3)
                 assert near.lost == []
-        assert door.refused() == {"key": 1}
+        assert door.rejected() == {"key": 1}
         (line,) = [each for each in told if each["event"] == "allow_list_refused"]
         assert line["problem"] == "new.pub: a key has 64 hexadecimal digits"
 
 
-async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
+async def test_replayed_bytes_are_rejected(tmp_path: Path) -> None:
     """All that one connection of a true worker said, said again."""
     async with entrance(tmp_path) as door:
         recorded = bytearray()
@@ -161,15 +180,15 @@ async def test_recorded_bytes_are_worth_nothing(tmp_path: Path) -> None:
         async with tap:
             client = Client(f"tcp://127.0.0.1:{tap.sockets[0].getsockname()[1]}", door.keys())
             await client.link.send([encode(HELLO)])
-            await door.until(lambda: bool(client.heard))
+            await door.until(lambda: bool(client.received))
             client.link.close()
             await door.until(lambda: bool(door.lost))
         assert len(recorded) > 400
         with door.dial() as again:
             again.sendall(recorded)
-            await door.until(lambda: bool(door.refused()))
-        assert len(door.arrivals) == 1
-        assert set(door.refused()) == {"handshake"}
+            await door.until(lambda: bool(door.rejected()))
+        assert len(door.requests) == 1
+        assert set(door.rejected()) == {"handshake"}
 
 
 @pytest.mark.parametrize(
@@ -188,4 +207,4 @@ async def test_a_first_message_that_is_no_hello_is_refused(tmp_path: Path, frame
     async with entrance(tmp_path) as door, door.connected(door.keys()) as client:
         await client.link.send(frames)
         await door.until(lambda: bool(client.lost))
-        assert (door.refused(), door.arrivals) == ({reason: 1}, [])
+        assert (door.rejected(), door.requests) == ({reason: 1}, [])

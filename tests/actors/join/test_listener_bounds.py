@@ -1,4 +1,4 @@
-"""What strangers and guests may cost at the door, at the edge; and that nobody else notices."""
+"""What pending peers and joined workers may cost, at the edge; and that others are not disturbed."""
 
 import asyncio
 import contextlib
@@ -12,116 +12,116 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.join.listener import DoorLimits
+from actors.join.listener import JoinLimits
 from actors.transport.rate_limit import PeerRate
 from protocol.codec import encode
-from tests.actors.join.entrance import GENEROUS, HELLO, WAIT_S, entrance, guest
+from tests.actors.join.entrance import GENEROUS, HELLO, WAIT_S, entrance, joined
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_message_that_does_not_end_ends_the_connection(tmp_path: Path) -> None:
-    async with entrance(tmp_path, replace(GENEROUS, unheard_bytes=1 << 20)) as door:
-        async with guest(door) as client:
+    async with entrance(tmp_path, replace(GENEROUS, incomplete_bytes=1 << 20)) as door:
+        async with joined(door) as client:
 
             async def pass_on(count: int) -> None:
                 await client.link.send([bytes(1 << 18), bytes(1 << 18)])
-                await door.until(lambda: len(door.heard) == count)
+                await door.until(lambda: len(door.received) == count)
 
             for count in range(1, 5):
                 await pass_on(count)
             await client.link.send([bytes(1 << 19)] * 4)
             await door.until(lambda: bool(client.lost))
-        assert len(door.heard) == 4
-        assert door.refused() == {"message": 1}
+        assert len(door.received) == 4
+        assert door.rejected() == {"message": 1}
 
 
-async def test_who_says_nothing_is_let_go_in_time(tmp_path: Path) -> None:
+async def test_a_silent_connection_is_closed_in_time(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, hello_s=0.05)) as door:
         with door.dial() as silent, door.dial() as slow:
             slow.sendall(b"\xff\0\0\0\0\0\0\0\1")
             async with door.connected(door.keys()) as shy:
                 await door.until(lambda: bool(shy.lost))
             await anyio.to_thread.run_sync(lambda: [each.recv(1 << 16) for each in (silent, slow)])
-            await door.until(lambda: door.refused().get("silent") == 3)
-        assert door.arrivals == []
+            await door.until(lambda: door.rejected().get("silent") == 3)
+        assert door.requests == []
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-async def test_who_hangs_up_before_its_hello_is_counted(tmp_path: Path, reset: bool) -> None:
+async def test_a_connection_that_ends_before_its_hello_is_counted(tmp_path: Path, reset: bool) -> None:
     async with entrance(tmp_path) as door:
-        with door.dial() as stranger:
-            stranger.sendall(b"\xff")
+        with door.dial() as peer:
+            peer.sendall(b"\xff")
             if reset:
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        await door.until(lambda: door.refused() == {"handshake": 1})
-        assert door.arrivals == []
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await door.until(lambda: door.rejected() == {"handshake": 1})
+        assert door.requests == []
 
 
-async def test_strangers_are_bounded_in_number_and_rate(tmp_path: Path) -> None:
-    async with entrance(tmp_path, replace(GENEROUS, waiting=3)) as door:
+async def test_pending_peers_are_bounded_in_number_and_rate(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, pending=3)) as door:
         dialled = [door.dial() for _ in range(3)]
-        await door.until(lambda: len(door.door._guests) == 3)
-        assert door.refused() == {}
+        await door.until(lambda: len(door.join._connections) == 3)
+        assert door.rejected() == {}
         dialled.append(door.dial())
-        await door.until(lambda: door.refused() == {"rate": 1})
+        await door.until(lambda: door.rejected() == {"rate": 1})
         for each in dialled:
             each.close()
     (tmp_path / "1").mkdir()
-    async with entrance(tmp_path / "1", replace(GENEROUS, waiting_each=2)) as door:
+    async with entrance(tmp_path / "1", replace(GENEROUS, pending_each=2)) as door:
         dialled = [door.dial() for _ in range(2)]
-        await door.until(lambda: len(door.door._guests) == 2)
+        await door.until(lambda: len(door.join._connections) == 2)
         with door.dial():
-            await door.until(lambda: door.refused() == {"rate": 1})
+            await door.until(lambda: door.rejected() == {"rate": 1})
         with door.dial("127.0.0.2"):
-            await door.until(lambda: len(door.door._guests) == 3)
+            await door.until(lambda: len(door.join._connections) == 3)
         dialled.pop().close()
-        await door.until(lambda: len(door.door._guests) == 1)
-        async with guest(door), guest(door):  # those who said who they are count no more
+        await door.until(lambda: len(door.join._connections) == 1)
+        async with joined(door), joined(door):  # those who said who they are count no more
             pass
         for each in dialled:
             each.close()
     (tmp_path / "2").mkdir()
-    slow = DoorLimits(attempts_per_s=0.001, attempts_at_once=2.0)
-    async with entrance(tmp_path / "2", slow) as door, guest(door), guest(door):
-        assert door.refused() == {}
+    slow = JoinLimits(attempts_per_s=0.001, attempts_at_once=2.0)
+    async with entrance(tmp_path / "2", slow) as door, joined(door), joined(door):
+        assert door.rejected() == {}
         with door.dial() as third:
-            await door.until(lambda: door.refused() == {"rate": 1})
+            await door.until(lambda: door.rejected() == {"rate": 1})
             assert third.recv(1 << 16) == b""
 
 
-async def test_guests_are_bounded_in_number(tmp_path: Path) -> None:
-    async with entrance(tmp_path, replace(GENEROUS, guests=2)) as door, guest(door), guest(door):
+async def test_connections_are_bounded_in_number(tmp_path: Path) -> None:
+    async with entrance(tmp_path, replace(GENEROUS, connections=2)) as door, joined(door), joined(door):
         with door.dial() as third:
-            await door.until(lambda: door.refused() == {"full": 1})
+            await door.until(lambda: door.rejected() == {"full": 1})
             assert third.recv(1 << 16) == b""
 
 
-async def test_a_flood_costs_the_one_who_floods(tmp_path: Path) -> None:
+async def test_a_flood_ends_the_link_of_its_sender(tmp_path: Path) -> None:
     rate = PeerRate(messages_per_s=0.001, messages_at_once=10.0)
-    async with entrance(tmp_path, rate=rate) as door, guest(door) as calm, guest(door) as wild:
+    async with entrance(tmp_path, rate=rate) as door, joined(door) as calm, joined(door) as wild:
         for number in range(9):  # with its Hello, as many as are allowed at once
             await wild.link.send([b"%d" % number])
-        await door.until(lambda: len(door.heard) == 9)
-        assert (door.refused(), wild.lost) == ({}, [])
+        await door.until(lambda: len(door.received) == 9)
+        assert (door.rejected(), wild.lost) == ({}, [])
         await wild.link.send([b"too much"])
         await door.until(lambda: bool(door.lost))
         assert door.lost == ["the peer sent more than 0.001 messages a second"]
-        assert door.refused() == {"flood": 1}
+        assert door.rejected() == {"flood": 1}
         await calm.link.send([b"still here"])
-        await door.until(lambda: door.heard[-1] == [b"still here"])
-        assert len(door.heard) == 10
+        await door.until(lambda: door.received[-1] == [b"still here"])
+        assert len(door.received) == 10
 
 
-async def test_too_many_bytes_before_the_hello_are_a_refusal(tmp_path: Path) -> None:
+async def test_too_many_bytes_before_the_hello_are_rejected(tmp_path: Path) -> None:
     async with entrance(tmp_path, replace(GENEROUS, opening_bytes=2048)) as door:
-        async with guest(door):
-            assert door.refused() == {}
+        async with joined(door):
+            assert door.rejected() == {}
         async with door.connected(door.keys()) as client:
             await client.link.send([encode(HELLO), bytes(4096)])
             await door.until(lambda: bool(client.lost))
-        assert set(door.refused()) <= {"handshake", "frame"}
-        assert len(door.arrivals) == 1
+        assert set(door.rejected()) <= {"handshake", "frame"}
+        assert len(door.requests) == 1
 
 
 GARBAGE = st.one_of(
@@ -132,23 +132,23 @@ GARBAGE = st.one_of(
 )
 
 
-async def test_garbage_is_turned_away_and_disturbs_no_guest(tmp_path: Path) -> None:
-    """Whatever bytes, whole or half, with the connection left open or not: a guest's messages all arrive."""
-    async with entrance(tmp_path, replace(GENEROUS, waiting=1000)) as door, guest(door) as client:
-        door.door._limits = replace(door.door._limits, hello_s=0.5)  # of those who come from now on
+async def test_garbage_is_rejected_and_disturbs_no_worker(tmp_path: Path) -> None:
+    """Whatever bytes, whole or half, with the connection left open or not: a joined worker's messages all arrive."""
+    async with entrance(tmp_path, replace(GENEROUS, pending=1000)) as door, joined(door) as client:
+        door.join._limits = replace(door.join._limits, hello_s=0.5)  # of those who come from now on
         loop = asyncio.get_running_loop()
         said = 0
         left: list[socket.socket] = []
 
         async def try_it(garbage: bytes, hang_up: bool) -> None:
             nonlocal said
-            stranger = door.dial()
+            peer = door.dial()
             with contextlib.suppress(OSError):  # hung up on already
-                stranger.sendall(garbage)
-            stranger.close() if hang_up else left.append(stranger)
+                peer.sendall(garbage)
+            peer.close() if hang_up else left.append(peer)
             said += 1
             await client.link.send([b"%d" % said])
-            await door.until(lambda: len(door.heard) == said)
+            await door.until(lambda: len(door.received) == said)
 
         @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(garbage=GARBAGE, hang_up=st.booleans())
@@ -156,10 +156,10 @@ async def test_garbage_is_turned_away_and_disturbs_no_guest(tmp_path: Path) -> N
             asyncio.run_coroutine_threadsafe(try_it(garbage, hang_up), loop).result(WAIT_S)
 
         await anyio.to_thread.run_sync(every)
-        await door.until(lambda: len(door.door._guests) == 1)  # all the others are gone, also those who hung on
+        await door.until(lambda: len(door.join._connections) == 1)  # all the others are gone, also those who hung on
         for each in left:
             each.close()
-        assert (len(door.arrivals), door.lost) == (1, [])
-        assert door.heard == [[b"%d" % number] for number in range(1, said + 1)]
-        assert set(door.refused()) <= {"handshake", "silent"}
-        assert door.refused()
+        assert (len(door.requests), door.lost) == (1, [])
+        assert door.received == [[b"%d" % number] for number in range(1, said + 1)]
+        assert set(door.rejected()) <= {"handshake", "silent"}
+        assert door.rejected()

@@ -1,27 +1,27 @@
-"""How many strangers may wait, and how often one may come: with a clock that is told."""
+"""How many peers may be pending, and how often one may connect: with times that are passed in."""
 
 import pytest
 
-from actors.join.pending_peers import MAX_SOURCES, StrangerLimits, Strangers, source_of
+from actors.join.pending_peers import MAX_SOURCES, PendingLimits, PendingPeers, source_of
 
-PATIENT = StrangerLimits(attempts_per_s=1.0, attempts_at_once=1e6, waiting=3, waiting_each=2)
+PATIENT = PendingLimits(attempts_per_s=1.0, attempts_at_once=1e6, pending=3, pending_each=2)
 
 
 def test_one_source_leaves_places_to_others() -> None:
-    strangers = Strangers(PATIENT)
-    assert [strangers.admit("a", 0.0) for _ in range(3)] == [True, True, False]
-    assert [strangers.admit("b", 0.0) for _ in range(2)] == [True, False]
-    strangers.release("a")
-    assert [strangers.admit("b", 0.0), strangers.admit("a", 0.0)] == [True, False]
+    peers = PendingPeers(PATIENT)
+    assert [peers.admit("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert [peers.admit("b", 0.0) for _ in range(2)] == [True, False]
+    peers.release("a")
+    assert [peers.admit("b", 0.0), peers.admit("a", 0.0)] == [True, False]
 
 
 def test_one_source_comes_only_so_often() -> None:
-    strangers = Strangers(StrangerLimits(attempts_per_s=0.5, attempts_at_once=2.0))
+    peers = PendingPeers(PendingLimits(attempts_per_s=0.5, attempts_at_once=2.0))
 
     def come(source: str, now: float) -> bool:
-        admitted = strangers.admit(source, now)
+        admitted = peers.admit(source, now)
         if admitted:
-            strangers.release(source)
+            peers.release(source)
         return admitted
 
     assert [come("a", 0.0) for _ in range(3)] == [True, True, False]
@@ -29,15 +29,15 @@ def test_one_source_comes_only_so_often() -> None:
     assert [come("a", 1.9), come("a", 2.0), come("a", 2.0)] == [False, True, False]
 
 
-def test_the_source_that_was_heard_of_longest_ago_is_forgotten() -> None:
-    strangers = Strangers(StrangerLimits(attempts_per_s=0.001, attempts_at_once=1.0, waiting=10 * MAX_SOURCES))
-    assert [strangers.admit("a", 0.0), strangers.admit("a", 0.0)] == [True, False]
+def test_the_source_that_connected_longest_ago_is_forgotten() -> None:
+    peers = PendingPeers(PendingLimits(attempts_per_s=0.001, attempts_at_once=1.0, pending=10 * MAX_SOURCES))
+    assert [peers.admit("a", 0.0), peers.admit("a", 0.0)] == [True, False]
     for number in range(MAX_SOURCES - 1):
-        strangers.admit(str(number), 0.0)
-    assert not strangers.admit("a", 0.0)
+        peers.admit(str(number), 0.0)
+    assert not peers.admit("a", 0.0)
     for number in range(MAX_SOURCES):
-        strangers.admit(f"x{number}", 0.0)
-    assert strangers.admit("a", 0.0)
+        peers.admit(f"x{number}", 0.0)
+    assert peers.admit("a", 0.0)
 
 
 @pytest.mark.parametrize(

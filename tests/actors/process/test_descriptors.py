@@ -1,4 +1,4 @@
-"""Descriptors: how they are divided, and that a process which has none left is not aborted by a library."""
+"""Descriptors: that a process which has none left is not aborted by a library."""
 
 import os
 import resource
@@ -7,27 +7,9 @@ import sys
 
 import pytest
 
-from actors.process.descriptors import GUEST, LINK, OWN, WORKER, Descriptors, NoDescriptors, check_free, raise_limit
+from actors.process.descriptors import LINK, NoDescriptors, check_free, raise_limit
 
 FEW = 80
-
-
-@pytest.mark.parametrize(
-    ("limit", "workers", "guests", "kept", "guests_most"),
-    [
-        (1 << 20, 1, 0, OWN + WORKER, 0),
-        (1 << 20, 2, 1056, OWN + 2 * WORKER + 1056 * GUEST, 1056),
-        (1024, 1, 1056, 512, (512 - OWN - WORKER) // GUEST),
-        (2 * (OWN + WORKER) + 1, 1, 0, OWN + WORKER, 0),
-        (2 * (OWN + WORKER) - 2, 1, 0, OWN + WORKER - 1, 0),
-        (64, 1, 1056, 32, 1),
-    ],
-)
-def test_half_of_them_are_for_connections_at_least(
-    limit: int, workers: int, guests: int, kept: int, guests_most: int
-) -> None:
-    plan = Descriptors.plan(limit, workers, guests)
-    assert (plan.kept, plan.first_kept, plan.guests) == (kept, limit - kept, guests_most)
 
 
 def test_that_some_are_free_is_tried_and_costs_none() -> None:

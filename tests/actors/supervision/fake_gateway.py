@@ -5,28 +5,34 @@ from pathlib import Path
 
 import anyio
 
-from actors.process.exit_cause import Origin
+from actors.actor import Actor
 from actors.process.logs import configure_logging
-from actors.supervision.worker_process import WorkerProcess, WorkerState, WorkerStatus
+from actors.supervision.life import Terms
+from actors.supervision.messages import StartWorker
+from actors.supervision.worker import WorkerChanged, WorkerState
+from actors.supervision.worker_actor import spawn_worker
+from actors.system import ActorSystem
 
 
-class Announcer:
-    """Prints the pid once the worker is up: READY, or, of one that never says Hello, when its stderr says so."""
+class Announcer(Actor[WorkerChanged]):
+    """Prints the pid once the worker is ready."""
 
-    def worker_event(self, worker: str, incarnation: int, event: object) -> None:
-        pass
-
-    def worker_changed(self, status: WorkerStatus) -> None:
-        if status.state is WorkerState.READY:
-            print(status.pid, flush=True)
-
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        pass
+    def handle(self, message: WorkerChanged) -> None:
+        if isinstance(message, WorkerChanged) and message.status.state is WorkerState.READY:
+            print(message.status.pid, flush=True)
 
 
 def command(endpoint: str, incarnation: int) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("fake_worker.py")), endpoint, str(incarnation), sys.argv[1]]
 
 
+async def main() -> None:
+    async with ActorSystem() as system:
+        worker = spawn_worker(system, "w", Terms(), command)
+        worker.ref.watch(system.spawn("announcer", Announcer()), WorkerChanged)
+        worker.ref.tell(StartWorker())
+        await anyio.sleep_forever()
+
+
 configure_logging("gateway", "info")
-anyio.run(WorkerProcess("w", command, Announcer()).run)
+anyio.run(main)

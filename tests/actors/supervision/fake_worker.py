@@ -11,7 +11,7 @@ import threading
 
 from actors.process.parent_death import die_with_parent
 from actors.transport.link import Link
-from actors.transport.sequence_number import number_frame
+from actors.transport.message import number_frame
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Stop, Submit, Welcome
@@ -122,6 +122,8 @@ class FakeWorker:
                 frames = [encode(Step(deltas=()))] * (MAX_FRAMES_PER_MESSAGE + 1)
                 self.link._transmit([number_frame(self.link.sent), *frames])
                 self.link.sent += 1  # the next message is no gap
+            case "most_frames":
+                self.say(*[Step(deltas=())] * MAX_FRAMES_PER_MESSAGE)
             case "closes_link":
                 self.link.close()
             case "hello_twice":

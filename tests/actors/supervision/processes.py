@@ -1,4 +1,4 @@
-"""What the process tests share: fake workers and gateways as commands, a listener that remembers, waits for exits."""
+"""What the tests of real processes share: fake workers as commands, a watcher that remembers, waits for exits."""
 
 import os
 import select
@@ -10,9 +10,24 @@ from pathlib import Path
 
 import anyio
 
+from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker_process import Deadlines, WorkerProcess, WorkerState, WorkerStatus
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.life import Terms
+from actors.supervision.local import CommandLine
+from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import (
+    GraceEnded,
+    IncarnationLost,
+    WorkerChanged,
+    WorkerEvent,
+    WorkerNotice,
+    WorkerState,
+    WorkerStatus,
+)
+from actors.supervision.worker_actor import WorkerRef, spawn_worker
+from actors.system import ActorSystem
 from protocol.commands import Submit
 from protocol.events import Event, Heartbeat
 from protocol.request import Limits, Sampling, TokensInput
@@ -21,10 +36,10 @@ HERE = Path(__file__).parent
 WAIT_S = 60.0
 AT_ONCE = RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0)
 ONCE = RestartPolicy(max_failures=1)
-PATIENT = Deadlines(hello=60, loading=60, beat=60, idle=60, hang=60, stop=60, term=1)
+PATIENT = Deadlines(hello=60, loading=60, heartbeat=60, idle=60, hang=60, stop=60, term=1)
 
 
-def fake_worker(*modes: str) -> Callable[[str, int], Sequence[str]]:
+def fake_worker(*modes: str) -> CommandLine:
     """A command whose first incarnations behave as `modes` say, and the later ones as the last of them."""
 
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
@@ -60,38 +75,52 @@ def wait_gone(pid: int) -> None:
         os.close(descriptor)
 
 
-class Recorder:
-    """A listener that remembers everything in order, and checks the rules that hold for every worker."""
+class Recorder(Actor[WorkerNotice | Terminated]):
+    """A watcher that remembers everything in order, and checks the rules that hold for every worker. It ends after the
+    worker, also when both are cancelled."""
 
     def __init__(self) -> None:
         self.states: list[WorkerState] = []
         self.statuses: list[WorkerStatus] = []
         self.events: list[tuple[int, Event]] = []
-        """Without the beats: how many there are is the clock's business."""
+        """Without the heartbeats: how many there are is the clock's business."""
         self.lost: list[tuple[int, str]] = []
         self.origins: list[Origin] = []
+        self.graces: list[int] = []
         self._greeted: set[int] = set()
         self._changed = anyio.Event()
+        self._terminated = anyio.Event()
 
-    def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        assert incarnation in self._greeted
-        assert incarnation not in [number for number, _ in self.lost]
-        if not isinstance(event, Heartbeat):
-            self.events.append((incarnation, event))
+    def handle(self, message: WorkerNotice | Terminated) -> None:
+        match message:
+            case WorkerEvent(_, incarnation, event):
+                assert incarnation in self._greeted
+                assert incarnation not in [number for number, _ in self.lost]
+                if not isinstance(event, Heartbeat):
+                    self.events.append((incarnation, event))
+            case WorkerChanged(status):
+                self.statuses.append(status)
+                if self.states[-1:] != [status.state]:
+                    self.states.append(status.state)
+                if status.hello is not None:
+                    self._greeted.add(status.incarnation)
+            case IncarnationLost():
+                self.lost.append((message.incarnation, message.reason))
+                self.origins.append(message.origin)
+            case GraceEnded():
+                self.graces.append(message.incarnation)
+            case Terminated():
+                self._terminated.set()
         self._changed.set()
 
-    def worker_changed(self, status: WorkerStatus) -> None:
-        self.statuses.append(status)
-        if self.states[-1:] != [status.state]:
-            self.states.append(status.state)
-        if status.hello is not None:
-            self._greeted.add(status.incarnation)
-        self._changed.set()
+    async def stopped(self) -> None:
+        await self._terminated.wait()
 
-    def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        self.lost.append((incarnation, reason))
-        self.origins.append(origin)
-        self._changed.set()
+    async def stop(self, worker: WorkerRef) -> WorkerStatus:
+        """Stop the worker: its status then."""
+        worker.ref.tell(StopWorker())
+        await self.until(lambda: not worker.status.running)
+        return worker.status
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(WAIT_S):
@@ -111,21 +140,34 @@ class Recorder:
         assert sorted(number for number, _ in self.lost) == sorted(self._greeted)
 
 
-def make(
-    *modes: str, policy: RestartPolicy = AT_ONCE, deadlines: Deadlines = PATIENT
-) -> tuple[WorkerProcess, Recorder]:
-    recorder = Recorder()
-    return WorkerProcess("w", fake_worker(*modes), recorder, policy=policy, deadlines=deadlines), recorder
+class Watched(ActorSystem):
+    """A system with a recorder, which watches every worker that it is given."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        super().__init__()
+        self.recorder = recorder or Recorder()
+
+    def watch(self, worker: WorkerRef) -> None:
+        worker.ref.watch(self.spawn("recorder", self.recorder, stop_s=WAIT_S))
 
 
 @asynccontextmanager
-async def running(worker: WorkerProcess, recorder: Recorder) -> AsyncIterator[anyio.abc.TaskGroup]:
+async def supervised(
+    *modes: str,
+    command: CommandLine | None = None,
+    policy: RestartPolicy = AT_ONCE,
+    deadlines: Deadlines = PATIENT,
+    recorder: Recorder | None = None,
+    start: bool = True,
+) -> AsyncIterator[tuple[WorkerRef, Recorder]]:
     """Run a worker for the length of the block, then cancel it, and check that nothing of it is left."""
     with anyio.fail_after(WAIT_S):
-        async with anyio.create_task_group() as group:
-            group.start_soon(worker.run)
-            yield group
-            group.cancel_scope.cancel()
-    recorder.check()
-    for pid in {status.pid for status in recorder.statuses if status.pid is not None}:
+        async with Watched(recorder) as system:
+            worker = spawn_worker(system, "w", Terms(policy, deadlines), command or fake_worker(*modes))
+            system.watch(worker)
+            if start:
+                worker.ref.tell(StartWorker())
+            yield worker, system.recorder
+    system.recorder.check()
+    for pid in {status.pid for status in system.recorder.statuses if status.pid is not None}:
         wait_gone(pid)

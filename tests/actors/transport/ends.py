@@ -9,7 +9,7 @@ import anyio.lowlevel
 import zmq
 
 from actors.transport.link import HIGH_WATER, CurveKeys, Link, LinkFull
-from actors.transport.sequence_number import number_frame
+from actors.transport.message import number_frame
 
 
 class End:

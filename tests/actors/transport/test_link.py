@@ -13,7 +13,7 @@ import zmq
 
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import DRAIN_BATCH, Link, LinkClosed, LinkFull
-from actors.transport.sequence_number import number_frame
+from actors.transport.message import number_frame
 from tests.actors.transport.ends import End, pair, raw_peer, settle
 
 pytestmark = pytest.mark.anyio

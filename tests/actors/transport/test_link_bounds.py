@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from actors.transport.link import HIGH_WATER, LinkClosed, MessageRefused
-from actors.transport.sequence_number import NUMBER_BYTES
+from actors.transport.message import NUMBER_BYTES
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 from tests.actors.transport.ends import fill, pair, raw_peer, settle
 
@@ -101,7 +101,7 @@ async def test_bytes_that_are_not_zeromq_are_counted_and_disturb_nobody(endpoint
         there.link.send_nowait([b"hello"])
         await here.until(lambda: len(here.messages) == 2)
         with anyio.fail_after(60):
-            while not here.link.refused:
+            while not here.link.rejected:
                 await settle()
         assert (here.messages, here.lost) == ([[b"open"], [b"hello"]], [])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
-from actors.transport.rejections import Refusal
+from actors.transport.rejections import Rejection
 from tests.actors.transport.ends import End, pair
 from tests.actors.transport.zmtp import GREETING, SIGNATURE
 
@@ -39,9 +39,9 @@ class Watched:
     def __init__(self, endpoint: LocalEndpoint) -> None:
         self.path = str(endpoint.path)
         self.end = End()
-        self.refused: list[Refusal] = []
+        self.rejected: list[Rejection] = []
         self.end.link = Link.bind(
-            endpoint.address, self.end.heard, on_lost=self.end.gone, on_refused=self.refused.append
+            endpoint.address, self.end.heard, on_lost=self.end.gone, on_rejected=self.rejected.append
         )
 
     def throw(self, data: bytes) -> socket.socket:
@@ -54,7 +54,7 @@ class Watched:
 
     async def until_refused(self, times: int) -> None:
         with anyio.fail_after(WAIT_S):
-            while len(self.refused) < times:  # noqa: ASYNC110  libzmq tells later
+            while len(self.rejected) < times:  # noqa: ASYNC110  libzmq tells later
                 await anyio.sleep(0.002)
 
 
@@ -91,9 +91,9 @@ async def test_a_link_hears_its_worker_through_any_garbage() -> None:
             await watched.until_refused(3 + said)
             expected = [[b"%d" % number] for number in range(said + 1)]
             assert (watched.end.messages, watched.end.lost) == (expected, [])
-            assert (neighbour.messages, neighbour.lost, neighbour.link.refused) == (expected, [], 0)
-            assert set(watched.refused) == {Refusal.HANDSHAKE}
-            assert watched.end.link.refused == 3 + said, "each once"
+            assert (neighbour.messages, neighbour.lost, neighbour.link.rejected) == (expected, [], 0)
+            assert set(watched.rejected) == {Rejection.HANDSHAKE}
+            assert watched.end.link.rejected == 3 + said, "each once"
             worker.close(0)
             watched.end.link.close(0)
 
@@ -117,7 +117,7 @@ async def test_a_handshake_that_fails_is_counted_and_the_worker_joins(data: byte
         watched = Watched(endpoint)
         with watched.throw(data):
             await watched.until_refused(1)
-            assert watched.refused == [Refusal.HANDSHAKE]
+            assert watched.rejected == [Rejection.HANDSHAKE]
         await worker_joins(watched, endpoint)
 
 
@@ -129,7 +129,7 @@ async def test_what_needs_no_handshake_is_counted_and_takes_no_workers_place(dat
         with watched.throw(data):
             await watched.until_refused(1)
             await worker_joins(watched, endpoint)
-        assert watched.refused == [Refusal.HANDSHAKE]
+        assert watched.rejected == [Rejection.HANDSHAKE]
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", GREETING[:20], b""], ids=["http", "half", "nothing"])
@@ -140,7 +140,7 @@ async def test_so_it_is_over_tcp(data: bytes) -> None:
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(data)
     with anyio.fail_after(WAIT_S):
-        while not end.link.refused:  # noqa: ASYNC110  libzmq tells later
+        while not end.link.rejected:  # noqa: ASYNC110  libzmq tells later
             await anyio.sleep(0.002)
-    assert (end.link.refused, end.messages, end.lost) == (1, [], [])
+    assert (end.link.rejected, end.messages, end.lost) == (1, [], [])
     end.link.close(0)

@@ -40,7 +40,7 @@ async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -
         CurveKeys(client.decode(), client_secret.decode(), server.decode()),
     )
     async with pair("tcp://127.0.0.1:*", keys) as (here, there):
-        while not here.link.refused:
+        while not here.link.rejected:
             await anyio.lowlevel.checkpoint()
         # A socket may take a message before it knows that it is turned away; nobody gets it.
         with contextlib.suppress(LinkFull, LinkClosed):
@@ -49,7 +49,7 @@ async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -
         while here.link._monitor._open:
             await anyio.lowlevel.checkpoint()
             here.link.drain_now()
-        assert (here.messages, here.link.refused, here.link.peer_key) == ([], 1, "")
+        assert (here.messages, here.link.rejected, here.link.peer_key) == ([], 1, "")
 
 
 async def test_of_two_on_the_allow_list_the_one_that_is_heard_is_named() -> None:
@@ -153,7 +153,7 @@ async def test_another_users_process_is_turned_away(endpoint: str, monkeypatch: 
     here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
     monkeypatch.undo()
     there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
-    while not here.link.refused:
+    while not here.link.rejected:
         await anyio.lowlevel.checkpoint()
     with pytest.raises(LinkFull):
         here.link.send_nowait([b"x"])

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import zmq
 
-from actors.join.proxy import End as Splice
+from actors.join.proxy import ProxyEnd as Splice
 from actors.transport.link import CurveKeys, Link
 from tests.actors.transport.ends import End
 from tests.actors.transport.zmtp import HANDSHAKE, message, shake_hands
@@ -60,7 +60,7 @@ async def stranger(endpoint: str) -> AsyncIterator[anyio.abc.Process]:
 
 async def until_refused(here: End, times: int) -> None:
     with anyio.fail_after(60):
-        while here.link.refused < times:  # noqa: ASYNC110  libzmq tells later
+        while here.link.rejected < times:  # noqa: ASYNC110  libzmq tells later
             await anyio.sleep(0.002)
 
 
@@ -113,7 +113,7 @@ async def test_of_two_that_leave_unheard_the_last_is_the_loss(endpoint: str) -> 
     assert here.lost == []
     other.close()
     await here.until(lambda: bool(here.lost))
-    assert here.link.refused == 1
+    assert here.link.rejected == 1
     here.link.close(0)
 
 
@@ -123,7 +123,7 @@ async def test_what_was_said_before_an_end_that_nobody_could_place_is_heard_and_
     await until_ready(here)
     worker.sendall(message(0, b"last words"))
     worker.close()
-    while not here.link.refused:  # the loop does not turn: nothing is heard yet
+    while not here.link.rejected:  # the loop does not turn: nothing is heard yet
         here.link._on_monitor()
     assert here.messages == []
     await here.until(lambda: bool(here.lost))

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from actors.transport.sequence_number import number_frame
+from actors.transport.message import number_frame
 
 SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
 GREETING = SIGNATURE + b"\3\0NULL" + bytes(16) + b"\0" + bytes(31)

@@ -1,6 +1,5 @@
 """`baton worker`: the settings that it needs, its keys, and a process that joins and serves."""
 
-import functools
 import signal
 from pathlib import Path
 
@@ -8,16 +7,16 @@ import anyio
 import httpx
 import pytest
 
-from actors.supervision.policy import RestartPolicy
+from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import make_gateway_key, make_key
 from actors.transport.link import CurveKeys
-from cli.commands.worker import keep_joined, worker_keys
+from cli.commands.worker import worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from tests.ports import port_for_later
-from workers.process.remote_agent import Joining, WorkerGaveUp
+from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     command = lambda endpoint, incarnation: ["false"]  # noqa: E731
     once = RestartPolicy(max_failures=1)
     with pytest.raises(WorkerGaveUp, match="exited with status 1"):
-        anyio.run(keep_joined, functools.partial(Joining, "w", command, "tcp://127.0.0.1:9", keys, policy=once))
+        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", keys, policy=once))
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from actors.supervision.worker_process import WorkerState, WorkerStatus
+from actors.supervision.worker import WorkerState, WorkerStatus
 from cli.terminal.loading import Bars, Lines, choose_display, describe
 from protocol.events import Gauges, Loading
 

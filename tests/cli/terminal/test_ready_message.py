@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.supervision.worker_process import WorkerState, WorkerStatus
+from actors.supervision.worker import WorkerState, WorkerStatus
 from cli.config.settings import Settings
 from cli.terminal.ready_message import ReadyMessage, curl_line
 from protocol.events import Gauges

@@ -8,6 +8,7 @@ from gateway.fleet.hand_over import HandOver
 from gateway.http.listener import Listener
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_body_that_is_not_json_is_refused(raw: bytes) -> None:
     settings = GatewaySettings()
     with Listener() as listener:
-        app = create_app(Router(settings), settings, hand_over=HandOver(listener, lambda: None))
+        app = create_app(Router(settings), settings, hand_over=HandOver(listener, Inbox().ref))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"content-type": "application/json"}

@@ -76,7 +76,7 @@ async def interrupted(real: Real, computing: str) -> tuple[list[int], list[int],
 
     def kill() -> None:
         before.extend(*(stream.tokens for stream in live.values()))
-        os.kill(pid_of(real.fleet[computing].process.status), signal.SIGKILL)
+        os.kill(pid_of(real.fleet.members[computing].status), signal.SIGKILL)
 
     (ids, usage), _ = await gather(
         lambda: ask(real), lambda: real.until(lambda: any(len(stream.tokens) > 20 for stream in live.values()), kill)

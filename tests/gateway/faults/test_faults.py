@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.worker import WorkerState
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION
 from tests.gateway.test_metrics import scrape
@@ -113,7 +114,7 @@ async def test_a_standby_takes_the_place_of_a_killed_worker_which_then_stands_by
         before = await roles(real)  # the first ready one is active
         (active,) = (name for name, role in before.items() if role == "active")
         (standby,) = before.keys() - {active}
-        killed = real.fleet[active].process
+        killed = real.fleet.members[active].worker
         promotions = (await scrape(real, standby))["baton_worker_promotions_total"]
         os.kill(pid_of(killed.status), signal.SIGKILL)
         await real.until(lambda: killed.status.state is not WorkerState.READY)

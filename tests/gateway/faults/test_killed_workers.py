@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from gateway.routing.failure_attribution import MAX_TRIES
 from tests.gateway.faults.panicking import POISON
 from tests.gateway.real import Real, gather, launch, real_gateway
@@ -186,6 +186,6 @@ async def test_a_request_that_fails_the_workers_loop_ends_alone(whole: list[Any]
     async with real_gateway(*launches) as real:
         assert await ends_alone(real, f"die{POISON}") == whole
         # The others may have ended with one of the two before the other one is started again.
-        await real.until(lambda: sum(process.status.restarts for process in real.processes) == 2)
+        await real.until(lambda: sum(worker.status.restarts for worker in real.workers) == 2)
         await real.ready()
-        assert sum(process.status.restarts for process in real.processes) == 2
+        assert sum(worker.status.restarts for worker in real.workers) == 2

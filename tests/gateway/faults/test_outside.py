@@ -33,7 +33,7 @@ async def test_all_go_on_at_once_and_together() -> None:
     for group in groups:
         world["a"].finish(number(group))
     assert world.replays() == {("killed", "resumed"): 8}
-    assert world["a"].pardoned == [], "the worker did die"
+    assert world["a"].exempted == [], "the worker did die"
 
 
 async def test_one_is_not_tried_more_often_than_the_bound_and_the_last_time_apart() -> None:
@@ -47,7 +47,7 @@ async def test_one_is_not_tried_more_often_than_the_bound_and_the_last_time_apar
     assert not second.waiting
     world["a"].finish(number(second))
     assert second.failure is None
-    assert world["a"].pardoned == [1, 2, 3, 4], "they were attributed to the first one"
+    assert world["a"].exempted == [1, 2, 3, 4], "they were attributed to the first one"
 
 
 async def test_one_that_progresses_between_the_deaths_is_never_a_suspect() -> None:
@@ -57,7 +57,7 @@ async def test_one_that_progresses_between_the_deaths_is_never_a_suspect() -> No
         kill(world["a"])
         clear(world["a"], last(world["a"]))
     assert not group.ended
-    assert world["a"].pardoned == []
+    assert world["a"].exempted == []
 
 
 async def test_one_that_kills_is_found_among_kills_from_outside() -> None:
@@ -67,7 +67,7 @@ async def test_one_that_kills_is_found_among_kills_from_outside() -> None:
     kill(world["b"])
     world["c"].die()
     assert failure(group) is ErrorCode.QUARANTINED
-    assert [world[name].pardoned for name in "abc"] == [[1], [], [1]], "the one from outside counts"
+    assert [world[name].exempted for name in "abc"] == [[1], [], [1]], "the one from outside counts"
 
 
 async def test_a_client_that_leaves_takes_no_death_from_outside_with_it() -> None:
@@ -75,4 +75,4 @@ async def test_a_client_that_leaves_takes_no_death_from_outside_with_it() -> Non
     group = world.open()
     kill(world["a"])
     group.cancel_nowait()
-    assert world["a"].pardoned == []
+    assert world["a"].exempted == []

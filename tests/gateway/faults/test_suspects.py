@@ -66,9 +66,9 @@ async def test_the_deaths_by_a_poison_request_are_exempted_wherever_they_were() 
     world.open()
     world["a"].die()
     world["a"].come_back()
-    assert (world["a"].pardoned, world["b"].pardoned) == ([], [])
+    assert (world["a"].exempted, world["b"].exempted) == ([], [])
     world["b"].die()
-    assert (world["a"].pardoned, world["b"].pardoned) == ([1], [1])
+    assert (world["a"].exempted, world["b"].exempted) == ([1], [1])
 
 
 async def test_a_death_that_is_attributed_to_no_request_counts() -> None:
@@ -79,7 +79,7 @@ async def test_a_death_that_is_attributed_to_no_request_counts() -> None:
     clear(world["a"], last(world["a"]))
     world["a"].die()
     assert not group.ended
-    assert world["a"].pardoned == []
+    assert world["a"].exempted == []
 
 
 async def test_a_suspect_whose_client_leaves_takes_the_death_with_it() -> None:
@@ -90,7 +90,7 @@ async def test_a_suspect_whose_client_leaves_takes_the_death_with_it() -> None:
         world["a"].die()
         group.cancel_nowait()
         world["a"].come_back()
-        assert world["a"].pardoned == list(range(1, incarnation + 1))
+        assert world["a"].exempted == list(range(1, incarnation + 1))
 
 
 async def test_a_worker_that_does_nothing_but_die_is_not_exempted_for_ever() -> None:
@@ -100,14 +100,14 @@ async def test_a_worker_that_does_nothing_but_die_is_not_exempted_for_ever() -> 
         for _ in range(2):
             world["a"].die()
             world["a"].come_back()
-    assert world["a"].pardoned == list(range(1, MAX_EXEMPT + 1))
+    assert world["a"].exempted == list(range(1, MAX_EXEMPT + 1))
     world["a"].finish(number(world.open(prompt="good")))
     bad = world.open(prompt="bad")
     world["a"].die()
     world["a"].come_back()
     world["a"].die()
     assert failure(bad) is ErrorCode.QUARANTINED
-    assert len(world["a"].pardoned) == MAX_EXEMPT + 2
+    assert len(world["a"].exempted) == MAX_EXEMPT + 2
 
 
 async def test_a_request_that_was_quarantined_twice_is_refused_at_once_for_a_while() -> None:

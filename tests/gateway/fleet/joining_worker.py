@@ -11,12 +11,12 @@ import anyio
 import msgspec
 
 from actors.process.logs import configure_logging
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys
 from cli.config.launch import worker_command
-from workers.process.remote_agent import Joining
+from workers.process.remote_agent import RemoteAgent, run_agent
 from workers.process.spec import WorkerSpec
 
 text, address, server, file = sys.argv[1:]
@@ -26,7 +26,7 @@ configure_logging("worker-host", "warning")
 
 
 async def main() -> None:
-    joining = Joining(
+    agent = RemoteAgent(
         spec.name,
         worker_command(spec),
         address,
@@ -34,7 +34,7 @@ async def main() -> None:
         policy=RestartPolicy(first_delay_s=0.01),
         deadlines=Deadlines(hang=2.5),
     )
-    await joining.run()
+    await run_agent(agent)
 
 
 anyio.run(main)

@@ -1,4 +1,5 @@
-"""A gateway with a door, and workers of their own supervisors that join it over TCP, each in real processes."""
+"""A gateway that remote workers may join, and workers of their own supervisors that do so over TCP, each in real
+processes."""
 
 import json
 import os
@@ -14,11 +15,12 @@ from typing import Any
 import anyio
 import msgspec
 
-from actors.supervision.worker import Deadlines, WorkerState, WorkerStatus
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.worker import WorkerState, WorkerStatus
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from gateway.fleet.launch import WorkerLaunch
-from gateway.fleet.remote_join import Reception
+from gateway.fleet.remote_join import RemoteJoin
 from gateway.settings import GatewaySettings
 from tests.gateway.real import Real, real_gateway
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -31,30 +33,30 @@ class Doorway:
     """A running gateway that workers may join."""
 
     real: Real
-    reception: Reception
+    joins: RemoteJoin
     folder: Path
     key: KeyPair
 
     @property
     def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.reception.port}"
+        return f"tcp://127.0.0.1:{self.joins.port}"
 
     def file(self, name: str) -> Path:
         """The secret key of a worker."""
         return self.folder.parent / f"{name}.key"
 
-    def refused(self) -> dict[str, int]:
-        """What was refused, without zeros."""
-        return {why: count for why, count in self.real.fleet.refusals.total.items() if count}
+    def rejected(self) -> dict[str, int]:
+        """What was rejected, without zeros."""
+        return {why: count for why, count in self.real.router.rejections.total.items() if count}
 
     def status(self, name: str) -> WorkerStatus:
-        return self.real.fleet[name].process.status
+        return self.real.fleet.members[name].status
 
     async def ready(self, name: str, incarnation: int = 1) -> WorkerStatus:
         """Until that incarnation, or a later one, takes requests."""
 
         def there() -> bool:
-            if self.real.fleet.find(name) is None:
+            if name not in self.real.fleet.members:
                 return False
             status = self.status(name)
             return status.state is WorkerState.READY and status.incarnation >= incarnation
@@ -102,11 +104,11 @@ async def doorway(
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
     async with real_gateway(*launches, deadlines=deadlines) as real:
         settings = GatewaySettings(listen_workers="tcp://127.0.0.1:0", keys_dir=str(keys))
-        reception = Reception(settings, real.fleet)
-        reception.listen()
+        joins = RemoteJoin(settings, real.router.rejections)
+        joins.listen()
         async with anyio.create_task_group() as group:
-            group.start_soon(reception.run)
-            yield Doorway(real, reception, keys, key)
+            group.start_soon(joins.run, real.fleet.context.ref)
+            yield Doorway(real, joins, keys, key)
             group.cancel_scope.cancel()
 
 

@@ -16,7 +16,7 @@ from cli.client.predecessor import HttpPredecessor
 from cli.config.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
-from actors.supervision.worker import Deadlines
+from actors.supervision.deadlines import Deadlines
 from tests.gateway.real import launch
 
 port, grace_s, *door = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
@@ -26,7 +26,7 @@ async def main():
     await run_daemon(
         GatewaySettings(port=port, shutdown_grace_s=grace_s, keep_alive_s=2, **doors),
         [launch("w0", rate=100)],
-        deadlines=Deadlines(suspended=600, hang=600, beat=600),
+        deadlines=Deadlines(suspended=600, hang=600, heartbeat=600),
         on_listening=lambda host, port: print("port", port, flush=True),
         on_status=lambda status: print("state", status.state.value, flush=True),
         predecessor=HttpPredecessor(Settings(port=port)) if port else None,

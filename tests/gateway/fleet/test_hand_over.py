@@ -12,37 +12,38 @@ import anyio.to_thread
 import pytest
 
 from gateway.app import create_app
-from gateway.fleet.hand_over import HandOver
+from gateway.fleet.hand_over import HandOver, SuccessorListens
 from gateway.http.listener import Listener
 from gateway.http.server import adopt, listen
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from tests.actors.inbox import Inbox
 from tests.gateway.asgi import clients
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_gateway_leaves_only_when_it_is_meant() -> None:
-    left: list[bool] = []
+    inbox = Inbox()
     chosen = GatewaySettings(port=0)
     with listen(chosen) as listener:
-        hand_over = HandOver(listener, lambda: left.append(True))
+        hand_over = HandOver(listener, inbox.ref)
         app = create_app(Router(chosen), chosen, hand_over=hand_over)
         async with clients(app) as opened:
             host = {"host": "localhost"}
             refused = await opened.ask("POST", "/admin/gateway/leave", {"pid": os.getpid() + 1}, **host)
             assert (refused.status, refused.error["code"]) == (409, "another_gateway")
             assert (await opened.ask("POST", "/admin/gateway/offer", {"x": 1}, **host)).status == 400
-            assert left == []
+            assert inbox.messages == []
             assert (await opened.ask("POST", "/admin/gateway/leave", {"pid": os.getpid()}, **host)).status == 202
-            assert left == [True]
+            assert inbox.messages == [SuccessorListens()]
 
 
 async def test_what_is_offered_is_private_and_goes_with_its_gateway() -> None:
     chosen = GatewaySettings(port=0, flush_s=0.1)
     over = anyio.Event()
     with listen(chosen) as listener:
-        hand_over = HandOver(listener, lambda: None)
+        hand_over = HandOver(listener, Inbox().ref)
         offer = hand_over.offer()
         assert hand_over.offer() == offer
         folders = [Path(offer.listener).parent, Path(offer.http).parent]
@@ -65,7 +66,7 @@ async def test_one_successor_gets_the_socket(given_s: float) -> None:
     over = anyio.Event()
     got: list[int] = []
     with listen(chosen) as listener:
-        hand_over = HandOver(listener, lambda: None, given_s=given_s)
+        hand_over = HandOver(listener, Inbox().ref, given_s=given_s)
         app = create_app(Router(chosen), chosen, hand_over=hand_over)
         async with anyio.create_task_group() as group, clients(app) as opened:
             group.start_soon(hand_over.run, app, chosen, over)
@@ -90,7 +91,7 @@ async def test_who_asks_for_the_socket_and_dies_takes_no_gateway_along() -> None
     chosen = GatewaySettings(port=0, flush_s=0.1)
     over = anyio.Event()
     with listen(chosen) as listener:
-        hand_over = HandOver(listener, lambda: None)
+        hand_over = HandOver(listener, Inbox().ref)
         offer = hand_over.offer()
         app = create_app(Router(chosen), chosen, hand_over=hand_over)
         for _ in range(3):
@@ -112,7 +113,7 @@ async def test_an_offer_that_failed_halfway_is_made_again(monkeypatch: pytest.Mo
     chosen = GatewaySettings(port=0, flush_s=0.1)
     over = anyio.Event()
     with listen(chosen) as listener:
-        hand_over = HandOver(listener, lambda: None)
+        hand_over = HandOver(listener, Inbox().ref)
         listens = Listener.listen
         tried: list[Path] = []
 

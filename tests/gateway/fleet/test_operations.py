@@ -10,9 +10,10 @@ import anyio
 import httpx
 import pytest
 
-from actors.supervision.worker import Deadlines, WorkerState
-from actors.supervision.worker_process import WorkerProcess
-from gateway.fleet.launch import CommandLine, LaunchRefused
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.local import CommandLine
+from actors.supervision.worker import WorkerState
+from gateway.fleet.launch import LaunchRefused
 from tests.gateway.real import Real, launch, real_gateway
 from tests.gateway.serving import COMPLETION, events, open_raw
 from tests.gateway.traffic import Traffic, ask
@@ -29,9 +30,9 @@ async def workers(real: Real) -> dict[str, tuple[str, str, int]]:
 
 def checkpoint(real: Real, name: str) -> str:
     """What a worker was started with."""
-    process = real.fleet[name].process
-    assert isinstance(process, WorkerProcess)
-    path: str = json.loads(process.command("ipc://x", 1)[-1])["model_path"]
+    command = real.fleet.members[name].command
+    assert command is not None
+    path: str = json.loads(command("ipc://x", 1)[-1])["model_path"]
     return path
 
 
@@ -126,7 +127,7 @@ async def test_a_checkpoint_that_cannot_be_served_changes_nothing(path: str, sta
 
 
 async def killed_once_begun(real: Real) -> None:
-    await real.until(lambda: len(real.processes) > 2)
+    await real.until(lambda: len(real.workers) > 2)
     os.kill(pid_of(real.status(1)), signal.SIGKILL)
 
 
@@ -206,10 +207,10 @@ class TestExtraWorkers:
         async with real_gateway(launch("w0", load_seconds=0.2)) as real:
             connection = await open_raw(real.port, "/admin/restart?rolling", {})
             await connection.aclose()
-            await real.until(lambda: len(real.processes) == 2)
+            await real.until(lambda: len(real.workers) == 2)
             again = await real.client.post("/admin/restart?rolling", json={})
             assert (again.status_code, again.json()["error"]["code"]) == (409, "operation_under_way")
-            await real.until(lambda: len(real.processes) == 1)
+            await real.until(lambda: len(real.workers) == 1)
             assert await workers(real) == {"w0": ("ready", "active", 2)}
 
 

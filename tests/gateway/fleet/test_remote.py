@@ -10,7 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.worker import WorkerState
 from tests.gateway.fleet.remote import doorway, until_gone
 from tests.gateway.real import Real, launch
 from tests.gateway.serving import COMPLETION
@@ -72,7 +73,7 @@ async def test_it_serves_alone_is_seen_everywhere_and_may_be_gone(tmp_path: Path
             await until_gone(status.pid, door.real.until)
             await door.real.until(lambda: door.status("far").state is WorkerState.BACKOFF)
             assert (await client.get("/health/ready")).status_code == 503
-        assert door.refused() == {}
+        assert door.rejected() == {}
 
 
 async def test_its_streams_go_on_elsewhere_and_it_returns_as_a_new_incarnation(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ async def test_its_streams_go_on_elsewhere_and_it_returns_as_a_new_incarnation(t
         assert fourth == third  # only the link was lost: the worker kept its model
         metrics = (await real.client.get("/metrics")).text
         assert 'baton_replays_total{cause="killed",model="tiny",outcome="resumed"} 4.0' in metrics
-        assert set(door.refused()) <= {"taken"}  # it may come again too soon after its failure
+        assert set(door.rejected()) <= {"taken"}  # it may come again too soon after its failure
 
 
 async def test_it_can_be_drained_and_restarted_like_any_worker(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ async def test_it_can_be_drained_and_restarted_like_any_worker(tmp_path: Path) -
                         group.start_soon(operate, "/admin/workers/far/drain")
 
                     assert await ask(real, fifth) == reference
-                await real.until(lambda: door.refused().get("taken", 0) > 0)  # it comes again, and is kept out
+                await real.until(lambda: door.rejected().get("taken", 0) > 0)  # it comes again, and is kept out
                 assert door.status("far").state is WorkerState.STOPPED
                 assert await operate("/admin/workers/far/restart") == "done"
                 after = await door.ready("far")
@@ -147,7 +148,7 @@ async def test_a_rolling_restart_and_a_reload_take_it_along_and_cut_no_stream(tm
     async with doorway(tmp_path, launch("near", rate=RATE)) as door:
         real = door.real
         with door.joining("far", tokens_per_second=RATE):
-            before = {"near": real.fleet["near"].process.status, "far": await door.ready("far")}
+            before = {"near": door.status("near"), "far": await door.ready("far")}
             async with Traffic(real):
                 done = await operate(real, "/admin/restart?rolling", grace_s=0.2)
                 assert done["outcome"] == "done", done
@@ -155,11 +156,11 @@ async def test_a_rolling_restart_and_a_reload_take_it_along_and_cut_no_stream(tm
                     assert door.status(name).state is WorkerState.READY
                     assert door.status(name).incarnation > status.incarnation
                 assert door.status("far").pid != before["far"].pid
-                assert door.refused().get("model", 0) == 0
+                assert door.rejected().get("model", 0) == 0
                 done = await operate(real, "/admin/reload", checkpoint="/models/new", grace_s=0.2)
                 assert done["outcome"] == "done", done
                 assert done["lines"][-1] == "extra0 stays, for no other worker can take its place"
-                await real.until(lambda: door.refused().get("model", 0) > 0)
+                await real.until(lambda: door.rejected().get("model", 0) > 0)
                 assert door.status("far").state is not WorkerState.READY
                 left = door.status("far").incarnation
         async with Traffic(real):
@@ -167,20 +168,20 @@ async def test_a_rolling_restart_and_a_reload_take_it_along_and_cut_no_stream(tm
                 assert (await door.ready("far", left + 1)).state is WorkerState.READY
                 done = await operate(real, "/admin/restart?rolling", grace_s=0.2)
                 assert done["outcome"] == "done", done
-                assert [member.name for member in real.fleet] == ["near", "far"], "the extra ones have left"
+                assert list(real.fleet.members) == ["near", "far"], "the extra ones have left"
 
 
 async def test_another_checkpoint_is_refused_and_another_name_needs_another_key(tmp_path: Path) -> None:
     async with doorway(tmp_path, launch("near"), names=("far", "other")) as door:
         with door.joining("far", model_path="/models/other"):
-            await door.real.until(lambda: door.refused() != {})
-            assert set(door.refused()) == {"model"}
-            assert door.real.fleet.find("far") is None
+            await door.real.until(lambda: door.rejected() != {})
+            assert set(door.rejected()) == {"model"}
+            assert "far" not in door.real.fleet.members
         with door.joining("far"), door.joining("other", model_name="second"):
             await door.ready("far")
             await door.ready("other")
         assert door.real.router.models() == ["tiny", "second"]
-        before = door.refused()["model"]
+        before = door.rejected()["model"]
         with door.joining("other"):
-            await door.real.until(lambda: door.refused()["model"] > before)
-        assert door.real.fleet["other"].model == "second"
+            await door.real.until(lambda: door.rejected()["model"] > before)
+        assert door.real.fleet.members["other"].model == "second"

@@ -10,18 +10,18 @@ import zmq
 
 from actors.transport.allow_list import AllowList
 from actors.transport.keys import from_z85, make_gateway_key
-from gateway.fleet.fleet import Fleet
-from gateway.fleet.remote_join import Reception
+from actors.transport.rejections import Rejections
+from gateway.fleet.remote_join import RemoteJoin
 from gateway.http.server import BindError
-from gateway.routing.router import Router
 from gateway.settings import GatewaySettings, GatewaySettingsError
+from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 
 
-def reception(folder: Path, address: str = "tcp://127.0.0.1:0", *, public: bool = False) -> Reception:
+def joins(folder: Path, address: str = "tcp://127.0.0.1:0", *, public: bool = False) -> RemoteJoin:
     settings = GatewaySettings(listen_workers=address, keys_dir=str(folder), allow_public_workers=public)
-    return Reception(settings, Fleet(Router(settings)))
+    return RemoteJoin(settings, Rejections())
 
 
 def prepare(folder: Path) -> None:
@@ -36,36 +36,36 @@ def test_keys_are_not_left_out() -> None:
 
 async def test_it_does_not_listen_without_a_key_that_is_private_and_a_list(tmp_path: Path) -> None:
     with pytest.raises(BindError, match=r"gateway\.key cannot be read"):
-        reception(tmp_path)
+        joins(tmp_path)
     key = tmp_path / "gateway.key"
     make_gateway_key(tmp_path)
     with pytest.raises(BindError, match="no worker may join"):
-        reception(tmp_path)
+        joins(tmp_path)
     AllowList(tmp_path).add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
     listed = tmp_path / "workers" / "gpu1.pub"
     text = listed.read_text()
     listed.write_text("half")
     with pytest.raises(BindError, match=r"no worker may join: gpu1\.pub: a key has 64"):
-        reception(tmp_path)
+        joins(tmp_path)
     listed.write_text(text)
     key.chmod(0o644)
     with pytest.raises(BindError, match="can be opened by others"):
-        reception(tmp_path)
+        joins(tmp_path)
     key.chmod(0o600)
-    assert reception(tmp_path).port == 0
+    assert joins(tmp_path).port == 0
 
 
 async def test_a_public_address_wants_to_be_meant(tmp_path: Path) -> None:
     prepare(tmp_path)
     with pytest.raises(BindError, match="--allow-public-workers"):
-        reception(tmp_path, "tcp://0.0.0.0:7000")
-    reception(tmp_path, "tcp://0.0.0.0:7000", public=True)
+        joins(tmp_path, "tcp://0.0.0.0:7000")
+    joins(tmp_path, "tcp://0.0.0.0:7000", public=True)
 
 
 async def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
     prepare(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        second = reception(tmp_path, f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        second = joins(tmp_path, f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(BindError, match="cannot listen for workers"):
             second.listen()
         assert second.port == 0
@@ -75,10 +75,10 @@ async def test_who_leaves_waits_for_no_port(tmp_path: Path) -> None:
     prepare(tmp_path)
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    second = reception(tmp_path, f"tcp://127.0.0.1:{port}")
+    second = joins(tmp_path, f"tcp://127.0.0.1:{port}")
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
-            group.start_soon(second.run)
+            group.start_soon(second.run, Inbox().ref)
             await anyio.lowlevel.checkpoint()
             second.shut()
             taken.close()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from actors.process.exit_cause import Origin
-from actors.supervision.worker import WorkerState
+from actors.supervision.worker import IncarnationLost, WorkerState
 from gateway.routing.failure_attribution import suspect
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
@@ -62,7 +62,7 @@ async def test_a_worker_that_was_stopped_makes_no_suspects() -> None:
     world = World("a", "b")
     group = world.open()
     world["a"].status = replace(world["a"].status, state=WorkerState.STOPPED)
-    world.router.worker_lost("a", 1, "stopped", Origin.OUTSIDE)
+    world.router.handle(IncarnationLost("a", 1, "stopped", Origin.OUTSIDE, asked=True))
     assert last(world["b"]).request == "r"
     assert not suspect(group.sequences[0])
 

@@ -1,64 +1,317 @@
-"""How a worker stays joined: what it does between two links to its gateway. See also
-tests/gateway/fleet/test_remote.py."""
+"""How a worker stays joined: what its agent and a gateway say to each other, and what happens between two links. See
+also tests/gateway/fleet/test_remote.py."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker import WorkerState
+from actors.actor import Ref
+from actors.join.request import JoinRequest
+from actors.mailbox import MailboxFull
+from actors.process.exit_cause import Origin
+from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import (
+    IncarnationLost,
+    WorkerChanged,
+    WorkerEvent,
+    WorkerState,
+    WorkerStatus,
+    WorkerUnavailable,
+)
+from actors.supervision.worker_actor import WorkerRef
+from actors.system import ActorSystem
 from actors.transport.endpoint import EndpointError
 from actors.transport.keys import KeyPair
 from actors.transport.link import CurveKeys
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE
-from protocol.commands import Command
-from workers.process import remote_agent as joining
-from workers.process.remote_agent import Joining
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
+from protocol.codec import decode_event, encode
+from protocol.commands import Cancel, Command, Drain, Stop, Welcome
+from protocol.errors import ByeReason, ErrorCode
+from protocol.events import Bye, Capabilities, Event, Failed, Finished, Heartbeat, Hello, Ready, Step, Usage
+from tests.actors.inbox import Inbox
+from tests.actors.join.entrance import WAIT_S, Entrance, entrance
+from tests.actors.supervision.processes import submit
+from workers.process import remote_agent
+from workers.process.remote_agent import GatewayFrames, RemoteAgent, StopAgent
 
 pytestmark = pytest.mark.anyio
 
+HELLO = Hello(
+    protocol=PROTOCOL_VERSION, worker="w", incarnation=5, pid=1, model="m", backend="b", device="d", slots=1, context=1
+)
+READY = Ready(capabilities=Capabilities())
+STEP = Step(deltas=())
+FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
+NEVER = WorkerStatus("w", WorkerState.STOPPED, 0, 0, running=False)
+SERVES = replace(NEVER, state=WorkerState.READY, pid=1, incarnation=5, hello=HELLO, ready=READY, running=True)
 
-@pytest.fixture
-def joins() -> Joining:
-    own = KeyPair(bytes(range(32)))
-    keys = CurveKeys(own.public, own.secret, server=own.public)
-    return Joining("w", lambda endpoint, incarnation: ["false"], "tcp://127.0.0.1:9", keys)
+
+class Stub(WorkerRef):
+    """A worker for which the test speaks."""
+
+    def __init__(self) -> None:
+        self.name = "w"
+        self.inbox = Inbox()
+        self.ref = self.inbox.ref
+        self.now = NEVER
+        self.sent: list[Command] = []
+        self.messages: list[int] = []
+        self.full = False
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self.now
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        if self.full:
+            raise WorkerUnavailable("not now")
+        self.sent += commands
+        self.messages.append(len(commands))
+
+
+class Agent(RemoteAgent):
+    """One whose worker is a stub."""
+
+    def __init__(self, address: str, keys: CurveKeys) -> None:
+        super().__init__("w", lambda endpoint, incarnation: ["false"], address, keys)
+        self.stub = Stub()
+
+    def supervise(self) -> WorkerRef:
+        return self.stub
+
+    def tell(self, *notices: Any) -> None:
+        for notice in notices:
+            self.context.ref.tell(notice)
+
+    def worker_is(self, status: WorkerStatus) -> None:
+        self.stub.now = status
+        self.tell(WorkerChanged(status))
+
+
+@asynccontextmanager
+async def agent(address: str, keys: CurveKeys) -> AsyncIterator[Agent]:
+    async with ActorSystem() as system:
+        made = Agent(address, keys)
+        system.spawn("agent", made)
+        await anyio.wait_all_tasks_blocked()
+        yield made
+
+
+class Joined:
+    """An agent that has joined, and the gateway's end of its link."""
+
+    def __init__(self, made: Agent, door: Entrance) -> None:
+        self.agent = made
+        self.stub = made.stub
+        self.door = door
+
+    @property
+    def received(self) -> list[Event]:
+        """What the gateway got, without heartbeats."""
+        events = [decode_event(frame) for frames in self.door.received for frame in frames]
+        return [event for event in events if not isinstance(event, Heartbeat)]
+
+    def say(self, *commands: Command) -> None:
+        self.door.requests[-1].link.send_nowait([encode(command) for command in commands])
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        await self.door.until(true)
+
+    async def until_received(self, *events: Event) -> None:
+        await self.until(lambda: self.received[-len(events) :] == list(events))
+
+
+@asynccontextmanager
+async def joined(folder: Path) -> AsyncIterator[Joined]:
+    async with entrance(folder) as door, agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+        there = Joined(made, door)
+        made.worker_is(SERVES)
+        await there.until_received(READY)
+        yield there
+
+
+@pytest.fixture(autouse=True)
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_agent, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
+
+
+async def test_it_passes_on_what_the_two_send_each_other(tmp_path: Path) -> None:
+    async with joined(tmp_path) as there:
+        assert there.stub.inbox.messages == [StartWorker()]
+        assert there.door.requests[0].hello.incarnation == 0, "the gateway gives it a number of its own"
+        there.say(submit(1), Cancel(7))
+        await there.until(lambda: there.stub.sent == [submit(1), Cancel(7)])
+        there.agent.tell(WorkerEvent("w", 5, STEP), WorkerEvent("w", 5, FINISHED))
+        await there.until_received(STEP, FINISHED)
+
+
+async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    async with joined(tmp_path) as there:
+        before = len(there.door.received)
+        await there.until(lambda: len(there.door.received) > before + 3)
+        assert there.received == [READY]
+
+
+async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None:
+    async with joined(tmp_path) as there:
+        there.stub.full = True
+        there.say(submit(1))
+        await there.until_received(Failed(1, ErrorCode.OVERLOADED, "not now"))
+        there.say(Cancel(1))
+        await there.until(lambda: len(there.door.requests) == 2)
+        assert there.door.lost != [], "a slot would compute for nothing: the gateway gets a new incarnation"
+
+
+async def test_all_that_a_lost_gateway_had_is_cancelled_before_it_joins_again(tmp_path: Path) -> None:
+    async with joined(tmp_path) as there:
+        there.say(submit(1), submit(2))
+        await there.until(lambda: len(there.stub.sent) == 2)
+        there.door.requests[0].link.close(0)
+        await there.until(lambda: there.stub.sent[2:] == [Cancel(1), Cancel(2)])
+        there.agent.tell(WorkerEvent("w", 5, FINISHED))
+        assert there.agent._left == {2}, "the worker still has one of its sequences"
+        assert there.agent._link is None
+        there.agent.tell(WorkerEvent("w", 5, Failed(2, ErrorCode.INTERNAL, "")))
+        await there.until(lambda: len(there.door.requests) == 2)
 
 
 @pytest.mark.parametrize("count", [1, MAX_FRAMES_PER_MESSAGE, MAX_FRAMES_PER_MESSAGE + 1])
-async def test_all_that_a_lost_gateway_had_is_cancelled(
-    joins: Joining, count: int, monkeypatch: pytest.MonkeyPatch
+async def test_no_message_of_cancels_is_too_long(tmp_path: Path, count: int) -> None:
+    async with joined(tmp_path) as there:
+        streams = range(1, count + 1)
+        for start in range(0, count, 100):
+            there.say(*map(submit, streams[start:][:100]))
+        await there.until(lambda: len(there.stub.sent) == count)
+        there.stub.sent.clear()
+        there.stub.messages.clear()
+        there.door.requests[0].link.close(0)
+        await there.until(lambda: sorted(each.stream for each in there.stub.sent) == list(streams))  # type: ignore[union-attr]
+        assert max(there.stub.messages) <= MAX_FRAMES_PER_MESSAGE
+
+
+async def test_a_worker_that_does_not_take_the_cancels_is_restarted(tmp_path: Path) -> None:
+    async with joined(tmp_path) as there:
+        there.say(submit(1))
+        await there.until(lambda: there.stub.sent != [])
+        there.stub.full = True
+        there.door.requests[0].link.close(0)
+        await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(0.0)])
+        there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
+        await there.until(lambda: len(there.door.requests) == 2)
+
+
+async def test_frames_without_room_in_the_mailbox_end_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = Ref.tell
+
+    def refuse(ref: Ref[Any], message: Any, *, urgent: bool = False) -> None:
+        if isinstance(message, GatewayFrames):
+            raise MailboxFull("no room")
+        tell(ref, message, urgent=urgent)
+
+    async with joined(tmp_path) as there:
+        with monkeypatch.context() as patched:
+            patched.setattr(Ref, "tell", refuse)
+            there.say(submit(1))
+            await there.until(lambda: there.door.lost != [])
+        await there.until(lambda: len(there.door.requests) == 2)
+        assert there.stub.sent == []
+
+
+@pytest.mark.parametrize(("origin", "reason"), [(Origin.WITHIN, ByeReason.DIED), (Origin.OUTSIDE, ByeReason.KILLED)])
+async def test_the_gateway_learns_at_once_of_a_death_and_who_caused_it(
+    tmp_path: Path, origin: Origin, reason: ByeReason
 ) -> None:
-    sent: list[Sequence[Command]] = []
-    monkeypatch.setattr(joins.process, "send_nowait", sent.append)
-    streams = frozenset(range(1, count + 1))
-    joins._take_back(SimpleNamespace(live=streams))  # type: ignore[arg-type]  # all that is looked at
-    assert {command.stream for message in sent for command in message} == streams  # type: ignore[union-attr]
-    assert max(map(len, sent)) <= MAX_FRAMES_PER_MESSAGE
+    async with joined(tmp_path) as there:
+        there.agent.tell(IncarnationLost("w", 5, "its process is gone", origin))
+        await there.until_received(Bye(reason, "its process is gone"))
+        there.agent.worker_is(replace(NEVER, running=True))
+        await there.until(lambda: there.door.lost != [])
+        there.agent.worker_is(replace(SERVES, incarnation=6))
+        await there.until(lambda: len(there.door.requests) == 2)
 
 
-async def test_a_link_that_cannot_be_made_is_tried_again(joins: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, twice = 0, anyio.Event()
+@pytest.mark.parametrize(("command", "grace_s"), [(Drain(3000), 3.0), (Stop(), 0.0)])
+async def test_a_gateway_that_lets_it_leave_gets_a_fresh_process(
+    tmp_path: Path, command: Command, grace_s: float
+) -> None:
+    async with joined(tmp_path) as there:
+        there.say(command)
+        await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(grace_s)])
+        there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
+        await there.until_received(Bye(ByeReason.STOPPED, "stopped"))
 
-    def connect() -> None:
-        nonlocal tried
-        tried += 1
-        if tried == 2:
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [(b"\xc1", "invalid frame"), (encode(Welcome(2)), "a second Welcome")],
+    ids=["garbage", "a second welcome"],
+)
+async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame: bytes, problem: str) -> None:
+    async with joined(tmp_path) as there:
+        with capture_logs():
+            there.door.requests[0].link.send_nowait([frame])
+            await there.until(lambda: len(there.door.requests) == 2)
+        (bye,) = [event for event in there.received if isinstance(event, Bye)]
+        assert bye.reason is ByeReason.PROTOCOL
+        assert problem in bye.text
+
+
+async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(remote_agent, "WELCOME_S", 0.5)
+    async with entrance(tmp_path) as door:
+
+        def refuse(request: JoinRequest) -> None:
+            door.requests.append(request)
+            request.decline("not you")
+
+        answers = door.answers = [refuse, refuse, door.requests.append, door.requests.append]
+        with capture_logs() as logged:
+            async with agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+                made.worker_is(SERVES)
+                await door.until(lambda: door.received != [])
+        assert answers == []
+        reasons = [line["reason"] for line in logged if line["event"] == "not_joined"]
+        assert reasons[:4] == ["the gateway refused: not you"] * 2 + ["no answer within 0.5 s"] * 2
+
+
+async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = anyio.Event()
+    tried: list[str] = []
+
+    def connect(worker: object, address: str, *_: object) -> None:
+        tried.append(address)
+        if len(tried) == 2:
             twice.set()
         raise EndpointError("no socket can be made")
 
-    monkeypatch.setattr(joining, "RETRY", RestartPolicy(first_delay_s=0.001))
-    monkeypatch.setattr(joins, "_connect", connect)
-    joins.process = SimpleNamespace(  # type: ignore[assignment]  # all that is asked of it
-        status=SimpleNamespace(hello=object(), state=WorkerState.READY)
-    )
+    monkeypatch.setattr(remote_agent, "GatewayLink", connect)
+    own = KeyPair(bytes(range(32)))
     with capture_logs() as logged:
-        async with anyio.create_task_group() as group:
-            group.start_soon(joins._stay_joined)
-            await twice.wait()
-            group.cancel_scope.cancel()
+        async with agent("tcp://127.0.0.1:9", CurveKeys(own.public, own.secret, server=own.public)) as made:
+            made.worker_is(SERVES)
+            with anyio.fail_after(WAIT_S):
+                await twice.wait()
     # The key as `baton keys add` wants it.
-    assert (logged[0]["reason"], logged[0]["key"]) == ("no socket can be made", KeyPair(bytes(range(32))).public_text)
+    assert (logged[0]["reason"], logged[0]["key"]) == ("no socket can be made", own.public_text)
+
+
+async def test_one_that_is_stopped_says_so_first_and_ends_with_its_worker(tmp_path: Path) -> None:
+    async with joined(tmp_path) as there:
+        there.agent.tell(StopAgent())
+        await there.until_received(Bye(ByeReason.STOPPED, "its machine stops it"))
+        assert there.stub.inbox.messages[1:] == [StopWorker()]
+        assert there.agent.context.ref.end is None
+        there.agent.worker_is(NEVER)
+        with anyio.fail_after(WAIT_S):
+            assert (await there.agent.context.ref.wait_stopped()).error is None

@@ -1,9 +1,7 @@
 """The modules of a plan: from the cache, or from a compile process, which takes no time of the engine's thread."""
 
 import contextlib
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +11,9 @@ from typing import Self
 
 import msgspec
 
+from actors.process.parent_death import tied
 from baton_serve.start import module_command
 from workers.errors import LoadRefused
-from workers.iree.build import parent_death
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
 from workers.iree.build.compiler import COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
@@ -68,8 +66,7 @@ class CompileProcess:
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
         job = module_command("workers.iree.build.compile_server")
-        command = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), f"--nice={niceness}", *job]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(tied(job, niceness), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(CompileStart(builder.recipe, parallel))
 
     def __enter__(self) -> Self:

@@ -2,17 +2,15 @@
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
+from actors.process.parent_death import tied
 from workers.errors import LoadRefused
-from workers.iree.build import parent_death
 from workers.iree.build.cache import MAX_BYTES, CacheError, GraphCache
 
 COMPILE_SECONDS = 600.0
@@ -63,9 +61,8 @@ class Compiler:
 
     def _run(self, text: str, module: Path) -> None:
         command = [find_tool("iree-compile"), "-", "-o", str(module), *self._flags]
-        tied = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
         try:
-            done = subprocess.run(tied, input=text, text=True, capture_output=True, timeout=COMPILE_SECONDS)
+            done = subprocess.run(tied(command), input=text, text=True, capture_output=True, timeout=COMPILE_SECONDS)
         except subprocess.TimeoutExpired:
             raise CompileError(f"iree-compile took more than {COMPILE_SECONDS:.0f} s") from None
         if done.returncode:

@@ -1,15 +1,12 @@
-"""iree-compile as a process: what a module is found by, what is said of failures, and that it outlives no worker."""
+"""iree-compile as a process: what a module is found by, what is said of failures."""
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from workers.errors import LoadRefused
-from workers.iree.build import parent_death
 from workers.iree.build.cache import CacheError
 from workers.iree.build.compiler import CompileError, Compiler
 
@@ -79,37 +76,3 @@ def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
         compiler.compile("func.func @f() -> i32 { return %no : i32 }")
     assert isinstance(refused.value, LoadRefused), "it would be refused again"
     assert entries(tmp_path) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_a_compiler_dies_with_its_parent() -> None:
-    """The parent starts a command with `parent_death`, prints its process id, and is killed."""
-    program = (
-        "import os, subprocess, sys\n"
-        f"command = [sys.executable, '-I', '-S', {parent_death.__file__!r}, str(os.getpid()), sys.executable, '-c',\n"
-        "           'import os; print(os.getpid(), flush=True); os.read(0, 1)']\n"
-        "subprocess.run(command, stdin=subprocess.PIPE, check=False)\n"
-    )
-    reading, writing = os.pipe()  # the child's standard input stays open: only the signal can end it
-    parent = subprocess.Popen([sys.executable, "-c", program], stdin=reading, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert int(parent.stdout.readline()) != parent.pid
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    assert parent.stdout.read() == ""  # ends only when the child, which holds the other end, is gone
-    parent.stdout.close()
-    os.close(reading)
-    os.close(writing)
-
-
-def test_the_leash_makes_what_it_starts_give_way() -> None:
-    program = "import os; print(os.nice(0))"
-    command = [sys.executable, "-I", "-S", str(parent_death.__file__), str(os.getpid()), "--nice=3"]
-    done = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == min(os.nice(0) + 3, 19)
-
-
-def test_the_leash_does_not_start_for_a_dead_parent() -> None:
-    command = [sys.executable, "-I", "-S", str(parent_death.__file__), "1", "/bin/echo", "started"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")

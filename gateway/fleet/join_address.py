@@ -1,18 +1,18 @@
-"""Where the door is: an address that only those can reach who should, unless more is asked for."""
+"""The address where remote workers join: loopback or a private network, unless a public one is asked for."""
 
 import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from actors.transport.acceptor import Acceptor
 from actors.transport.endpoint import EndpointError, is_loopback
+from gateway.http.acceptor import Acceptor
 
 BACKLOG = 64
 
 
-def door_address(address: str, *, public: bool) -> tuple[str, int]:
-    """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for what is none, and for an address that strangers
-    can reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
+def join_address(address: str, *, public: bool) -> tuple[str, int]:
+    """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for anything else, and for an address that anybody can
+    reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
     parts = urlsplit(address)
     try:
         port = parts.port

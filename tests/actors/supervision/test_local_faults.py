@@ -13,23 +13,14 @@ import pytest
 import structlog
 
 from actors.process.exit_cause import Origin
-from actors.supervision.policy import RestartPolicy
-from actors.supervision.worker_process import MAX_FAILED_STARTS, WorkerProcess, WorkerState, WorkerUnavailable
+from actors.supervision.messages import RestartWorker, StopWorker
+from actors.supervision.restart_policy import MAX_FAILED_STARTS, RestartPolicy
+from actors.supervision.worker import WorkerState, WorkerUnavailable
 from actors.transport.link import Link
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.events import Hello
-from tests.actors.supervision.processes import (
-    AT_ONCE,
-    ONCE,
-    PATIENT,
-    WAIT_S,
-    Recorder,
-    fake_worker,
-    make,
-    running,
-    submit,
-)
+from tests.actors.supervision.processes import ONCE, PATIENT, WAIT_S, fake_worker, submit, supervised
 from tests.pids import pid_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_sockets")]
@@ -39,8 +30,10 @@ FAULTS = {
     "exits": ("", "exited with status 4"),
     "silent_start": ("hello", "no Hello for"),
     "stuck_loading": ("loading", "no loading progress for"),
-    "silent": ("beat", "no frame for"),
-    "stopped_process": ("suspended", "it was suspended for") if sys.platform == "linux" else ("beat", "no frame for"),
+    "silent": ("heartbeat", "no frame for"),
+    "stopped_process": ("suspended", "it was suspended for")
+    if sys.platform == "linux"
+    else ("heartbeat", "no frame for"),
     "hangs_in_step": ("hang", "no step finished with work in flight for"),
     "garbage": ("", "broke the protocol"),
     "oversized": ("", "its link was lost"),
@@ -61,21 +54,22 @@ FROM_OUTSIDE = {"stopped_process", "killed"}
 @pytest.mark.parametrize(("mode", "limit", "reason"), [(mode, *rest) for mode, rest in FAULTS.items()], ids=FAULTS)
 async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str, reason: str) -> None:
     deadlines = replace(PATIENT, term=0.2, stop=1, **({limit: 0.4} if limit else {}))
-    worker, heard = make(mode, policy=ONCE, deadlines=deadlines)
     outside = mode in FROM_OUTSIDE and sys.platform == "linux"  # elsewhere nobody tells
-    async with running(worker, heard):
-        await heard.until(lambda: heard.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
-        if heard.states[-1] is WorkerState.READY:
+    async with supervised(mode, policy=ONCE, deadlines=deadlines) as (worker, recorder):
+        await recorder.until(lambda: recorder.states[-1:] in ([WorkerState.READY], [WorkerState.GIVEN_UP]))
+        if recorder.states[-1] is WorkerState.READY:
             if mode == "killed":
                 os.kill(pid_of(worker.status), signal.SIGKILL)
             else:
                 worker.send_nowait([submit()])
-        status = await heard.until_state(WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP)
+        end = WorkerState.BACKOFF if outside else WorkerState.GIVEN_UP
+        await recorder.until(lambda: end in recorder.states)
+        status = recorder.statuses[[each.state for each in recorder.statuses].index(end)]
     assert re.search(reason, status.reason), status.reason
     if sys.platform == "linux":
-        assert set(heard.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
+        assert set(recorder.origins) <= {Origin.OUTSIDE if outside else Origin.WITHIN}
     if mode != "hangs_in_step":  # whose one event is late when this machine is busy
-        assert len(heard.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
+        assert len(recorder.events) == {"last_words": 100, "garbage": 1}.get(mode, 0)
     with pytest.raises(WorkerUnavailable, match="stopped" if outside else "given_up"):
         worker.send_nowait([submit()])
 
@@ -83,19 +77,18 @@ async def test_each_fault_ends_the_worker_with_its_reason(mode: str, limit: str,
 async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.supervision.incarnation.SILENT_S", 0.2)
-    worker, heard = make("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0))
-    async with running(worker, heard):
-        status = await heard.until_state(WorkerState.READY)
+    monkeypatch.setattr("actors.supervision.protocol_state.SILENT_S", 0.2)
+    async with supervised("good", deadlines=replace(PATIENT, idle=2.0, suspended=60.0)) as (worker, recorder):
+        status = await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(status), signal.SIGSTOP)
         while anyio.current_time() - worker.status.last_frame < 0.2:  # noqa: ASYNC110  silence does not tell
             await anyio.sleep(0.01)
         worker.send_nowait([submit()])
-        await heard.until(lambda: bool(heard.lost))
-        assert heard.lost == [(1, "no beat without work for 2 s")]
-        await heard.until_state(WorkerState.READY)
+        await recorder.until(lambda: bool(recorder.lost))
+        assert recorder.lost == [(1, "no heartbeat without work for 2 s")]
+        await recorder.until_state(WorkerState.READY)
     if sys.platform == "linux":
-        assert heard.origins[0] is Origin.OUTSIDE
+        assert recorder.origins[0] is Origin.OUTSIDE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
@@ -107,112 +100,103 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
         endpoints.append(endpoint)
         return silent(endpoint, incarnation)
 
-    heard = Recorder()
-    worker = WorkerProcess("w", command, heard, policy=AT_ONCE, deadlines=replace(PATIENT, term=0.2))
-    async with running(worker, heard):
-        await heard.until(lambda: worker.status.pid is not None)
+    async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, recorder):
+        await recorder.until(lambda: worker.status.pid is not None)
         stranger = Link.connect(endpoints[0], lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
         await stranger.send([encode(hello)])
-        await heard.until(lambda: WorkerState.BACKOFF in heard.states)
+        await recorder.until(lambda: WorkerState.BACKOFF in recorder.states)
         stranger.close(0)
-        status = await heard.until_state(WorkerState.READY)
+        status = await recorder.until_state(WorkerState.READY)
     assert status.incarnation == 2
-    assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in heard.statuses)
+    assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in recorder.statuses)
 
 
 async def test_another_protocol_version_is_refused_for_good() -> None:
-    worker, heard = make("wrong_version")
     with structlog.testing.capture_logs() as logs:
-        async with running(worker, heard):
-            status = await heard.until_state(WorkerState.GIVEN_UP)
+        async with supervised("wrong_version") as (_, recorder):
+            status = await recorder.until_state(WorkerState.GIVEN_UP)
     assert "protocol version 2 is not 1" in status.reason
     assert status.incarnation == 1
     assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 2 is not 1"]
 
 
 async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:
-    worker, heard = make("load_refused", "good")
-    async with running(worker, heard):
-        status = await heard.until_state(WorkerState.GIVEN_UP)
+    async with supervised("load_refused", "good") as (_, recorder):
+        status = await recorder.until_state(WorkerState.GIVEN_UP)
     assert status.reason == "cannot be healed by a restart: it left (load_refused): no such device"
     assert status.incarnation == 1
 
 
 async def test_a_killed_worker_comes_back_as_a_new_incarnation() -> None:
-    worker, heard = make("good")
-    async with running(worker, heard):
-        first = await heard.until_state(WorkerState.READY)
+    async with supervised("good") as (worker, recorder):
+        first = await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(first), signal.SIGKILL)
-        await heard.until(lambda: bool(heard.lost))
+        await recorder.until(lambda: bool(recorder.lost))
         with pytest.raises(WorkerUnavailable):
             worker.send_nowait([submit()])
-        second = await heard.until_state(WorkerState.READY)
+        second = await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        await heard.until(lambda: len(heard.events) == 2)
+        await recorder.until(lambda: len(recorder.events) == 2)
     assert second.pid != first.pid
     assert (second.incarnation, second.restarts) == (2, 1)
-    assert {number for number, _ in heard.events} == {2}
-    assert [number for number, _ in heard.lost] == [1, 2]
-    assert "SIGKILL" in heard.lost[0][1]
+    assert {number for number, _ in recorder.events} == {2}
+    assert [number for number, _ in recorder.lost] == [1, 2]
+    assert "SIGKILL" in recorder.lost[0][1]
     assert (first.last_failure, second.last_failure) == (None, worker.status.last_failure)
     last = second.last_failure
     assert last is not None
     assert (last.incarnation, last.reason) == (1, "its process was killed by SIGKILL")
     assert last.origin is (Origin.OUTSIDE if sys.platform == "linux" else Origin.UNKNOWN)
-    assert heard.origins[0] is last.origin
+    assert recorder.origins[0] is last.origin
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody tells who sent a SIGKILL")
 async def test_it_may_be_killed_as_often_as_somebody_likes() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("good", policy=policy)
-    async with running(worker, heard):
+    async with supervised("good", policy=policy) as (_, recorder):
         for incarnation in range(1, 6):
-            status = await heard.until_state(WorkerState.READY)
+            status = await recorder.until_state(WorkerState.READY)
             assert status.incarnation == incarnation
             os.kill(pid_of(status), signal.SIGKILL)
-            await heard.until_lost(incarnation)
+            await recorder.until_lost(incarnation)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells that a process is suspended")
 async def test_one_that_is_suspended_while_it_starts_keeps_nobody_waiting() -> None:
     """Neither for the deadlines of a start, nor for an answer to SIGTERM."""
     deadlines = replace(PATIENT, suspended=0.2, term=2 * WAIT_S)
-    worker, heard = make("silent_start", "stuck_loading", "good", deadlines=deadlines)
 
     async def suspend(incarnation: int) -> None:
-        await heard.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
+        await recorder.until(lambda: worker.status.incarnation == incarnation and worker.status.pid is not None)
         os.kill(pid_of(worker.status), signal.SIGSTOP)
 
-    async with running(worker, heard):
+    async with supervised("silent_start", "stuck_loading", "good", deadlines=deadlines) as (worker, recorder):
         for incarnation in (1, 2):
             await suspend(incarnation)
-        assert (await heard.until_state(WorkerState.READY)).incarnation == 3
-    assert {status.reason for status in heard.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
+        assert (await recorder.until_state(WorkerState.READY)).incarnation == 3
+    assert {status.reason for status in recorder.statuses} - {""} == {"it was suspended for 0.2 s", "stopped"}
 
 
 async def test_it_is_given_up_after_too_many_failures() -> None:
     policy = RestartPolicy(max_failures=3, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("exits", policy=policy)
-    with anyio.fail_after(WAIT_S):
-        await worker.run()
+    async with supervised("exits", policy=policy) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, 3)
     assert worker.status.reason == "failed 3 times within 300 s: its process exited with status 4"
-    assert heard.lost == []
+    assert recorder.lost == []
 
 
-async def test_ends_that_were_pardoned_do_not_count() -> None:
+async def test_ends_that_are_exempt_do_not_count() -> None:
     policy = RestartPolicy(max_failures=2, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("last_words", policy=policy)
-    async with running(worker, heard):
+    async with supervised("last_words", policy=policy) as (worker, recorder):
         for incarnation in range(1, 6):
-            await heard.until_state(WorkerState.READY)
+            await recorder.until_state(WorkerState.READY)
             if incarnation <= 3:
-                worker.pardon_nowait(incarnation)
+                worker.exempt_nowait(incarnation)
             worker.send_nowait([submit(incarnation)])
-            await heard.until_lost(incarnation)
-        await heard.until_state(WorkerState.GIVEN_UP)
+            await recorder.until_lost(incarnation)
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 5
     assert worker.status.reason.startswith("failed 2 times within 300 s: ")
 
@@ -220,24 +204,22 @@ async def test_ends_that_were_pardoned_do_not_count() -> None:
 async def test_starts_that_keep_failing_are_given_up_however_long_each_takes() -> None:
     """The policy forgets a failure at once, as it does those of starts that take longer than its window."""
     forgetful = RestartPolicy(window_s=1e-9, first_delay_s=0.0, max_delay_s=0.0)
-    worker, heard = make("last_words", "last_words", *["exits"] * 8, policy=forgetful)
 
     async def fail(incarnation: int) -> None:
-        await heard.until_state(WorkerState.READY)
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit(incarnation)])
-        await heard.until(lambda: worker.status.incarnation > incarnation)
+        await recorder.until(lambda: worker.status.incarnation > incarnation)
 
-    async with running(worker, heard):
+    async with supervised("last_words", "last_words", *["exits"] * 8, policy=forgetful) as (worker, recorder):
         for incarnation in (1, 2):
             await fail(incarnation)
-        await heard.until_state(WorkerState.GIVEN_UP)
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert worker.status.incarnation == 2 + MAX_FAILED_STARTS
     assert worker.status.reason == "failed 5 starts in a row: its process exited with status 4"
 
 
 async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> None:
     """Ten starts: twice what ends one that cannot be started for another reason."""
-    heard = Recorder()
     starts = fake_worker("ok")
 
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
@@ -245,44 +227,45 @@ async def test_one_that_served_is_tried_until_the_system_has_room_for_it() -> No
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return starts(endpoint, incarnation)
 
-    worker = WorkerProcess("w", command, heard, deadlines=replace(PATIENT, shortage=0.001))
-    async with running(worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised(command=command, policy=RestartPolicy(), deadlines=replace(PATIENT, shortage=0.001)) as (
+        worker,
+        recorder,
+    ):
+        await recorder.until_state(WorkerState.READY)
         os.kill(pid_of(worker.status), signal.SIGKILL)
-        await heard.until(lambda: worker.status.incarnation == 12)
-        await heard.until_state(WorkerState.READY)
-    assert WorkerState.GIVEN_UP not in heard.states
-    assert any(os.strerror(errno.ENOSPC) in status.reason for status in heard.statuses)
+        await recorder.until(lambda: worker.status.incarnation == 12)
+        await recorder.until_state(WorkerState.READY)
+    assert WorkerState.GIVEN_UP not in recorder.states
+    assert any(os.strerror(errno.ENOSPC) in status.reason for status in recorder.statuses)
 
 
 async def test_one_that_never_served_is_not() -> None:
     def command(endpoint: str, incarnation: int) -> Sequence[str]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    worker = WorkerProcess("w", command, Recorder(), policy=AT_ONCE, deadlines=PATIENT)
-    await worker.run()
+    async with supervised(command=command) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert (worker.status.state, worker.status.incarnation) == (WorkerState.GIVEN_UP, MAX_FAILED_STARTS)
 
 
 async def test_a_worker_that_dies_while_it_drains_has_failed() -> None:
-    worker, heard = make("slow_drain", deadlines=PATIENT)
-    async with running(worker, heard):
-        await heard.until_state(WorkerState.READY)
+    async with supervised("slow_drain", deadlines=PATIENT) as (worker, recorder):
+        await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
-        worker.restart_nowait(30.0)
-        await heard.until_state(WorkerState.DRAINING)
+        worker.ref.tell(RestartWorker(30.0))
+        await recorder.until_state(WorkerState.DRAINING)
         os.kill(pid_of(worker.status), signal.SIGKILL)
-        await heard.until(lambda: worker.status.incarnation == 2)
-        worker.stop_nowait()
-    (state,) = {status.state for status in heard.statuses if "SIGKILL" in status.reason}
+        await recorder.until(lambda: worker.status.incarnation == 2)
+        worker.ref.tell(StopWorker())
+    (state,) = {status.state for status in recorder.statuses if "SIGKILL" in status.reason}
     assert state is WorkerState.BACKOFF
-    assert "SIGKILL" in heard.lost[0][1]
+    assert "SIGKILL" in recorder.lost[0][1]
 
 
 async def test_a_program_that_is_not_there_is_given_up() -> None:
-    heard = Recorder()
-    worker = WorkerProcess("w", lambda endpoint, incarnation: ["/no/such/program"], heard, policy=ONCE)
-    await worker.run()
+    absent = ["/no/such/program"]
+    async with supervised(command=lambda endpoint, incarnation: absent, policy=ONCE) as (worker, recorder):
+        await recorder.until_state(WorkerState.GIVEN_UP)
     assert "cannot start '/no/such/program'" in worker.status.reason
     assert worker.status.last_failure is not None
     assert worker.status.last_failure.reason.startswith("cannot start '/no/such/program'")

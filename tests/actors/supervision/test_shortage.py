@@ -7,7 +7,7 @@ import pytest
 
 from actors.process.child import ChildProcess, SpawnFailed
 from actors.process.descriptors import NoDescriptors
-from actors.process.shortage import PASSING, is_shortage
+from actors.supervision.local import PASSING, is_shortage
 from actors.transport.endpoint import EndpointError, LocalEndpoint
 
 
@@ -29,7 +29,7 @@ def test_what_time_does_not_mend_is_none() -> None:
     assert not is_shortage(None)
     assert not is_shortage(ValueError("no errno"))
     with pytest.raises(SpawnFailed) as absent:
-        ChildProcess.spawn(["/no/such/program"], lambda line: None)
+        ChildProcess.spawn(["/no/such/program"], lambda line: None, lambda: None)
     assert not is_shortage(absent.value)
     with pytest.raises(EndpointError) as nowhere:
         LocalEndpoint(["/no/such/folder"])

@@ -1,4 +1,4 @@
-"""What one incarnation says and owes: pure, with frames and times alone."""
+"""What one incarnation has sent and owes: pure, with frames and times alone."""
 
 from dataclasses import replace
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.supervision.incarnation import Incarnation, PeerMisbehaved, PeerRefused
-from actors.supervision.worker import Deadlines, WorkerState
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
+from actors.supervision.worker import WorkerState
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel
 from protocol.errors import ByeReason, ErrorCode
@@ -28,7 +29,7 @@ from protocol.events import (
 )
 from tests.actors.supervision.processes import submit
 
-LIMITS = Deadlines(hello=10, loading=100, beat=5, idle=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
+LIMITS = Deadlines(hello=10, loading=100, heartbeat=5, idle=5, hang=20, hang_factor=4, hang_most=100, stop=3, term=1)
 HELLO = Hello(
     protocol=PROTOCOL_VERSION, worker="w", incarnation=3, pid=1, model="m", backend="b", device="d", slots=1, context=1
 )
@@ -41,8 +42,8 @@ STEP = Step(deltas=())
 LOADING = Loading(phase="weights", done=1, total=2)
 
 
-def live(*events: Event, at: float = 0.0) -> Incarnation:
-    seen = Incarnation("w", 3, LIMITS, at)
+def live(*events: Event, at: float = 0.0) -> ProtocolState:
+    seen = ProtocolState("w", 3, LIMITS, at)
     for event in events:
         seen.receive(event, at)
     return seen
@@ -127,10 +128,10 @@ def test_the_beat_deadline(before: list[Event]) -> None:
 class TestIdle:
     """A worker without work is late sooner than one with work."""
 
-    LIMITS = replace(LIMITS, beat=30, idle=4)
+    LIMITS = replace(LIMITS, heartbeat=30, idle=4)
 
-    def live(self, *events: Event) -> Incarnation:
-        seen = Incarnation("w", 3, self.LIMITS, 0.0)
+    def live(self, *events: Event) -> ProtocolState:
+        seen = ProtocolState("w", 3, self.LIMITS, 0.0)
         for event in (HELLO, *events):
             seen.receive(event, 0.0)
         return seen
@@ -139,7 +140,7 @@ class TestIdle:
         seen = self.live(READY)
         seen.receive(IDLE, 10.0)
         assert seen.overdue(13.9) is None
-        assert seen.overdue(14.0) == "no beat without work for 4 s"
+        assert seen.overdue(14.0) == "no heartbeat without work for 4 s"
 
     def test_what_loads_is_not_idle(self) -> None:
         assert self.live().overdue(29.9) is None
@@ -156,7 +157,7 @@ class TestIdle:
         seen.sent([submit(1)], 1.0)
         seen.sent([Cancel(1)], 2.0)
         assert seen.overdue(5.9) is None
-        assert seen.overdue(6.0) == "no beat without work for 4 s"
+        assert seen.overdue(6.0) == "no heartbeat without work for 4 s"
 
     @pytest.mark.parametrize(("at", "late"), [(SILENT_S - 0.1, False), (SILENT_S, True)])
     def test_work_is_no_excuse_for_the_beats_missed_before_it(self, at: float, late: bool) -> None:
@@ -165,19 +166,19 @@ class TestIdle:
         seen.sent([Cancel(1)], at)
         seen.sent([submit(2)], at)
         assert seen.overdue(3.9) is None
-        assert seen.overdue(4.0) == ("no beat without work for 4 s" if late else None)
+        assert seen.overdue(4.0) == ("no heartbeat without work for 4 s" if late else None)
         seen.receive(BUSY, 4.0)
         assert seen.overdue(19.9) is None, "it lives: its steps count from now on"
 
     def test_a_shorter_bound_than_three_beats_holds_as_well(self) -> None:
-        seen = Incarnation("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
+        seen = ProtocolState("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
         for event in (HELLO, READY):
             seen.receive(event, 0.0)
         seen.sent([submit(1)], 1.0)
-        assert seen.overdue(1.0) == "no beat without work for 1 s"
+        assert seen.overdue(1.0) == "no heartbeat without work for 1 s"
 
 
-def hang(seen: Incarnation, event: Event, start: float, seconds: int) -> str | None:
+def hang(seen: ProtocolState, event: Event, start: float, seconds: int) -> str | None:
     for second in range(seconds + 1):
         seen.receive(event, start + second)
         if late := seen.overdue(start + second):
@@ -265,13 +266,11 @@ def test_steps_that_advance_are_progress() -> None:
 
 def test_leaving() -> None:
     seen = live(HELLO, READY)
-    assert not seen.must_be_gone(1e9)
-    seen.leave(30.0)
-    seen.leave(20.0)
-    seen.leave(40.0)
+    assert live(HELLO, READY).leave_by is None
+    for by in (30.0, 20.0, 40.0):
+        seen.leave(by)
     assert seen.state is WorkerState.DRAINING
-    assert not seen.must_be_gone(19.9)
-    assert seen.must_be_gone(20.0)
+    assert seen.leave_by == 20.0
 
 
 def test_ready_does_not_undo_a_drain() -> None:

@@ -1,0 +1,104 @@
+"""The restart policy of a worker: whether and when it starts again after a failure. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from actors.process.exit_cause import Origin
+from actors.supervision.messages import Loss
+
+MAX_REMEMBERED = 64
+"""The newest failures of one worker are remembered."""
+MAX_FAILED_STARTS = 5
+"""Failed starts in a row after which a worker is given up, also when each takes longer than the policy's window."""
+
+
+class Restart(Struct, frozen=True):
+    """Start again after `delay_s` seconds."""
+
+    delay_s: float
+
+
+class GiveUp(Struct, frozen=True):
+    """Do not start again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Restart with a delay that doubles with each failure within `window_s`; give up at `max_failures` of them."""
+
+    max_failures: int = 5
+    window_s: float = 300.0
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` that names the field which is out of its range."""
+        if not 1 <= self.max_failures <= MAX_REMEMBERED:
+            raise ValueError(f"max_failures: {self.max_failures} is not between 1 and {MAX_REMEMBERED}")
+        if not self.window_s > 0:
+            raise ValueError(f"window_s: {self.window_s} is not above 0")
+        if not 0 <= self.first_delay_s <= self.max_delay_s:
+            raise ValueError(f"first_delay_s: {self.first_delay_s} is not between 0 and max_delay_s")
+
+    def decide(self, failures: Sequence[float], now: float) -> Restart | GiveUp:
+        """Decide after a failure. `failures` are the times of all that count, on the steady clock of `now`; the latest
+        need not count."""
+        recent = sum(1 for failed in failures if now - failed < self.window_s)
+        if recent >= self.max_failures:
+            return GiveUp(f"failed {recent} times within {self.window_s:g} s")
+        if not recent:
+            return Restart(0.0)
+        return Restart(min(self.first_delay_s * 2.0 ** min(recent - 1, 64), self.max_delay_s))
+
+
+class FailureRecord:
+    """The failures of one worker, by incarnation.
+
+    The end of a ready incarnation from outside does not count. Others may be exempted, before or after they are
+    recorded.
+    """
+
+    def __init__(self, policy: RestartPolicy, shortage_s: float, *, joins: bool = False) -> None:
+        """A worker that `joins` is started by another machine, and never given up for failed starts. One that was ready
+        before is started every `shortage_s` seconds while the system is short of something."""
+        self._policy = policy
+        self._shortage_s = shortage_s
+        self._joins = joins
+        self._failures: deque[tuple[int, float]] = deque(maxlen=MAX_REMEMBERED)
+        self._exempt: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        self._failed_starts = 0
+        self._last_ready = 0  # the number of the last incarnation that was
+
+    def forget(self) -> None:
+        """Forget all failures."""
+        self._failures.clear()
+        self._failed_starts = 0
+
+    def ready(self, number: int) -> None:
+        """Note that an incarnation became ready."""
+        self._last_ready = number
+
+    def exempt(self, number: int) -> None:
+        """Do not count the failure of that incarnation."""
+        if number not in self._exempt:
+            self._exempt.append(number)
+
+    def failed(self, loss: Loss, number: int, now: float) -> Restart | GiveUp:
+        """Record how an incarnation ended, and decide what follows."""
+        was_ready = self._last_ready == number
+        if loss.shortage and self._last_ready:
+            return Restart(self._shortage_s)
+        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        if was_ready and loss.origin is Origin.OUTSIDE:
+            self.exempt(number)
+        self._failures.append((number, now))
+        if loss.lasting and not self._joins:
+            return GiveUp("cannot be healed by a restart")
+        if self._failed_starts >= MAX_FAILED_STARTS and not self._joins:
+            return GiveUp(f"failed {self._failed_starts} starts in a row")
+        return self._policy.decide([at for each, at in self._failures if each not in self._exempt], now)

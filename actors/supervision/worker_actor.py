@@ -1,0 +1,213 @@
+"""A worker as an actor: carries out the decisions of its life on its link, its peer and its timer.
+
+Frames, and the notices that follow from them, are handled inside the link's callback. What has arrived on the link is
+handled before a deadline or an exit is.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo, Waiting
+from actors.join.request import JoinRequest
+from actors.mailbox import MailboxFull
+from actors.process.child import SpawnFailed
+from actors.process.exit_cause import Origin
+from actors.supervision import messages as msg
+from actors.supervision.life import Life, Terms
+from actors.supervision.local import CommandLine, LocalPeer, is_shortage
+from actors.supervision.peer import Peer
+from actors.supervision.remote import RemotePeer
+from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
+from actors.transport.endpoint import EndpointError
+from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
+from protocol.codec import encode
+from protocol.commands import Command
+
+END_S = 10.0
+"""Time to stop beyond the deadlines that the worker has for it; it is killed before."""
+
+
+class WorkerRef:
+    """The handle of a worker. `ref` takes `WorkerMessage`; the methods act at once, also inside a handler."""
+
+    def __init__(self, actor: "WorkerActor", ref: Ref[msg.WorkerMessage]) -> None:
+        self.name = ref.name
+        self.ref = ref
+        self._actor = actor
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The status after the messages handled so far."""
+        return self._actor.life.status
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """Send commands as one message. Raises `WorkerUnavailable` when it is not READY (or DRAINING, for cancels), or
+        the link is full."""
+        self._actor.send_nowait(commands)
+
+    def exempt_nowait(self, incarnation: int) -> None:
+        """Post `Exempt`."""
+        self.ref.tell(msg.Exempt(incarnation), urgent=True)
+
+
+def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
+    """Supervise a worker as a child of that actor: a process started by `command`; without one, a remote worker that
+    sends a `JoinRequest`. A failure of the worker's actor counts as one of its incarnation."""
+    peer = RemotePeer(name, terms) if command is None else LocalPeer(name, command, terms)
+    actor = WorkerActor(Life(name, terms, joins=command is None), peer)
+    stop_s = terms.deadlines.stop + terms.deadlines.term + END_S
+    return WorkerRef(actor, context.spawn(name, actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
+
+
+class WorkerActor(Actor[msg.WorkerMessage]):
+    """Owns the link and the timer of one worker. Its watchers get `WorkerNotice` messages."""
+
+    def __init__(self, life: Life, peer: Peer) -> None:
+        self.life = life
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting = Waiting()
+        self._idle = anyio.Event()
+
+    def handle(self, message: msg.WorkerMessage) -> None:
+        """See `WorkerMessage`."""
+        life, number = self.life, self.life.number
+        match message:
+            case JoinRequest():
+                self._loop.call_soon(self._report, msg.Admit(message))
+            case msg.Due():
+                self._take(self._observe())
+            case msg.AwaitReady(after, reply):
+                self._await(reply, lambda: life.number > after and life.status.state is WorkerState.READY)
+            case msg.RestartWorker(reply=answer):
+                self._take(message)
+                self._await(answer, lambda: life.gone(number))
+            case msg.DrainWorker(reply=answer):
+                self._take(message)
+                self._await(answer, lambda: False)
+            case _:
+                self._take(message)
+        self._settle()
+
+    def restarted(self, error: Exception) -> None:
+        """End the incarnation; another one follows, as after any failure."""
+        if self.life.ending:
+            raise error  # it is being ended already: nothing would follow
+        self._take(msg.Loss(f"its supervision failed: {type(error).__name__}: {error}"))
+        self._settle()
+
+    async def stopped(self) -> None:
+        """Stop the worker: ask, wait, kill."""
+        self._idle = anyio.Event()
+        try:
+            self._take(msg.StopWorker())
+            self._settle()
+            await self._idle.wait()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._close()
+            self._peer.end(0.0)
+
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """See `WorkerRef`."""
+        self.life.check_sendable(commands)
+        try:
+            self._send(commands)
+        except (LinkFull, LinkClosed, MessageRefused) as error:
+            raise WorkerUnavailable(f"worker {self.life.name!r}: {error}") from error
+        self.life.sent(commands, self._loop.time())
+
+    # Input from the peer and the timer.
+
+    def _report(self, message: msg.WorkerReport) -> None:
+        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link counts as lost:
+        frames after a gap must not be handled."""
+        try:
+            if not isinstance(message, msg.Frames) and self._link is not None:
+                self._link.drain_now()
+            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames))
+        except MailboxFull as error:
+            if not isinstance(message, msg.Frames):
+                raise
+            self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
+        except ActorStopped:
+            if isinstance(message, msg.Admit):
+                message.request.decline("the gateway is shutting down")
+
+    def _observe(self) -> msg.Observation:
+        if self._link is None:
+            return msg.Observation()
+        status = self.life.status
+        suspended, origin = self._peer.observe(self._loop.time() - status.last_frame, status.hang_s)
+        return msg.Observation(suspended, origin, self._link.dropped > 0)
+
+    # Decisions of its life.
+
+    def _take(self, message: msg.Input) -> None:
+        inputs = deque([message])
+        while inputs:
+            for decision in self.life.take(inputs.popleft(), self._loop.time()):
+                if (answer := self._carry_out(decision)) is not None:
+                    inputs.append(answer)
+
+    def _carry_out(self, decision: msg.Decision) -> msg.Input | None:
+        match decision:
+            case msg.StartIncarnation(number, request):
+                try:
+                    self._link, started = self._peer.start(number, request, self._report)
+                except (EndpointError, SpawnFailed, OSError) as error:
+                    return msg.Loss(str(error), shortage=is_shortage(error))
+                return started
+            case msg.SendCommand(command):
+                try:
+                    self._send([command])
+                except (LinkFull, LinkClosed):
+                    return msg.NotSent(command)
+            case msg.CloseLink(linger_s):
+                self._close(linger_s)
+            case msg.EndIncarnation(ask_s):
+                self._peer.end(ask_s)
+            case msg.DeclineJoin(request, why):
+                request.decline(why)
+            case _:
+                self.context.notify(decision, urgent=not isinstance(decision, WorkerEvent))
+        return None
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        if self._link is None:
+            raise LinkClosed("the link is closed")
+        self._link.send_nowait([encode(command) for command in commands])
+
+    def _close(self, linger_s: float = 0.0) -> None:
+        if self._link is not None:
+            self._link.close(linger_s)
+            self._link = None
+
+    # Replies that wait.
+
+    def _await(self, reply: ReplyTo[WorkerStatus] | None, reached: Callable[[], bool]) -> None:
+        """Reply with the status once that is reached, or the worker has ended."""
+        if reply is not None:
+            self._waiting.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
+
+    def _settle(self) -> None:
+        """After each message."""
+        self._waiting.settle()
+        if not self.life.running:
+            self._idle.set()
+        due = self.life.due
+        if due < (math.inf if self._timer is None else self._timer.when()):  # firing early does no harm
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._report(msg.Due())

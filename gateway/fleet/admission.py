@@ -1,0 +1,52 @@
+"""Admission of remote workers: checks the name and the model of a join request. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actors.transport.rejections import Rejection
+from gateway.fleet.member import Member
+from protocol.events import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """The reason to decline a join request."""
+
+    kind: Rejection
+    why: str
+
+
+def objection(members: Mapping[str, Member], name: str, hello: Hello) -> Objection | None:
+    """Return why a worker must not join under that name with that model; None if it may."""
+    known = members.get(name)
+    if known is not None and not known.remote:
+        return _wrong(f"{name} is a worker of the gateway's own machine: give the key another name")
+    if known is not None and known.model != hello.model:
+        return _wrong(
+            f"{name} served {known.model!r} before, not {hello.model!r}: give each model's worker a key of its own"
+        )
+    others = {other.model_digest for _, other in _others(members, name, hello.model)}
+    if others and hello.model_digest not in others:
+        return _wrong(
+            f"its checkpoint of {hello.model!r} (digest {hello.model_digest or 'none'}) is not the one that is "
+            f"served here (digest {', '.join(sorted(others)) or 'none'})"
+        )
+    return None
+
+
+def differs(members: Mapping[str, Member], name: str, hello: Hello) -> str | None:
+    """A worker of the same model with another backend, device, number type, kind of CPU or version. The new one may
+    join all the same, but their tokens may differ."""
+    for other_name, other in _others(members, name, hello.model):
+        if (other.backend, other.config_digest) != (hello.backend, hello.config_digest):
+            return other_name
+    return None
+
+
+def _others(members: Mapping[str, Member], name: str, model: str) -> list[tuple[str, Hello]]:
+    found = ((each.name, each.status.hello) for each in members.values() if each.name != name and each.model == model)
+    return [(name, hello) for name, hello in found if hello is not None]
+
+
+def _wrong(why: str) -> Objection:
+    return Objection(Rejection.MODEL, why)

@@ -1,0 +1,114 @@
+"""Steps of operations. Each is a message to a worker or to the fleet, with a reply and a deadline."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import anyio.to_thread
+
+from actors.actor import AskTimeout, Ref, ReplyTo
+from actors.supervision.deadlines import Deadlines
+from actors.supervision.local import CommandLine
+from actors.supervision.messages import AwaitReady, DrainWorker, RestartWorker, StartWorker, WorkerMessage
+from actors.supervision.worker import WorkerState, WorkerStatus
+from actors.supervision.worker_actor import END_S
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.fleet.member import Member
+from gateway.fleet.messages import AddExtra, FleetMessage, OperationReport, Relieve, RemoveWorker, UseCommand
+from gateway.fleet.operation import OperationFailed
+
+MOVE_S = 5.0
+"""Time beyond the grace of a drain, for the router to move the remaining sequences."""
+READY_S = 86400.0
+"""Deadline of a worker that starts: longer than any checkpoint takes to load."""
+RETURN_S = 300.0
+"""Deadline of a remote worker that is to join again. It may still join later."""
+ANSWER_S = 10.0
+"""Deadline of replies that the fleet sends at once."""
+
+
+class Steps:
+    """The steps of one operation. They read what members there are, and change it by messages alone."""
+
+    def __init__(
+        self, members: Mapping[str, Member], fleet: Ref[FleetMessage], deadlines: Deadlines, grace_s: float
+    ) -> None:
+        self.members = members
+        self._fleet = fleet
+        self._leave_s = MOVE_S + deadlines.stop + deadlines.term + END_S
+        self._grace_s = grace_s
+
+    def report(self, line: str) -> None:
+        """Report what was done."""
+        self._fleet.tell(OperationReport(line))
+
+    async def drain(self, member: Member, grace_s: float | None = None) -> None:
+        """Let a worker finish what it has within the grace (the operation's, unless another one is given), let the
+        router move the rest, and stop it for good."""
+        grace_s = self._grace_s if grace_s is None else grace_s
+        await self._leave(member, functools.partial(DrainWorker, grace_s, MOVE_S), grace_s)
+
+    async def dismiss(self, member: Member) -> None:
+        """Let this incarnation of a worker end as `drain` does. Another one follows, or may join."""
+        await self._leave(member, functools.partial(RestartWorker, self._grace_s, MOVE_S), self._grace_s)
+
+    async def renew(self, member: Member) -> WorkerStatus:
+        """As `dismiss`, and wait until the worker takes requests again or is given up: its status then. Also starts one
+        that was stopped or given up."""
+        before = member.status
+        if before.running:
+            await self.dismiss(member)
+        else:
+            member.worker.ref.tell(StartWorker())
+        return await self.ready(member, before.incarnation)
+
+    async def ready(self, member: Member, after: int = 0) -> WorkerStatus:
+        """Wait until a later incarnation takes requests or the worker is given up: its status then."""
+        try:
+            ready: Callable[[ReplyTo[WorkerStatus]], WorkerMessage] = functools.partial(AwaitReady, after)
+            return await member.worker.ref.ask(ready, timeout=RETURN_S if member.remote else READY_S)
+        except AskTimeout:
+            return member.status
+
+    async def restart(self, member: Member) -> None:
+        """Renew a worker, in its place. Raises `OperationFailed` when it does not come back."""
+        status = await self.renew(member)
+        if not status.running or (member.remote and status.state is not WorkerState.READY):
+            raise OperationFailed(f"{member.name} did not become ready: {status.reason}")
+        self.report(f"{member.name} was started again")
+
+    async def relieve(self, member: Member, by: frozenset[str] | None) -> bool:
+        """Let another worker take a worker's place: see `Relieve`."""
+        return await self._fleet.ask(functools.partial(Relieve, member.name, by), timeout=READY_S)
+
+    async def add_extra(self, launch: WorkerLaunch, checkpoint: str) -> Member:
+        """Start another worker for the time of the operation."""
+        extra = functools.partial(AddExtra, launch, checkpoint, self._grace_s)
+        return await self._fleet.ask(extra, timeout=ANSWER_S)
+
+    async def remove(self, member: Member) -> None:
+        """Drain a worker, and forget it."""
+        await self.drain(member, member.extra_grace_s)
+        self._fleet.tell(RemoveWorker(member.name))
+
+    async def command(self, member: Member, name: str, checkpoint: str) -> CommandLine:
+        """Return the command that starts that worker, or one like it of another name, with this checkpoint (empty: its
+        current one). Raises `LaunchRefused`."""
+        if member.launch is None or member.command is None:
+            raise LaunchRefused(f"{member.name} is started on its own machine")
+        if not checkpoint and name == member.name:
+            return member.command
+        if member.launch.like is None:
+            raise LaunchRefused(f"there is no other way to start {member.name}")
+        return await anyio.to_thread.run_sync(member.launch.like, name, checkpoint or member.checkpoint)
+
+    def use(self, member: Member, command: CommandLine, checkpoint: str) -> None:
+        """Start the worker in this way from now on."""
+        self._fleet.tell(UseCommand(member.name, command, checkpoint))
+
+    async def _leave(
+        self, member: Member, message: Callable[[ReplyTo[WorkerStatus]], WorkerMessage], grace_s: float
+    ) -> None:
+        try:
+            await member.worker.ref.ask(message, timeout=grace_s + self._leave_s)
+        except AskTimeout:
+            raise OperationFailed(f"{member.name} has not ended within {grace_s + self._leave_s:g} s") from None
