@@ -39,7 +39,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
 
 
 def main() -> int:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     for name, kind in (("endpoint", str), ("incarnation", int), ("spec", decode_spec)):
         parser.add_argument(f"--{name}", required=True, type=kind)

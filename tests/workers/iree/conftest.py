@@ -53,7 +53,7 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
 
 
 def fetch_all(runner: IreeRunner, *kinds: str) -> None:
-    """Every step's graph and those for the draws of all slots, or all of some kinds: what a runner comes to."""
+    """Wait for the graphs of every step and those that sample for all slots, or for all graphs of some kinds."""
     slots = runner.capabilities.slots
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]

@@ -76,28 +76,28 @@ def sizes(runner: IreeRunner, kind: str) -> tuple[int, ...]:
 
 
 def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec: SampleSpec) -> None:
-    """One sequence goes through every transition of both ladders, beside what it gets from the smallest graphs."""
+    """One sequence goes through every transition between buckets, and gets the tokens of the smallest graphs."""
     buckets, chunk_sizes = sizes(runner, "decode"), sizes(runner, "prefill")
     decodes, chunks = tour(buckets), tour(chunk_sizes)
     last = f"decode_{buckets[-1]}"
     with monkeypatch.context() as patch:
         rationed = Rationed(runner, patch)
 
-        def generate(slot: int, ladders: bool) -> list[int]:
+        def generate(slot: int, buckets: bool) -> list[int]:
             tokens: list[int] = []
-            for size in chunks if ladders else (32,):  # rows that are computed again come out the same
+            for size in chunks if buckets else (32,):  # rows that are computed again come out the same
                 rationed.only(f"prefill_{size}", last, SAMPLE)
                 runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
             for step, size in enumerate(decodes):
                 at = 30 + step % 60  # and from the start again, before the context ends
-                rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
+                rationed.only(f"decode_{size}" if buckets else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
                 tokens += sampled(runner.decode([DecodeRow(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
             return tokens
 
-        expected = generate(0, ladders=False)
+        expected = generate(0, buckets=False)
         rationed.taken.clear()
-        assert generate(0, ladders=True) == expected
+        assert generate(0, buckets=True) == expected
         taken = set(pairwise(name for name in rationed.taken if name.startswith(("decode", "prefill"))))
         assert taken >= set(product((f"decode_{size}" for size in buckets), repeat=2))
         assert taken >= set(product((f"prefill_{size}" for size in chunk_sizes), repeat=2))
@@ -108,7 +108,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec:
 @pytest.mark.parametrize(("dtype", "slots", "edited_here"), [("float32", 8, False), ("bfloat16", 32, True)])
 def test_gate(load: Load, dtype: Dtype, slots: int, edited_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs for edits in part of the steps, and without any of them; with more rows than a product's tile, then
-    in the ends of the ladders and the bucket of 16: each graph takes seconds to compile."""
+    in the ends of the buckets and the bucket of 16: each graph takes seconds to compile."""
     runner = load(dtype=dtype, slots=slots)
     fetch_all(runner, *(("decode_1", "prefill_32") if edited_here else ALL_STEPS))
     check_transitions(runner, monkeypatch, GREEDY)

@@ -21,7 +21,7 @@ VOCAB = 5000
 LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
 WIDE = Sampling(temperature=1.0, top_k=4000, seed=3)
 CLOSE = Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
-ALL = ("draw", "narrow", "filter", "edit", "mask", "report")
+ALL = ("sample", "narrow", "filter", "edit", "mask", "report")
 CPU = ("sample", "edit", "mask", "report")
 
 
@@ -119,7 +119,7 @@ def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ..
     assert ("report" in ready and bool(fitting)) == any(name.startswith("report") for name in device.called)
 
 
-@pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
+@pytest.mark.parametrize("ready", [(), ("sample", "edit", "mask"), ALL, CPU], ids="-".join)
 def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
     processors = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), sampling))
