@@ -97,7 +97,7 @@ class Sampler:
         """Sample from the top candidates first, and by the filters where these do not decide; by numpy where a graph is
         not ready."""
         filters = sampling.needs_filters(specs)
-        tokens = self._tokens("narrow" if filters else "sample", logits, specs)
+        tokens = self._tokens("narrow" if filters else "unfiltered", logits, specs)
         if tokens is None or UNDECIDED in tokens[: len(specs)]:
             tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:

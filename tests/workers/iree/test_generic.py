@@ -18,7 +18,7 @@ from workers.iree.runner import IreeRunner
 CONTEXT = 64
 """Two chunk lengths: what has no kernels of ours takes its time to compile."""
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 30))
-SAMPLING = ("sample_4", "edit_4", "report_4")
+SAMPLING = ("unfiltered_4", "edit_4", "report_4")
 
 
 def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:

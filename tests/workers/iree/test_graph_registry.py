@@ -114,14 +114,14 @@ def test_a_larger_one_serves_while_a_smaller_one_is_compiled(registry: GraphRegi
 
 
 def test_what_was_missed_last_comes_next(registry: GraphRegistry, builder: Builder) -> None:
-    registry.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("sample_4", "filter_4")])
+    registry.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("unfiltered_4", "filter_4")])
     assert builder.asked.acquire(timeout=60)
     registry.covering("decode", SIZES, 3)
     registry.covering("filter", (4,), 4)
     builder.may_answer.release(4)
     registry.settle()
-    assert builder.order == ["decode_1", "sample_4", "decode_4", "decode_2"]
-    assert registry.ready >= {"sample_4", "filter_4"}
+    assert builder.order == ["decode_1", "unfiltered_4", "decode_4", "decode_2"]
+    assert registry.ready >= {"unfiltered_4", "filter_4"}
 
 
 def test_what_is_rare_comes_when_it_is_missed_and_once(registry: GraphRegistry, builder: Builder) -> None:

@@ -38,7 +38,7 @@ SCORE_CHUNK = 128
 SAMPLE = "sample"
 """The graph that samples on a CPU, for any number of rows and all of their parameters
 (`workers.iree.kernels.sampling.sample`)."""
-SAMPLING = (("sample", "narrow"),)
+SAMPLING = (("unfiltered", "narrow"),)
 """Graphs that sample on other devices, those of one module together."""
 ON_DEMAND = (("edit", "mask"), ("report",))
 """Graphs that edit, mask and report logits: compiled when a request first needs one."""
@@ -276,7 +276,7 @@ class GraphPlan:
         parameters = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
         entries = ("int32", "float32", "float32", "float32", "float32")
         arguments = {
-            "sample": [struct((rows,), kind) for kind in parameters],
+            "unfiltered": [struct((rows,), kind) for kind in parameters],
             "filter": [struct((rows,), kind) for kind in parameters],
             "narrow": [struct((rows,), kind) for kind in parameters],
             "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],

@@ -137,7 +137,7 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     (together,) = plan.required()
     assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "head_1", "score_64", "copy"} <= set(together)
     assert not any(group[0].startswith("score") for group in plan.rare())
-    assert ("sample_4", "narrow_4") in plan.optional()
+    assert ("unfiltered_4", "narrow_4") in plan.optional()
     assert ("filter_4",) in plan.rare()
     assert ("sample",) not in plan.everything()
 
@@ -172,14 +172,14 @@ def test_models_of_one_vocabulary_size_share_the_sampling_graph(tiled: GraphPlan
 
 def test_module_text_depends_on_the_model_alone(tiled: GraphPlan) -> None:
     """No source path or line number: the cache of compiled graphs would miss after an edit elsewhere."""
-    text = tiled.module(["decode_2", "sample_2"])
-    assert text == tiled.module(["decode_2", "sample_2"])
+    text = tiled.module(["decode_2", "unfiltered_2"])
+    assert text == tiled.module(["decode_2", "unfiltered_2"])
     assert "loc(" not in text
     assert ".py" not in text
     assert "custom_call" not in text
     assert text.count("iree.abi.output = 2 : index") == 1
     assert "func.func public @decode_2(" in text
-    assert "func.func public @sample_2(" in text
+    assert "func.func public @unfiltered_2(" in text
 
 
 def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
