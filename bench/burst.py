@@ -1,27 +1,32 @@
-"""Time to first token of short prompts that come at once, in milliseconds: the first, the median and the last of them.
+"""Time to first token of short prompts that arrive at once, in milliseconds: the first, the median and the last.
 
     python bench/burst.py [--model 110m] [--prompts 1 8 32] [--lengths 16 64] [--running 0] [--rounds 5]
 
-So many prompts of random lengths within --lengths are submitted together, to an engine in which `running` sequences
-decode; nothing of them is in a prefix cache. Shown are medians over the rounds, and prompt tokens a second.
+Each number of --prompts, of random lengths within --lengths, is submitted together to an engine in which --running
+sequences decode; no part of them is in a prefix cache. Shown are medians over the rounds, and prompt tokens a second.
+There is neither a peer nor a limit.
 """
 
+import argparse
 import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
-from bench.ours import Engine, Setup
-from bench.shapes import SHAPES, default_cache, make_model
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.options import SMOKE_CONTEXT, add_cache_dir, add_model, add_quantize
+from bench.harness.shapes import make_model
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 
 ANSWER = 512
-"""Tokens that a running sequence may come to."""
+"""Tokens that a running sequence may reach."""
 
 
 class Burst:
@@ -30,7 +35,6 @@ class Burst:
     def __init__(self, loaded: Engine, most: int, running: int, longest: int) -> None:
         self._engine = BatchEngine(loaded.runner, max_queue=most, step_tokens=None)
         self._loaded = loaded
-        self._longest = longest
         self._streams = 0
         for _ in range(running):
             self._submit(longest, ANSWER)
@@ -57,21 +61,29 @@ class Burst:
         return self._streams
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
-    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
+    add_model(parser, "110m")
+    add_quantize(parser)
     parser.add_argument("--prompts", nargs="+", type=at_least(1), default=[1, 8, 32], help="how many come at once")
     parser.add_argument(
         "--lengths", nargs=2, type=at_least(1), default=[16, 64], help="tokens of the shortest and the longest prompt"
     )
     parser.add_argument("--running", type=at_least(0), default=0, help="streams that decode meanwhile")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="bursts of each size; medians are printed")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    args = parser.parse_args()
+    add_cache_dir(parser)
+    lengths = [16, SMOKE_CONTEXT - ANSWER]
+    args = parsed(parser, words, smoke={"model": "tiny", "prompts": [1], "lengths": lengths, "running": 1, "rounds": 1})
     low, high = args.lengths
     if low > high:
         parser.error(f"argument --lengths: the shortest prompt, {low} tokens, is longer than the longest, {high}")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    configure_logging("bench", "warning")
+    low, high = args.lengths
     slots = max(args.prompts) + args.running
     path, graphs = make_model(args.cache_dir, args.model), args.cache_dir / "graphs"
     loaded = Engine.load(Setup(path, graphs, slots, high + ANSWER, quantize=args.quantize))

@@ -1,35 +1,37 @@
-"""Time of a decode step against context and against rows, beside the bytes that it reads.
+"""Time of a decode step against context and against rows, beside the limits of memory and arithmetic.
 
     python bench/curves.py [--quick] [--models 110m 0.5b] [--quantize int8] [--rows 1 4] [--contexts 256 512 ... 8192]
 
 Two series: each of --rows at every context, and every number of rows up to 32 at the first context, both in --rounds
-whose medians are shown; the numbers of rows come in another order in each. Beside each figure is what memory alone
-takes, (weights + KV) / bandwidth, and what arithmetic alone takes, multiply-adds / peak, both measured between the
-points; those of integers are not counted. What is above the larger of the two is the dispatches around it, and reads
-and sums that do not run side by side. Marked are points at which the cost is not smooth: "cliff" where the time grows
-by more than the size, "dip" where a larger step takes less.
+whose medians are shown; each round has the numbers of rows in another order. Beside each figure is the time that memory
+alone takes, (weights + KV) / bandwidth, and that arithmetic alone takes, multiply-adds / peak, both measured between
+the points; multiply-adds of integers are not counted. A step takes longer than the larger of the two because of
+dispatches, and of reads and sums that do not overlap. Marked are points at which the cost is not smooth: "cliff" where
+the time grows by more than the size, "dip" where a larger step takes less.
 """
 
 import argparse
-import itertools
 import json
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, parsed
-from bench.limits import MemoryReader, multiply_adds, step_bytes
-from bench.ours import Engine, Setup
-from bench.peak import Peak
-from bench.plots import plot_curves
-from bench.rounds import RefusedError, markdown
-from bench.shapes import SHAPES, default_cache, make_model
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out, add_quantize
+from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.limits import BLOCK, SMOKE_BLOCK, MemoryReader, multiply_adds, step_bytes
+from bench.measurement.markdown import markdown
+from bench.measurement.peak import Peak
+from bench.measurement.rounds import RefusedError
+from bench.measurement.step_curve import HEADER, Point, cells, flaws, kv_slope, medians, plot_curves, steepest
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 
@@ -37,86 +39,13 @@ ROWS = tuple(range(1, 33))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 MARGIN = 16
 """Rows of a slot beyond the longest context and the steps that are timed."""
-NOISE = 1.15
-"""What is called a cliff or a dip is off by more than this factor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured step size."""
-
-    series: str
-    rows: int
-    context: int
-    seconds: float
-    weight_bytes: int
-    kv_bytes: float
-    bandwidth: float
-    multiply_adds: float
-    """0 where they are not counted."""
-    peak: float
-
-    @property
-    def size(self) -> int:
-        """Positions attended to, of all rows."""
-        return self.rows * self.context
-
-    @property
-    def memory(self) -> float:
-        """Seconds that memory alone would take."""
-        return (self.weight_bytes + self.kv_bytes) / self.bandwidth
-
-    @property
-    def arithmetic(self) -> float:
-        """Seconds that multiply-adds alone would take."""
-        return self.multiply_adds / self.peak
-
-
-def flaws(points: Sequence[Point]) -> list[str]:
-    """For each point of one series, in rising order: "cliff", "dip" or nothing, beside the point before it."""
-    out = [""] * len(points)
-    for at, (low, high) in enumerate(itertools.pairwise(points), start=1):
-        if high.seconds > NOISE * low.seconds * high.size / low.size:
-            out[at] = "cliff"
-        elif NOISE * high.seconds < low.seconds:
-            out[at] = "dip"
-    return out
-
-
-def steepest(points: Sequence[Point]) -> tuple[float, int]:
-    """By what factor the time grows most from one number of rows to the next that was measured, and which that is.
-
-    Raises `ValueError` for fewer than two points.
-    """
-    return max((high.seconds / low.seconds, high.rows) for low, high in itertools.pairwise(points))
-
-
-def kv_slope(points: Sequence[Point]) -> float:
-    """Bytes of KV a second: how much KV more per time more, by least squares over a series of contexts.
-
-    Raises `statistics.StatisticsError` for fewer than two points.
-    """
-    line = statistics.linear_regression([p.kv_bytes for p in points], [p.seconds for p in points])
-    return 1.0 / line.slope if line.slope > 0 else float("inf")
-
-
-def medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """The points of a series that was measured several times: of each, the median of whatever was measured."""
-
-    def middle(of: Sequence[Point]) -> Point:
-        return replace(
-            of[0],
-            seconds=statistics.median(point.seconds for point in of),
-            bandwidth=statistics.median(point.bandwidth for point in of),
-            peak=statistics.median(point.peak for point in of),
-        )
-
-    return [middle(each) for each in zip(*rounds, strict=True)]
+CAPACITY = 1024
+"""Rows of a slot are a multiple of this, so that graphs are compiled for few numbers of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What measures the limits."""
+    """The measurements of the limits."""
 
     memory: MemoryReader
     peak: Peak
@@ -129,7 +58,7 @@ class Curves:
         self._engine, self._config, self._steps = engine, config, steps
         self._machine = machine
         self._bytes = step_bytes(config, engine.runner)
-        # One prompt, its beginnings and copies: where the engine reuses prefixes, filling the cache costs little.
+        # Prefixes and copies of one prompt: the engine reuses them, so that filling the cache costs little.
         self._text = engine.prompt(engine.runner.capabilities.context)
 
     def point(self, series: str, rows: int, context: int) -> Point:
@@ -137,15 +66,15 @@ class Curves:
         start = context - self._steps // 2
         seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
         kv = rows * context * self._bytes.kv_row
-        # In integers there are no products of this kind, and a mixture computes some experts only.
+        # Integer multiply-adds are of another kind, and a mixture computes some of its experts only.
         counted = not self._engine.runner.capabilities.quantization and self._config.experts is None
         sums = multiply_adds(self._config, rows, context, rows) if counted else 0.0
         return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth, sums, peak)
 
 
 def turns(count: int, rounds: int, *, shuffled: bool) -> Iterator[list[int]]:
-    """In which order so many points are measured in each round: what slows a shared machine down at one time, and more
-    and more, is no step in a curve."""
+    """Yield the order of the points of each round. Shuffled, a machine that slows down for a time, or more and more,
+    makes no step in the curve."""
     for number in range(rounds):
         yield random.Random(number).sample(range(count), count) if shuffled else list(range(count))
 
@@ -164,13 +93,14 @@ def measure(args: argparse.Namespace, model: str, machine: Machine) -> Iterator[
         if not points:
             continue
         slots, longest = max(rows for rows, _ in points), max(context for _, context in points)
-        setup = Setup(path, graphs, slots, longest + args.steps + MARGIN, quantize=args.quantize, device=args.device)
+        capacity = -(-(longest + args.steps + MARGIN) // CAPACITY) * CAPACITY
+        setup = Setup(path, graphs, slots, capacity, quantize=args.quantize, device=args.device)
         engine = Engine.load(setup)
         curves = Curves(engine, config, args.steps, machine)
         kind = f"{model} {args.quantize or 'bf16'}"
         of = {at: f"{kind}, {at[0]} at once" if series == "context" else f"{kind}, context {at[1]}" for at in points}
         rounds = []
-        # A longer context goes on from a shorter one, so that those stay in order.
+        # A longer context continues a shorter one, so that those stay in order.
         for turn in turns(len(points), args.rounds, shuffled=series == "rows"):
             found = {index: curves.point(of[points[index]], *points[index]) for index in turn}
             rounds.append([found[index] for index in range(len(points))])
@@ -178,51 +108,28 @@ def measure(args: argparse.Namespace, model: str, machine: Machine) -> Iterator[
         engine.close()
 
 
-HEADER = (
-    "",
-    "rows",
-    "context",
-    "step ms",
-    "weights MB",
-    "KV MB",
-    "memory alone ms",
-    "arithmetic alone ms",
-    "of both",
-    "",
-)
-
-
-def cells(point: Point, flaw: str) -> list[str]:
-    """A point as a line of the table."""
-    return [
-        point.series,
-        str(point.rows),
-        str(point.context),
-        f"{1e3 * point.seconds:.2f}",
-        f"{point.weight_bytes / 1e6:.1f}",
-        f"{point.kv_bytes / 1e6:.1f}",
-        f"{1e3 * point.memory:.2f}",
-        f"{1e3 * point.arithmetic:.2f}",
-        f"{point.seconds / max(point.memory, point.arithmetic):.2f}x",
-        flaw,
-    ]
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Of these words, or of the command line."""
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
-    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
+    add_quantize(parser)
     parser.add_argument(
-        "--rows", nargs="*", type=at_least(1), default=[1, 4], help="of the curves against context; none draws none"
+        "--rows",
+        nargs="*",
+        type=at_least(1),
+        default=[1, 4],
+        help="of the curves against context; none leaves them out",
     )
     parser.add_argument(
         "--contexts", nargs="+", type=at_least(1), default=list(CONTEXTS), help="tokens that a row has behind it"
     )
     parser.add_argument(
-        "--all-rows", nargs="*", type=at_least(1), default=list(ROWS), help="of the curve against rows; none draws none"
+        "--all-rows",
+        nargs="*",
+        type=at_least(1),
+        default=list(ROWS),
+        help="of the curve against rows; none leaves it out",
     )
     parser.add_argument(
         "--steps", type=at_least(1), default=7, help="steps of each point in a round; medians are printed"
@@ -232,14 +139,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
     parser.add_argument("--quick", action="store_true", help="unless given: 110m, one row to context 2048, rows 1 to 8")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/curves"), help="the folder of the table and the plots"
-    )
+    add_cache_dir(parser)
+    out = add_out(parser, "curves")
     quick = {"models": ["110m"], "rows": [1], "contexts": [256, 1024, 2048], "all_rows": [1, 2, 4, 8]}
-    args = parsed(parser, words, **quick)
+    smoke = {"models": ["tiny"], "rows": [SMOKE_SLOTS], "contexts": [64, 256], "all_rows": [1, SMOKE_SLOTS]}
+    args = parsed(parser, words, smoke=smoke | out | {"steps": 3, "rounds": 1}, quick=quick)
     if not args.rows and not args.all_rows:
-        parser.error("argument --all-rows: without --rows as well there is no curve to draw")
+        parser.error("argument --all-rows: without --rows as well there is no curve to measure")
     if min(args.contexts) <= args.steps // 2:
         parser.error(f"argument --contexts: {min(args.contexts)} tokens are not more than half of --steps {args.steps}")
     return args
@@ -247,10 +153,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    configure_logging("bench", "warning")
     points: list[Point] = []
     threads = usable_cores()
     try:
-        with closing(MemoryReader(threads)) as memory, closing(Peak(threads, args.cache_dir / "graphs")) as peak:
+        block = SMOKE_BLOCK if args.smoke else BLOCK
+        with closing(MemoryReader(threads, block)) as memory, closing(Peak(threads, args.cache_dir / "graphs")) as peak:
             for model in args.models:
                 for point in measure(args, model, Machine(memory, peak)):
                     points.append(point)

@@ -1,12 +1,14 @@
-"""One sequence into a long context: what prompts, steps and chunks cost at each depth, and the memory they take.
+"""One sequence in a long context: the cost of prompts, decode steps and chunks at each depth, and their memory.
 
     python bench/depth.py [--model 110m-yarn] [--context 32768] [--quantize int8] [--chunks 32 128 512]
 
-A prompt is taken to 256, 512, ... positions and up to the context, each time on from the rows of the time before, and
-16 tokens are decoded there. Shown are prompt tokens a second since the depth before, a decode step, the bytes that it
-reads (weights, and KV of every position), and resident memory. Then what a prompt token costs in chunks of each size.
+A prompt grows to 256, 512, ... positions and up to the context, and 16 tokens are decoded at each depth; what was
+computed before is taken from the prefix cache. Shown are prompt tokens a second since the depth before, a decode step,
+the bytes that it reads (weights, and KV of every position) and how fast it does, and resident memory. The limit is what
+memory gives when it is only read, measured before and after. Then the cost of a prompt token in chunks of each size.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -16,15 +18,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-from bench.command_line import at_least, command_line
-from bench.limits import step_bytes
-from bench.ours import Engine, Setup
-from bench.rounds import RefusedError
-from bench.shapes import SHAPES, default_cache, make_model
-from bench.usage import psutil
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.shapes import make_model
+from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth, step_bytes
+from bench.measurement.process_statistics import psutil
+from bench.measurement.rounds import RefusedError
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Runner
+from workers.host.cores import usable_cores
 
+SLOTS = SMOKE_SLOTS
+"""One of them is used."""
 FIRST = 256
 STEPS = 16
 MARGIN = 16
@@ -33,14 +40,14 @@ CHUNK_ROUNDS = 3
 
 
 def depths(context: int) -> list[int]:
-    """256, 512, ... and the deepest prompt of a context, which leaves room for the steps."""
+    """Prompt lengths: 256, 512, ... and the longest that leaves room for the steps."""
     deepest = context - STEPS - MARGIN
     powers = [FIRST << i for i in range(context.bit_length()) if FIRST << i < deepest]
     return [*powers, deepest]
 
 
 def dive(engine: Engine, config: ModelConfig, context: int) -> Iterator[str]:
-    """A line for each depth."""
+    """Yield a line for each depth."""
     read = step_bytes(config, engine.runner)
     text = engine.prompt(context)
     before, process = 0, psutil.Process()
@@ -54,7 +61,7 @@ def dive(engine: Engine, config: ModelConfig, context: int) -> Iterator[str]:
 
 
 def chunk_costs(runner: Runner, text: Sequence[int], depth: int, sizes: Sequence[int]) -> Iterator[str]:
-    """A line of milliseconds a token behind `depth` rows: the same rows are computed again and again."""
+    """Yield milliseconds a token after `depth` rows, a line for each chunk size. Each round computes the same rows."""
     largest = runner.capabilities.prefill_chunks[-1]
     for start in range(0, depth, largest):
         part = tuple(text[start : min(depth, start + largest)])
@@ -70,28 +77,38 @@ def chunk_costs(runner: Runner, text: Sequence[int], depth: int, sizes: Sequence
         yield f"{depth:8}{size:8}{1e3 * statistics.median(seconds) / size:14.3f}"
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m-yarn", help="the shape, of random weights")
+    add_model(parser, "110m-yarn")
     parser.add_argument("--context", type=at_least(1), default=32768, help="tokens of the one sequence")
-    parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
+    add_quantize(parser)
     parser.add_argument(
         "--chunks", nargs="*", type=at_least(1), default=[32, 128, 512], help="tokens of a chunk of prompt"
     )
     parser.add_argument(
         "--chunks-at", nargs="+", type=at_least(0), default=[0, 4096], help="positions at which chunks are timed"
     )
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    args = parser.parse_args()
+    add_cache_dir(parser)
+    smoke = {"model": "tiny", "context": SMOKE_CONTEXT, "chunks": [32], "chunks_at": [0, 64]}
+    return parsed(parser, words, smoke=smoke)
+
+
+def main() -> None:
+    args = arguments()
+    configure_logging("bench", "warning")
+    block = SMOKE_BLOCK if args.smoke else BLOCK
+    limits = [read_bandwidth(usable_cores(), size=block)]
     path = make_model(args.cache_dir, args.model)
     try:
-        engine = Engine.load(Setup(path, args.cache_dir / "graphs", 1, args.context, quantize=args.quantize))
+        engine = Engine.load(Setup(path, args.cache_dir / "graphs", SLOTS, args.context, quantize=args.quantize))
     except RefusedError as error:
         sys.exit(f"refused: {error}")
     print(f"{args.model} {args.quantize or 'bf16'}, one sequence, context {args.context}")
     print(f"{'depth':>8}{'prompt/s':>12}{'step ms':>12}{'weights MB':>12}{'KV MB':>12}{'GB/s':>12}{'resident MB':>12}")
     for line in dive(engine, ModelConfig.from_dir(path), args.context):
         print(line, flush=True)
+    limits.append(read_bandwidth(usable_cores(), size=block))
+    print(f"memory gives {' and '.join(f'{limit / 1e9:.1f}' for limit in limits)} GB/s")
     engine.runner.reset(0)
     if args.chunks:
         print(f"\n{'depth':>8}{'chunk':>8}{'ms a token':>14}")

@@ -1,18 +1,21 @@
-"""How soon the loss of a worker is known, and how soon a standby answers in its place.
+"""Time until the loss of a worker is known, and until a standby answers in its place.
 
     python bench/detection.py [--backend scripted] [--rounds 20]
 
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
-stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are: the
-router hears of the loss; the first token of a request that was given to the standby at once. `idle` is the CPU
-time of the standby while nothing happens, in percent of one core.
+stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are the
+time until the router is notified of the loss, and until the first token of a request that the standby got at once.
+Printed first is the CPU time of the idle standby, in percent of one core. There is no peer; the limit is 0. Needs
+Linux, for the CPU time of another process.
 """
 
+import argparse
 import os
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +27,8 @@ from actors.process.exit_cause import Origin
 from actors.process.logs import configure_logging
 from actors.supervision.policy import RestartPolicy
 from actors.supervision.worker import Deadlines, WorkerState
-from bench.command_line import at_least, command_line
+from bench.harness.command_line import above_zero, at_least, command_line, parsed
+from bench.harness.options import add_cache_dir
 from cli.config.launch import worker_launches
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
@@ -35,12 +39,13 @@ from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 
 HANG_S = 1.0
-"""The least bound for a hang in this benchmark; as one is a suspension noticed where the system does not tell of it."""
+"""The minimum time after which a worker counts as hanging, here. A suspension counts as a hang where the system does
+not report it."""
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGABRT": signal.SIGABRT, "SIGSTOP": signal.SIGSTOP}
 
 
 class Observer(Router):
-    """A router that notes when it hears of a loss."""
+    """A router that records when it is notified of a loss."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         super().__init__(settings)
@@ -48,7 +53,7 @@ class Observer(Router):
         self.lost = anyio.Event()
 
     def worker_lost(self, worker: str, incarnation: int, reason: str, origin: Origin) -> None:
-        """Note the time, then go on as ever."""
+        """Record the time, then do what a router does."""
         self.lost_at = time.perf_counter()
         super().worker_lost(worker, incarnation, reason, origin)
         self.lost.set()
@@ -56,13 +61,13 @@ class Observer(Router):
 
 @dataclass
 class Times:
-    """Of one kind of fault, in milliseconds."""
+    """Milliseconds after one kind of fault."""
 
     lost: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
 
 
-async def measure(settings: Settings, rounds: int) -> None:
+async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
     """Run all rounds and print a table."""
     model = ChosenModel.choose(settings)
     router = Observer(GatewaySettings())
@@ -76,7 +81,7 @@ async def measure(settings: Settings, rounds: int) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(fleet.run)
         await ready(fleet)
-        idle = await idle_cpu(next(member for member in fleet if fleet.seat(member).role is Role.STANDBY))
+        idle = await idle_cpu(next(member for member in fleet if fleet.seat(member).role is Role.STANDBY), idle_s)
         print(f"{settings.backend}: a standby that idles uses {idle:.2f} % of a core")
         print(f"{'fault':<9}{'known after, ms':>36}{'first token after, ms':>36}")
         for name, number in FAULTS.items():
@@ -102,11 +107,11 @@ async def measure(settings: Settings, rounds: int) -> None:
 
 
 async def ready(fleet: Fleet) -> None:
-    """Until all workers take requests."""
+    """Wait until all workers are ready."""
     await fleet.until(lambda: all(member.state is WorkerState.READY for member in fleet))
 
 
-async def idle_cpu(member: Member, seconds: float = 5.0) -> float:
+async def idle_cpu(member: Member, seconds: float) -> float:
     """CPU time of a worker in percent of one core (Linux)."""
     stat = anyio.Path(f"/proc/{member.process.status.pid}/stat")
     before = await stat.read_text()
@@ -121,22 +126,27 @@ def _ticks(stat: str) -> int:
 
 
 def summary(times: list[float]) -> str:
-    """Median, 99th percentile (of few: the largest) and largest."""
+    """The median, the 99th percentile (of few times: the maximum) and the maximum."""
     ordered = sorted(times)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     return f"p50 {statistics.median(ordered):.1f}  p99 {p99:.1f}  max {ordered[-1]:.1f}"
 
 
-def main() -> None:
-    """Measure what the command line says."""
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--backend", choices=["iree", "mlx", "scripted"], default="scripted", help="what computes")
     parser.add_argument("--rounds", type=at_least(1), default=20, help="kills of each kind; a quarter as many SIGSTOPs")
-    arguments = parser.parse_args()
+    parser.add_argument("--idle-seconds", type=above_zero, default=5.0, help="that the idle standby is measured")
+    add_cache_dir(parser)
+    return parsed(parser, words, smoke={"rounds": 1, "idle_seconds": 0.2})
+
+
+def main() -> None:
+    args = arguments()
     configure_logging("bench", "critical")
-    folder = Path.home() / ".cache" / "baton"
-    settings = Settings(backend=arguments.backend, standby=1, cache_dir=str(folder), log_level="error")
-    anyio.run(measure, settings, arguments.rounds)
+    cache = str(args.cache_dir / "graphs")
+    settings = Settings(backend=args.backend, standby=1, cache_dir=cache, log_level="error")
+    anyio.run(measure, settings, args.rounds, args.idle_seconds)
 
 
 if __name__ == "__main__":

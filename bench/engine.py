@@ -9,55 +9,54 @@ measured while other programs take CPU is measured again; a figure that they dis
   engine       `BatchEngine` in this process; llama-batched-bench (llama-bench for one sequence) is its peer
   HTTP         `baton serve`, one server for all N; llama-server with -np N is its peer; the same random prompts for
                both, timed from when all N requests have text to when the first of them ends
-  in turn    what part of the engine's step memory alone would take, each step beside a read of memory just before it:
-             the limit is of the best read, which a shared machine does not always allow
+  in turn    the share of the engine's step that memory alone would take, each step beside a read of memory just before
+             it: the limit is of the best read, which a shared machine does not always reach
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
   limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
-             reads over the read bandwidth, or its multiply-adds over the CPU's peak of float32 ones where that takes
-             longer ("bound"). Multiply-adds of integers are not counted,
-             and so prefill of few bits has no limit
+             reads over the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer
+             ("bound"). Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
 
 llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
-are compared with ours, and the run stops where the models are not the same. What the engine refuses is shown as such.
-Build llama.cpp with `python bench/peers/llama_cpp.py`, or name its programs with --llama-cpp DIR; --alone does without.
-Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
+are compared with ours, and the run stops if the models are not the same. What the engine refuses is shown as such.
+Build llama.cpp with `python bench/peers/llama_cpp.py`, or give the folder of its programs with --llama-cpp DIR; --alone
+runs without. Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
 """
 
 import argparse
-import json
-import platform
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line, parsed
-from bench.limits import PASSES, MemoryReader, Work, multiply_adds, step_bytes
-from bench.ours import Client, Engine, Setup, server
-from bench.peak import Peak
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.http import Client, server
+from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_out
+from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.comparison import HEADER, SUBJECTS, Comparison, write_results
+from bench.measurement.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
+from bench.measurement.markdown import markdown
+from bench.measurement.peak import Peak
+from bench.measurement.rounds import Others, RefusedError, Series, interleave
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
-from bench.plots import plot_engine
-from bench.rounds import Others, RefusedError, Series, interleave, markdown, ratio
-from bench.shapes import SHAPES, default_cache, make_model
-from bench.to_gguf import Kind, convert
+from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
 
 CONTEXT = 1024
 PROMPT = 64
 PREFILLS = (128, 512)
-NAMES = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How the engine is told, which GGUF is its like, and how many of the greedy tokens must be the same in both."""
+    """The engine's settings, the equivalent GGUF type, and the share of greedy tokens that must be the same in both."""
 
     dtype: str
     quantize: str
@@ -71,77 +70,24 @@ PRECISIONS = {
     "int8": Precision("bfloat16", "int8", "q8_0", 0.0),
     "int4": Precision("bfloat16", "int4", "q4_0", 0.0),
 }
-"""Random weights have near-ties: rounding to bfloat16 at other places turns some, and after one the texts differ. Of
-another model, as one with its rotary pairs mixed up, next to none would be the same."""
+"""Random weights have near-ties, which rounding to bfloat16 in other places decides differently; after one the texts
+differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
 
 
-@dataclass(slots=True)
-class Line:
-    """One line of the table: what was measured, and each subject's series."""
-
-    model: str
-    precision: str
-    what: str
-    count: int
-    """Streams or prompt tokens."""
-    series: dict[str, Series]
-    work: Work | None = None
-    """Of one step, in which each of `count` gets on by one token."""
-
-    @property
-    def limit(self) -> Series:
-        """Tokens a second that memory and arithmetic allow; empty where neither was measured."""
-        return Series([self.count / work.seconds(*pair) for work, pair in self._measured()])
-
-    @property
-    def bound(self) -> str:
-        """ "memory" or "arithmetic", whichever it is in most rounds; empty without a limit."""
-        bounds = [work.bound(*pair) for work, pair in self._measured()]
-        return max(sorted(set(bounds)), key=bounds.count, default="")
-
-    def _measured(self) -> list[tuple[Work, tuple[float, float]]]:
-        """The work with each round's bandwidth and peak."""
-        if self.work is None:
-            return []
-        bandwidth, peak = (self.series.get(name, Series()).values for name in ("bandwidth", "peak"))
-        return [(self.work, pair) for pair in zip(bandwidth, peak, strict=True)]
-
-    def cells(self) -> list[str]:
-        """The line as text, with the three ratios that matter."""
-        engine, peer, http, peer_http = (self.series.get(name, Series()) for name in NAMES[:4])
-        limit = self.limit
-        return [
-            f"{self.model} {self.precision} {self.what} {self.count}",
-            *(engine.cell(), peer.cell(), _percent(ratio(engine, peer), "x")),
-            *(http.cell(), peer_http.cell(), _percent(ratio(http, peer_http), "x")),
-            *(limit.cell() if limit.values else "", _percent(ratio(engine, limit), "%"), self.bound),
-            _percent(self.series.get("in turn", Series()).median, "%"),
-        ]
-
-
-HEADER = ("", "engine", "llama.cpp", "ratio", "HTTP", "llama-server", "ratio", "limit", "of limit", "bound", "in turn")
-
-
-def _percent(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}x" if unit == "x" else f"{value:.0%}"
-
-
-class Bench:
-    """One model in one precision: ours and, unless it is None, the peer."""
+class EngineBenchmark:
+    """One model in one precision: the engine and, unless it is None, the peer."""
 
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
         self._args = args
         self._model, self._precision, self._peer = model, precision, peer
-        self._others = Others()
+        self._others = (lambda: 0.0) if args.smoke else Others().share
         self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
 
-    def run(self) -> Iterator[Line]:
-        """Measure everything; a line as soon as it is there."""
+    def run(self) -> Iterator[Comparison]:
+        """Measure everything, and yield each line as soon as it is complete."""
         if self._peer is not None and not self._gguf.exists():
             convert(self._path, self._gguf, PRECISIONS[self._precision].gguf)
         slots = max(self._args.streams)
@@ -154,7 +100,7 @@ class Bench:
             stack.callback(engine.close)
             peak = Peak(usable_cores(), self._args.cache_dir / "graphs")
             stack.callback(peak.close)
-            reader = MemoryReader(usable_cores())
+            reader = MemoryReader(usable_cores(), SMOKE_BLOCK if self._args.smoke else BLOCK)
             stack.callback(reader.close)
             self._limits = {"bandwidth": lambda: reader.best(PASSES), "peak": peak.measure}
             url = stack.enter_context(server(self._setup(slots)))
@@ -171,7 +117,7 @@ class Bench:
         return Setup(self._path, graphs, slots, CONTEXT, precision.dtype, precision.quantize, args.device)
 
     def _load(self, slots: int) -> tuple[Engine, int, str]:
-        """The engine with as many slots as it takes, their number, and why not more. Raises `RefusedError`."""
+        """The engine with as many slots as it accepts, their number, and why not more. Raises `RefusedError`."""
         why = ""
         for count in sorted({slots, *self._args.streams}, reverse=True):
             try:
@@ -181,7 +127,7 @@ class Bench:
         raise RefusedError(why)
 
     def _compare(self, engine: Engine) -> None:
-        """Print how many greedy tokens are the same in both. Raises `PeerError` when the models cannot be the same."""
+        """Print how many greedy tokens are the same in both. Raises `PeerError` if the models cannot be the same."""
         assert self._peer is not None
         prompts, equal = [engine.prompt(24) for _ in range(8)], []
         kv = "f32" if self._precision == "f32" else "f16"
@@ -191,9 +137,9 @@ class Bench:
                 equal.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)))
         print(f"{self._model} {self._precision}: greedy tokens before the first difference, of 16: {equal}", flush=True)
         if sum(equal) < PRECISIONS[self._precision].equal * 16 * len(prompts):
-            raise PeerError(f"{self._gguf}: llama.cpp's tokens are others than ours: it is not the same model")
+            raise PeerError(f"{self._gguf} is not the same model: llama.cpp's tokens differ from ours")
 
-    def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Line:
+    def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Comparison:
         work = (streams, PROMPT, self._args.tokens)
         positions = PROMPT + self._args.tokens / 2
         read = step_bytes(self._config, engine.runner).total(streams, positions)
@@ -211,35 +157,35 @@ class Bench:
                 subjects["llama.cpp"] = lambda: peer.decode(self._gguf, *work)
                 subjects["llama-server"] = lambda: other.decode(*work)
             subjects |= self._limits
-            ordered = {name: subjects[name] for name in NAMES if name in subjects}
-            series = interleave(ordered, self._args.rounds, self._others.share)
+            ordered = {name: subjects[name] for name in SUBJECTS if name in subjects}
+            series = interleave(ordered, self._args.rounds, self._others)
         return self._line("decode", streams, series, Work(read, self._multiply_adds(streams, positions, streams)))
 
-    def _prefill(self, engine: Engine, length: int) -> Line:
+    def _prefill(self, engine: Engine, length: int) -> Comparison:
         peer = self._peer
         subjects: dict[str, Callable[[], float]] = {"engine": lambda: engine.prefill(length)}
         if peer is not None:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
-        engine.prefill(length)  # the first of a length may load its graph
-        series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others.share)
+        engine.prefill(length)  # the first call of a length may load its graph
+        series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others)
         if PRECISIONS[self._precision].quantize:
-            return self._line("prefill", length, series)  # what bounds it is not counted
+            return self._line("prefill", length, series)  # its multiply-adds are not counted
         read = step_bytes(self._config, engine.runner).total(1, length)
         return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
 
-    def _multiply_adds(self, rows: int, positions: float, drawn: int) -> float:
-        """0 where weights of few bits are multiplied as integers."""
-        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, drawn)
+    def _multiply_adds(self, rows: int, positions: float, sampled: int) -> float:
+        """0 for quantized weights, which are multiplied as integers."""
+        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, sampled)
 
-    def _peer_alone(self, reason: str) -> Iterator[Line]:
+    def _peer_alone(self, reason: str) -> Iterator[Comparison]:
         for streams in self._args.streams:
             subjects = dict.fromkeys(("engine", "HTTP"), _refuser(reason))
             if self._peer is not None:
                 subjects["llama.cpp"] = partial(self._peer.decode, self._gguf, streams, PROMPT, self._args.tokens)
             yield self._line("decode", streams, interleave(subjects, self._args.rounds))
 
-    def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Line:
-        return Line(self._model, self._precision, what, count, series, work)
+    def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Comparison:
+        return Comparison(self._model, self._precision, what, count, series, work)
 
 
 def _refuser(reason: str) -> Callable[[], float]:
@@ -249,16 +195,7 @@ def _refuser(reason: str) -> Callable[[], float]:
     return refuse
 
 
-def write(lines: list[Line], out: Path) -> None:
-    """table.md, figures.json and plot.svg."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "table.md").write_text(markdown(HEADER, [line.cells() for line in lines]) + "\n")
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "time": time.strftime("%F")}
-    (out / "figures.json").write_text(json.dumps({"machine": machine, "lines": [asdict(line) for line in lines]}))
-    plot_engine(lines, out / "plot.svg")
-
-
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
@@ -280,30 +217,36 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="unless given: bf16 at 1 and 8 streams, one round, 32 tokens"
     )
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/engine"), help="the folder of the tables and the plot"
-    )
-    return parsed(parser, None, precisions=["bf16"], streams=[1, 8], tokens=32, rounds=1)
+    add_cache_dir(parser)
+    out = add_out(parser, "engine")
+    quick = {"precisions": ["bf16"], "streams": [1, 8], "tokens": 32, "rounds": 1}
+    smoke = quick | out | {"models": ["tiny"], "streams": [1, SMOKE_SLOTS], "tokens": 900}
+    args = parsed(parser, words, smoke=smoke, quick=quick)
+    args.alone |= args.smoke and args.llama_cpp is None
+    return args
 
 
 def main() -> None:
     args = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended as well
-    lines: list[Line] = []
+    configure_logging("bench", "warning")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end as well
+    lines: list[Comparison] = []
     try:
         peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())
         for model in args.models:
             for precision in args.precisions:
-                for line in Bench(args, model, precision, peer).run():
+                for line in EngineBenchmark(args, model, precision, peer).run():
                     lines.append(line)
                     print(markdown(HEADER, [line.cells()]).splitlines()[-1], flush=True)
     except PeerError as error:
         sys.exit(f"{error} (--alone measures without llama.cpp)")
     finally:
         if lines:
-            write(lines, args.out)
+            write_results(lines, args.out)
     print(f"\n{markdown(HEADER, [line.cells() for line in lines])}\n\nwritten to {args.out}")
+    refused = {series.refused for line in lines for series in line.series.values() if series.refused}
+    if args.smoke and refused:
+        sys.exit(f"refused: {'; '.join(sorted(refused))}")
 
 
 if __name__ == "__main__":

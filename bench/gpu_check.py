@@ -1,4 +1,4 @@
-"""Does the IREE runner work on a GPU, and how fast, beside JAX on the same one. One command, within ten minutes:
+"""The IREE runner on a GPU: whether it works, and how fast it is beside JAX on the same one, within ten minutes.
 
     python bench/gpu_check.py [--device cuda] [--shapes 110m] [--dtype bfloat16] [--minutes 10]
     python bench/gpu_check.py --compile-only [cuda hip vulkan]
@@ -9,12 +9,13 @@
   engine   a model of a shape of bench/engine.py: steps of the runner alone, decoding through the engine, a prompt
   jax      the same traced graphs executed by JAX, where it sees the device (pip install 'jax[cuda12]')
 
-Every stage is a process of its own with a time limit, and says PASS, SKIP or FAIL and why; none stops the others. A
-table comes at the end, and the exit status is 1 when a stage failed. On a CPU `--device generic-task --shapes tiny`
-rehearses all of it. With `--compile-only` every graph of a small model is compiled for these kinds of GPUs, which needs
-none.
+Every stage is a process of its own with a time limit, and ends with PASS, SKIP or FAIL and the reason; none stops the
+others. A table comes at the end, and the exit status is 1 if a stage failed. On a CPU `--device generic-task --shapes
+tiny` rehearses all of it, and `--smoke` does in seconds. With `--compile-only` every graph of a small model is compiled
+for these kinds of GPUs, which needs none.
 """
 
+import argparse
 import contextlib
 import os
 import signal
@@ -26,23 +27,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import above_zero, command_line
-from bench.gpu_stages import PREFILL, SLOTS, Result
-from bench.rounds import markdown
-from bench.shapes import SHAPES, default_cache
+from bench.gpu import stages as child
+from bench.gpu.stages import SMOKE, Result, StageSizes, StageSpec
+from bench.harness.command_line import above_zero, command_line, parsed
+from bench.harness.options import add_cache_dir
+from bench.harness.shapes import SHAPES
+from bench.measurement.markdown import markdown
 from tests.checkpoints import make_checkpoint
 from workers.host.cores import usable_cores
 from workers.iree.build.recipe import Recipe
 from workers.iree.device.device import available_drivers
+from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
 from workers.precision import Dtype
 
-STAGES = Path(__file__).with_name("gpu_stages.py")
+STAGES = Path(child.__file__)
 TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {
     "cuda": (("sm_80", "bfloat16"),),
     "hip": (("gfx942", "bfloat16"),),
@@ -53,8 +59,10 @@ GATES = {
     "vulkan": (("llama", "float32"), ("qwen2", "float32"), ("mistral", "float32")),
     "": (("llama", "float32"), ("qwen3", "bfloat16"), ("mistral", "float16")),
 }
-"""By the driver; "" is any other."""
-COLUMNS = ("load s", "step ms", "1 stream", f"{SLOTS} streams", "prefill")
+"""Families and types by the driver; "" is any other."""
+SMOKE_GATES = (("tiny", "float32"),)
+"""The shape that is measured as well, so that graphs are compiled once."""
+COLUMNS = ("load s", "step ms", "1 stream", "all slots", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +70,12 @@ class Stage:
     """One process."""
 
     name: str
-    arguments: tuple[str, ...]
+    spec: StageSpec
     limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StageOutcome:
     """How a stage went."""
 
     stage: Stage
@@ -77,31 +85,36 @@ class Outcome:
     result: Result
 
 
-def stages(device: str, dtype: str, shapes: Sequence[str], cache: Path) -> list[Stage]:
-    """In the order of what a reader would miss most."""
-    gates = GATES.get(device.partition("://")[0], GATES[""])
-    folder = str(cache / "gpu")
-    out = [Stage("doctor", ("doctor", device, folder), 60), Stage("memory", ("memory", device, folder), 60)]
-    out += [Stage(f"gate {' '.join(each)}", ("gate", device, *each, folder), 150) for each in gates[:1]]
+def stages(device: str, dtype: Dtype, shapes: Sequence[str], cache: Path, *, smoke: bool = False) -> list[Stage]:
+    """The stages, the most important first."""
+    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else StageSizes())
+    gates = SMOKE_GATES if smoke else GATES.get(device.partition("://")[0], GATES[""])
+
+    def stage(name: str, limit_s: float, **fields: Any) -> Stage:
+        return Stage(name, replace(base, stage=name.partition(" ")[0], **fields), limit_s)
+
+    checks = [stage(f"gate {model} {kind}", 150, model=model, dtype=kind) for model, kind in gates]
+    out = [stage("doctor", 60), stage("memory", 60), *checks[:1]]
     for shape in shapes:
-        out.append(Stage(f"engine {shape}", ("engine", device, shape, dtype, folder), 240))
-        out.append(Stage(f"jax {shape}", ("jax", device, shape, dtype, folder), 150))
-    return out + [Stage(f"gate {' '.join(each)}", ("gate", device, *each, folder), 150) for each in gates[1:]]
+        out.append(stage(f"engine {shape}", 240, model=shape, dtype=dtype))
+        out.append(stage(f"jax {shape}", 150, model=shape, dtype=dtype))
+    return out + checks[1:]
 
 
-def run(stage: Stage, limit_s: float) -> Outcome:
-    """Run one stage to its end or its limit, with whatever processes it starts."""
+def run(stage: Stage, limit_s: float) -> StageOutcome:
+    """Run one stage to its end or its limit, and end the processes that it started."""
     began = time.perf_counter()
 
-    def ended(verdict: str, result: Result) -> Outcome:
-        return Outcome(stage, verdict, time.perf_counter() - began, result)
+    def ended(verdict: str, result: Result) -> StageOutcome:
+        return StageOutcome(stage, verdict, time.perf_counter() - began, result)
 
     if limit_s <= 0:
         return ended("SKIP", Result("no time is left"))
     with tempfile.TemporaryDirectory() as name:
-        said, out = Path(name, "said"), Path(name, "out")
-        with said.open("wb") as sink:
-            command = [sys.executable, str(STAGES), *stage.arguments, str(out)]
+        printed, out = Path(name, "printed"), Path(name, "out")
+        with printed.open("wb") as sink:
+            spec = msgspec.json.encode(replace(stage.spec, out=str(out))).decode()
+            command = [sys.executable, str(STAGES), spec]
             process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 status = process.wait(min(stage.limit_s, limit_s))
@@ -112,15 +125,15 @@ def run(stage: Stage, limit_s: float) -> Outcome:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if status or not out.exists():
-            lines = said.read_text(errors="replace").strip().splitlines()
+            lines = printed.read_text(errors="replace").strip().splitlines()
             print("\n".join(lines[-12:]), flush=True)
-            return ended("FAIL", Result(f"status {status}: {(lines or ['no word'])[-1][:400]}"))
+            return ended("FAIL", Result(f"status {status}: {(lines or ['no output'])[-1][:400]}"))
         result = msgspec.json.decode(out.read_bytes(), type=Result)
         return ended("SKIP" if result.skipped else "PASS", result)
 
 
-def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[Outcome]:
-    """One stage after the other, and what each says; those that would begin too late are skipped."""
+def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[StageOutcome]:
+    """Run one stage after the other and print its outcome; those that would begin too late are skipped."""
     deadline = time.perf_counter() + 60 * minutes
     for stage in planned:
         outcome = run(stage, deadline - time.perf_counter())
@@ -128,8 +141,8 @@ def run_all(planned: Sequence[Stage], minutes: float) -> Iterator[Outcome]:
         yield outcome
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """What was measured, a line for each executor of each shape, and how many tokens both executors agree on."""
+def table(outcomes: Sequence[StageOutcome]) -> str:
+    """The figures of each executor and shape beside the memory limit, and on how many tokens both executors agree."""
     found = {outcome.stage.name: outcome.result for outcome in outcomes if outcome.verdict == "PASS"}
     speed = max((result.figures.get("bandwidth", 0.0) for result in found.values()), default=0.0)
     lines, notes = [], []
@@ -143,17 +156,18 @@ def table(outcomes: Sequence[Outcome]) -> str:
         lines.append(["IREE" if kind == "engine" else "JAX", shape, *cells, f"{share:.0%}" if share else ""])
         if kind == "jax" and f"engine {shape}" in found:
             notes.append(agreement(shape, found[f"engine {shape}"].tokens, result.tokens))
-    header = ["executor", "shape", *COLUMNS[:2], *(f"{each}, tokens/s" for each in COLUMNS[2:4])]
-    header += [f"prefill {PREFILL}, tokens/s", "of the memory limit"]
+    sizes = outcomes[0].stage.spec.sizes
+    header = ["executor", "shape", *COLUMNS[:2], "1 stream, tokens/s", f"{sizes.slots} streams, tokens/s"]
+    header += [f"prefill {sizes.prefill}, tokens/s", "of the memory limit"]
     limit = f"memory: {speed / 1e9:.0f} GB/s" if speed else "memory: not measured"
     return "\n".join([markdown(header, lines) if lines else "nothing was measured", "", limit, *notes])
 
 
 def agreement(shape: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
-    """Tokens that two executors generate alike, until they first differ."""
+    """How many tokens of two executors are the same, until they first differ."""
     pairs = [list(zip(a, b, strict=True)) for a, b in zip(ours, theirs, strict=True)]
-    alike = sum(next((at for at, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs)
-    return f"{shape}: IREE and JAX agree on {alike} of {sum(map(len, pairs))} tokens before the first difference"
+    same = sum(next((at for at, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs)
+    return f"{shape}: IREE and JAX agree on {same} of {sum(map(len, pairs))} tokens before the first difference"
 
 
 def compile_all(driver: str, architecture: str, dtype: Dtype, folder: Path) -> str:
@@ -179,7 +193,7 @@ def check_compiles(drivers: Sequence[str]) -> bool:
     return good
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--device", default="cuda", help="of the IREE backend")
     parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["110m"], help="measured")
@@ -187,14 +201,19 @@ def main() -> None:
         "--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"], help="of the weights"
     )
     parser.add_argument("--minutes", type=above_zero, default=10, help="for all stages together")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="models and compiled graphs")
+    add_cache_dir(parser)
     parser.add_argument("--compile-only", nargs="*", choices=list(TARGETS), help="and run nothing; none is all")
-    args = parser.parse_args()
+    return parsed(parser, words, smoke={"device": GENERIC_DEVICE, "shapes": ["tiny"], "dtype": "float32"})
+
+
+def main() -> None:
+    args = arguments()
     if args.compile_only is not None:
         sys.exit(not check_compiles(args.compile_only or list(TARGETS)))
     print("drivers:", ", ".join(available_drivers()), flush=True)
     (args.cache_dir / "gpu").mkdir(parents=True, exist_ok=True)
-    outcomes = list(run_all(stages(args.device, args.dtype, args.shapes, args.cache_dir), args.minutes))
+    planned = stages(args.device, args.dtype, args.shapes, args.cache_dir, smoke=args.smoke)
+    outcomes = list(run_all(planned, args.minutes))
     print(f"\n{table(outcomes)}")
     sys.exit(any(outcome.verdict == "FAIL" for outcome in outcomes))
 

@@ -1,13 +1,14 @@
-"""What running streams feel while a long prompt is admitted: delays between tokens, in milliseconds.
+"""Inter-token latency of running streams while a long prompt is admitted, in milliseconds.
 
     python bench/pace.py [--model 110m] [--streams 4] [--prompt 4096] [--tokens 120]
 
-`streams` sequences decode; in the middle of it a prompt of `prompt` tokens comes. Measured are the delays between the
-tokens of each running stream, from the prompt's submission to its first token (for `alone`, over as many tokens), and
-the prompt's own time to its first token: without the prompt, with the default budget, with a fixed budget of 512
-tokens, and with none. Then the same prompt again, as its next turn: its rows are taken from its slot.
+--streams sequences decode while a prompt of --prompt tokens arrives. Measured are the delays between the tokens of each
+running stream, from the prompt's submission to its first token, and the prompt's own time to its first token: with the
+default budget of a step, with a fixed budget of 512 tokens, and with none. `alone` are the delays of --tokens steps
+without the prompt, to compare with. `next turn` is the same prompt and some more: its KV is taken from its slot.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -17,38 +18,42 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
-from bench.ours import Engine, Setup
-from bench.shapes import SHAPES, default_cache, make_model
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model
+from bench.harness.shapes import make_model
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 
 NO_BUDGET = 1 << 20
+ANSWER = 512
+"""Rows of a slot beyond the prompt."""
 WARM_UP = 24
-"""Steps before anything counts, in which the budget learns what decode steps cost."""
+"""Steps before the measurement, from which the budget learns the cost of decode steps."""
 
 
 @dataclass
-class Run:
-    """One run: the delays that running streams saw, and when the prompt had its first token."""
+class PromptRun:
+    """One run: the delays of running streams, and the prompt's time to first token."""
 
     delays: list[float] = field(default_factory=list)
     first_token_s: float = 0.0
     cached: int = 0
 
     def line(self, name: str) -> str:
-        """Milliseconds at the median, the 99th percentile and the most, and the prompt's seconds."""
+        """Milliseconds at the median, the 99th percentile and the maximum, and the prompt's seconds."""
         if len(self.delays) < 2:
-            return f"{name:<22}  fewer than two tokens came meanwhile: it takes a longer --prompt"
-        cuts = statistics.quantiles(self.delays, n=100)
-        shown = [1e3 * value for value in (cuts[49], cuts[98], max(self.delays))]
+            return f"{name:<22}  fewer than two tokens came meanwhile: choose a longer --prompt"
+        percentiles = statistics.quantiles(self.delays, n=100)
+        shown = [1e3 * value for value in (percentiles[49], percentiles[98], max(self.delays))]
         prompt = f"{self.first_token_s:8.2f}" if self.first_token_s else "       -"
         return f"{name:<22}" + "".join(f"{value:9.1f}" for value in shown) + f"  {prompt}  {self.cached:6}"
 
 
 class Streams:
-    """Sequences that decode, and the clock of each."""
+    """Sequences that decode, and when each had its last token."""
 
     def __init__(self, engine: BatchEngine, prompts: Sequence[tuple[int, ...]]) -> None:
         self._engine = engine
@@ -75,18 +80,18 @@ class Streams:
                 self._last[token.stream] = now
         return delays
 
-    def alone(self, tokens: int) -> Run:
+    def alone(self, tokens: int) -> PromptRun:
         """Delays over `tokens` steps."""
-        run = Run()
+        run = PromptRun()
         for _ in range(tokens):
             run.delays += self.step()
         return run
 
-    def beside(self, prompt: tuple[int, ...]) -> Run:
+    def beside(self, prompt: tuple[int, ...]) -> PromptRun:
         """Delays while a prompt is admitted."""
         stream, self._next = self._next, self._next + 1
         before = self._engine.gauges().prefix_tokens
-        run, began = Run(), time.perf_counter()
+        run, began = PromptRun(), time.perf_counter()
         self._engine.submit(EngineRequest(stream, prompt, max_tokens=8))
         while stream not in self.first:
             run.delays += self.step()
@@ -97,23 +102,29 @@ class Streams:
         return run
 
     def close(self) -> None:
-        """End the streams, and forget what they left."""
+        """Cancel the streams."""
         for stream in self._running:
             self._engine.cancel(stream)
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="110m", help="the shape, of random weights")
+    add_model(parser, "110m")
     parser.add_argument("--streams", type=at_least(1), default=4, help="that decode")
     parser.add_argument(
         "--prompt", type=at_least(1), default=4096, help="tokens of the prompt that is admitted meanwhile"
     )
-    parser.add_argument("--tokens", type=at_least(1), default=120, help="of each stream")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
-    args = parser.parse_args()
+    parser.add_argument("--tokens", type=at_least(1), default=120, help="of each stream, alone")
+    add_cache_dir(parser)
+    smoke = {"model": "tiny", "streams": SMOKE_SLOTS - 1, "prompt": SMOKE_CONTEXT - ANSWER, "tokens": 10}
+    return parsed(parser, words, smoke=smoke)
+
+
+def main() -> None:
+    args = arguments()
+    configure_logging("bench", "warning")
     setup = Setup(
-        make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams + 1, args.prompt + 512
+        make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams + 1, args.prompt + ANSWER
     )
     loaded = Engine.load(setup)
     short = [loaded.prompt(24) for _ in range(args.streams)]
@@ -127,7 +138,7 @@ def main() -> None:
         prompt = loaded.prompt(args.prompt)
         print(streams.beside(prompt).line(name), flush=True)
         if budget is None:
-            print(streams.beside((*prompt, *loaded.prompt(64))).line("its next turn"), flush=True)
+            print(streams.beside((*prompt, *loaded.prompt(64))).line("next turn"), flush=True)
         streams.close()
         for slot in range(args.streams + 1):
             loaded.runner.reset(slot)

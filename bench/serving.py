@@ -1,10 +1,10 @@
-"""Tokens a second through HTTP beside the engine alone: the same model, prompts and lengths, in turn, in one run.
+"""Tokens a second over HTTP beside the engine alone: the same model, prompts and lengths, in turn, in one run.
 
     python bench/serving.py [--model 110m] [--streams 8] [--rounds 3] [--max-tokens 64]
 
-The server is `baton serve` with one worker process on the IREE engine, loaded by `bench/load.py` over SSE with usage.
-The engine alone is `BatchEngine` in this process, which keeps as many sequences in flight and makes no text. While
-one is measured the other has nothing to do and blocks. Figures are medians over the rounds.
+The server is `baton serve` with one worker process on the IREE engine, under closed-loop load over SSE with usage. The
+engine alone, the limit, is `BatchEngine` in this process, which keeps as many sequences in flight and makes no text.
+While one is measured the other is idle and blocks. Figures are medians over the rounds.
 """
 
 import argparse
@@ -14,14 +14,18 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.command_line import at_least, command_line
-from bench.load import run_level
-from bench.ours import Setup, server
-from bench.shapes import SHAPES, default_cache, make_model
+from actors.process.logs import configure_logging
+from bench.harness.closed_loop import Load, run_level
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Setup
+from bench.harness.http import server
+from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_model
+from bench.harness.shapes import make_model
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
@@ -57,20 +61,16 @@ def alone(runner: Runner, streams: int, requests: int, max_tokens: int) -> float
 
 def served(url: str, streams: int, requests: int, max_tokens: int) -> float:
     """Tokens a second of wall time over HTTP. Raises RuntimeError when a request failed."""
-    arguments = argparse.Namespace(
-        url=url, path="/v1/completions", model="bench", label="", key="", same_prefix=0, requests=requests,
-        prompt_words=1, max_tokens=max_tokens, temperature=0.0,
-        extra={"prompt": list(PROMPT), "ignore_eos": True},
-    )  # fmt: skip
-    figures = asyncio.run(run_level(arguments, streams, random.Random(1)))
+    load = Load(url, "bench", max_tokens, extra={"prompt": list(PROMPT), "ignore_eos": True})
+    figures = asyncio.run(run_level(load, streams, requests, random.Random(1)))
     if figures["bad"]:
         raise RuntimeError(figures["why"])
     return float(figures["out_tok_s"])
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=list(SHAPES), default="110m", help="the shape, of random weights")
+    add_model(parser, "110m")
     parser.add_argument(
         "--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"], help="of the weights"
     )
@@ -78,9 +78,15 @@ def main() -> None:
     parser.add_argument("--requests", type=at_least(1), default=24, help="of one run")
     parser.add_argument("--max-tokens", type=at_least(1), default=64, help="tokens of an answer")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="runs of each, in turn; medians are printed")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps the model and its graphs")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended as well
+    add_cache_dir(parser)
+    smoke = {"model": "tiny", "streams": SMOKE_SLOTS, "requests": 4, "max_tokens": 8, "rounds": 1}
+    return parsed(parser, words, smoke=smoke)
+
+
+def main() -> None:
+    args = arguments()
+    configure_logging("bench", "warning")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends as well
     path = make_model(args.cache_dir, args.model)
     setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
     with server(setup) as url:

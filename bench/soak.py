@@ -1,23 +1,24 @@
-"""Soaks a server with mixed requests while its workers are broken, and says what was lost, altered or leaked.
+"""A soak: mixed requests to a server whose workers fail all the time, and what was lost, altered or leaked.
 
     python bench/soak.py [--minutes 20] [--clients 64] [--seed N] [--scripted | --backend mlx] [--out FOLDER]
 
-Clients ask for completions and chats, streamed or whole, greedy or drawn, with one or several choices, stop strings,
-penalties, long and short prompts; some leave before the end, politely or not. Each request is answered undisturbed
-first. Then workers are killed and suspended from outside every --every seconds in the mean, and besides something goes
-wrong inside each of their lives but the first (bench/plan.py), whatever computes there: the built-in model on IREE or
-MLX, or with --scripted no model. All follows from the seed, which is printed; --seed repeats its plan.
+Clients send completions and chats, streamed or whole, greedy or sampled, with one or several choices, stop strings,
+penalties, long and short prompts; some leave before the end, and close or reset their connection. Each request is
+answered undisturbed first, and every later answer is compared with that one. Then workers are killed and suspended from
+outside every --every seconds on average, and faults within are planned for each of their incarnations but the first
+(bench/soaking/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no model.
+All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
   a visit     did not end exactly once, ended with an error other than quarantined, step_failed or not_finite, or
-              differs from the undisturbed answer in an id, character, finish reason or count (one that left: as far as
-              it had come);
-              or it ended with one of these errors, and the server's log does not know of two deaths from within or
-              failed steps at which it was there, nor of four deaths of any kind; or more than 1 % ended so
+              differs from the undisturbed answer in an id, character, finish reason or count (of one that left: in
+              what it had received);
+              or it ended with one of these errors, although the server's log has less than two deaths from within or
+              failed steps that it lived through, and less than four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request
-  something   was not given back: sequences, processes, descriptors, threads, socket folders; or memory grew
-              (bench/leaks.py)
+  something   was not released: sequences, processes, descriptors, threads, socket folders; or memory grew
+              (bench/soaking/leaks.py)
 
 --out gets the table, the samples, a plot and the server's log.
 """
@@ -33,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 
 from actors.supervision.worker import Deadlines
-from bench.command_line import above_zero, at_least, command_line
-from bench.leaks import Sample, leaks, sample
-from bench.mix import Visit, deterministic, requests, visits
-from bench.plan import Blow, Plan, blows, may_fail_to_start
-from bench.report import plot, write_report
-from bench.served import Served, served
-from bench.server_log import Failures, failures
-from bench.shapes import default_cache
-from bench.verdict import Tally, Verdict, judge
+from bench.harness.command_line import above_zero, at_least, command_line, parsed
+from bench.harness.options import add_cache_dir, add_out
+from bench.harness.served import Served, served
+from bench.soaking.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
+from bench.soaking.leaks import ServerSample, leaks, sample
+from bench.soaking.report import plot, write_report
+from bench.soaking.request_mix import Visit, deterministic, requests, visits
+from bench.soaking.result import SoakResult
+from bench.soaking.verdict import Verdict, judge
 from cli.chaos.http_client import ClientRequest, send
 from cli.chaos.transcript import Transcript
 from cli.config.errors import CommandFailed
@@ -62,46 +62,21 @@ from workers.process.spec import ScriptedSpec, WorkerSpec
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 LONGEST_S = 120.0
-"""No visit may take longer, whatever happens."""
+"""The longest that a visit may take."""
 CALM_S = 60.0
-"""In which all must be well again after the last request."""
+"""Within which all workers must be ready again after the last request."""
 SETTLE_S = 0.5
 """For closed connections to be forgotten."""
 REST_S = 30.0
-"""In which everything must be given back; what a worker still compiles in the background among it."""
+"""Within which everything must be released, also what a worker compiles in the background."""
 AT_ONCE = 16
-"""References that are computed at the same time."""
+"""References that are requested at the same time."""
 DEADLINES = Deadlines(hello=20.0, hang=1.0, beat=5.0, stop=0.5, term=0.3)
-"""Impatient, so that a hang costs little time."""
+"""Short, so that a hang costs little time."""
 
 
-@dataclass
-class Result:
-    """What happened."""
-
-    tally: Tally = field(default_factory=Tally)
-    struck: list[tuple[float, str]] = field(default_factory=list)
-    """When and what, from outside."""
-    samples: list[Sample] = field(default_factory=list)
-    lives: dict[str, int] = field(default_factory=dict)
-    """Incarnations of each worker."""
-    problems: list[str] = field(default_factory=list)
-    failures: dict[str, list[Failures]] = field(default_factory=dict)
-    """Those that a request was there at, by its id, of the requests that were there at any."""
-    calm_s: float = 0.0
-    """The longest time between two chunks of an undisturbed answer."""
-
-    def close(self, log: Path) -> None:
-        """Hold what ended with an error against the server's log. Once, when the server is gone."""
-        with log.open() as lines:
-            self.failures = failures(lines)
-        self.tally.explain(self.failures)
-        if self.tally.too_many:
-            self.problems.append(self.tally.too_many)
-
-
-def launches(plan: Plan, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-    """As `baton serve`, but each life of a worker is told what goes wrong in it."""
+def launches(plan: SoakPlan, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
+    """The workers that `baton serve` would start, each incarnation with its fault plan."""
     found = []
     for number in range(plan.workers + plan.standby):
         spec = worker_spec(settings, model, f"w{number}", plan.workers)
@@ -110,19 +85,19 @@ def launches(plan: Plan, settings: Settings, model: ChosenModel) -> list[WorkerL
     return found
 
 
-def _command(plan: Plan, spec: WorkerSpec, endpoint: str, incarnation: int) -> Sequence[str]:
+def _command(plan: SoakPlan, spec: WorkerSpec, endpoint: str, incarnation: int) -> Sequence[str]:
     scripted = ScriptedSpec(tokens_per_second=plan.rate)
-    told = msgspec.structs.replace(spec, scripted=scripted, faults=plan.faults(spec.name, incarnation))
-    return worker_command(told)(endpoint, incarnation)
+    planned = msgspec.structs.replace(spec, scripted=scripted, faults=plan.faults(spec.name, incarnation))
+    return worker_command(planned)(endpoint, incarnation)
 
 
 class Soak:
     """One run against a server."""
 
-    def __init__(self, plan: Plan, found: Served) -> None:
-        self.result = Result()
+    def __init__(self, plan: SoakPlan, found: Served) -> None:
+        self.result = SoakResult()
         self.pids: list[int] = []
-        """Of those that were struck."""
+        """Of the workers that got a signal."""
         self._plan = plan
         self._found = found
         self._requests = requests(
@@ -133,7 +108,7 @@ class Soak:
         self._ended = asyncio.Event()
 
     async def references(self) -> None:
-        """Ask for everything once, undisturbed. Raises `CommandFailed` when an answer is none."""
+        """Send every request once, undisturbed. Raises `CommandFailed` if an answer is not complete."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def one(request: ClientRequest) -> Transcript:
@@ -141,7 +116,7 @@ class Soak:
                 transcript = Transcript()
                 await send(self._found.server, request, transcript)
             if problem := judge(request, transcript, True, None).problem:
-                raise CommandFailed(f"undisturbed, {request} ended so: {problem}")
+                raise CommandFailed(f"undisturbed, {request} failed: {problem}")
             return transcript
 
         found = await asyncio.gather(*map(one, self._requests))
@@ -150,7 +125,7 @@ class Soak:
         self._whole = [transcript if deterministic(request) else None for request, transcript in pairs]
 
     async def run(self) -> None:
-        """All clients until the time is over, under fire."""
+        """Run all clients and faults until the time is over."""
         self._began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             others = [group.create_task(self._strike()), group.create_task(self._sample())]
@@ -164,8 +139,8 @@ class Soak:
         return time.perf_counter() - self._began
 
     async def _client(self, number: int) -> None:
-        draw = random.Random(f"client {self._plan.seed} {number}")
-        for turn, visit in enumerate(visits(draw, len(self._requests))):
+        rng = random.Random(f"client {self._plan.seed} {number}")
+        for turn, visit in enumerate(visits(rng, len(self._requests))):
             await asyncio.sleep(visit.pause_s)
             if self._now() >= self._plan.seconds:
                 return
@@ -187,44 +162,44 @@ class Soak:
         return judge(request, transcript, stayed, self._whole[visit.request])
 
     async def _strike(self) -> None:
-        for blow in blows(self._plan.seed, self._plan.every_s):
-            await asyncio.sleep(blow.after_s)
+        for fault in outside_faults(self._plan.seed, self._plan.every_s):
+            await asyncio.sleep(fault.after_s)
             workers = await asyncio.to_thread(self._found.watcher.workers)
-            self._hit(blow, [int(each["pid"]) for each in workers if each["pid"] and _may_be_struck(each)])
+            self._hit(fault, [int(each["pid"]) for each in workers if each["pid"] and _may_get_signal(each)])
 
-    def _hit(self, blow: Blow, running: list[int]) -> None:
+    def _hit(self, fault: OutsideFault, running: list[int]) -> None:
         if not running:
             return
         try:
-            os.kill(pid := running[blow.worker % len(running)], SIGNALS[blow.kind])
+            os.kill(pid := running[fault.worker % len(running)], SIGNALS[fault.kind])
         except ProcessLookupError:
             return  # it has ended since
         self.pids.append(pid)
-        self.result.struck.append((round(self._now(), 2), blow.kind))
+        self.result.signals.append((round(self._now(), 2), fault.kind))
 
     async def _sample(self) -> None:
         while True:
             self.result.samples.append(await asyncio.to_thread(self.look))
             await asyncio.sleep(self._plan.sample_s)
 
-    def leaks(self, idle: Sample) -> list[str]:
-        """What is not as it was when nothing had happened yet."""
+    def leaks(self, idle: ServerSample) -> list[str]:
+        """What was not released since `idle`, the sample before the first fault."""
         slots = self._plan.workers * self._plan.slots
         return leaks(idle, self.result.samples, self.look(), self._found.metrics(), slots)
 
-    def look(self) -> Sample:
-        """The server now."""
+    def look(self) -> ServerSample:
+        """Sample the server now."""
         return sample(self._now(), self._found.pid, self._found.watcher)
 
 
-def _may_be_struck(worker: dict[str, Any]) -> bool:
+def _may_get_signal(worker: dict[str, Any]) -> bool:
     return worker["state"] == "ready" or may_fail_to_start(worker["incarnation"])
 
 
-def soak(plan: Plan, out: Path) -> Result:
-    """Run it whole. Raises `CommandFailed` when it cannot even begin."""
+def soak(plan: SoakPlan, out: Path) -> SoakResult:
+    """Run a soak. Raises `CommandFailed` if its server or an undisturbed answer fails."""
     with tempfile.TemporaryDirectory(prefix="soak-") as sockets:
-        # The server keeps its sockets here, where what is left behind is seen.
+        # The server keeps its sockets here, so that a folder which it leaves behind is found.
         environment = {"TMPDIR": sockets, "XDG_RUNTIME_DIR": sockets}
         launcher = functools.partial(launches, plan)
         with served(plan.options(), launcher, DEADLINES, out / "server.log", environment) as found:
@@ -232,12 +207,12 @@ def soak(plan: Plan, out: Path) -> Result:
             asyncio.run(run.references())
             time.sleep(SETTLE_S)
             found.watcher.wait_until_ready(CALM_S)
-            found.metrics()  # over the connection that is there at the end, too
+            found.metrics()  # opens the connection that is open at the end, too
             idle = run.look()
             asyncio.run(run.run())
             result = run.result
             try:
-                for pid in run.pids:  # of the last one the end may not have been noticed yet
+                for pid in run.pids:  # the server may not have noticed the last one's end yet
                     found.watcher.wait_until_gone(pid, CALM_S)
                 found.watcher.wait_until_ready(CALM_S)
                 result.problems += _not_given_back(run, idle)
@@ -249,8 +224,8 @@ def soak(plan: Plan, out: Path) -> Result:
     return result
 
 
-def _not_given_back(run: Soak, idle: Sample) -> list[str]:
-    """What is still held some time after all was over."""
+def _not_given_back(run: Soak, idle: ServerSample) -> list[str]:
+    """What is still held some time after the last request."""
     deadline = time.monotonic() + REST_S
     while True:
         problems = run.leaks(idle)
@@ -259,40 +234,36 @@ def _not_given_back(run: Soak, idle: Sample) -> list[str]:
         time.sleep(SETTLE_S)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--minutes", type=above_zero, default=20.0, help="of load and faults")
     parser.add_argument("--clients", type=at_least(1), default=64, help="at once")
     parser.add_argument("--seed", type=int, default=None, help="of requests and faults, to run the same again")
     parser.add_argument("--requests", type=at_least(1), default=96, help="that are chosen from")
-    parser.add_argument(
-        "--every", type=above_zero, default=4.0, help="seconds between faults from outside, in the mean"
-    )
+    parser.add_argument("--every", type=above_zero, default=4.0, help="seconds between faults from outside, on average")
     parser.add_argument("--scripted", action="store_true", help="workers without a model: many more requests")
     parser.add_argument("--backend", choices=("iree", "mlx"), default="iree", help="of workers with a model")
     parser.add_argument("--rate", type=above_zero, default=100.0, help="decode steps a second, of scripted workers")
-    parser.add_argument("--workers", type=at_least(1), default=2, help="that serve")
-    parser.add_argument("--standby", type=at_least(0), default=1, help="that stand by")
+    parser.add_argument("--workers", type=at_least(1), default=2, help="active workers")
+    parser.add_argument("--standby", type=at_least(0), default=1, help="standby workers")
     parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/soak"), help="the folder of the report and the plots"
-    )
-    return parser.parse_args()
+    add_cache_dir(parser)
+    smoke = add_out(parser, "soak") | {"minutes": 0.02, "clients": 4, "requests": 8, "every": 0.4, "scripted": True}
+    return parsed(parser, words, smoke=smoke | {"rate": 150.0, "workers": 1, "slots": 4, "seed": 11})
 
 
 def main() -> None:
     args = arguments()
     seed = secrets.randbits(32) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
-    plan = Plan(
+    plan = SoakPlan(
         seed, 60 * args.minutes, args.clients, args.requests, args.every, args.scripted, args.rate, args.workers,
-        args.standby, args.slots, args.cache_dir, backend=args.backend,
+        args.standby, args.slots, args.cache_dir / "graphs", backend=args.backend,
     )  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
     result = soak(plan, args.out)
     print(write_report(plan, result, args.out))
-    plot(result.samples, result.struck, args.out / "plot.svg")
+    plot(result.samples, result.signals, args.out / "plot.svg")
     if result.problems or result.tally.violations:
         sys.exit(f"violated (seed {seed}): {result.tally.violations} visits, {len(result.problems)} of the server")
 

@@ -31,7 +31,7 @@ from workers.process.spec import WorkerSpec
 EXIT_USAGE = 2
 SWITCH_S = 0.0005
 """Maximum time that the engine thread waits for the GIL after a device call. The default of 5 ms is as long as a decode
-step, and the shorter interval has no measurable cost (bench/worker.py)."""
+step, and the shorter interval has no measurable cost (bench/overhead/worker.py)."""
 
 
 class SpecRefused(Exception):

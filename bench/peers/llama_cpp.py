@@ -1,37 +1,38 @@
-"""llama.cpp as the peer of the engine's benchmarks: built from source in one command, and driven from Python.
+"""llama.cpp, the peer of the engine's benchmarks: built from source in one command, and driven from Python.
 
     python bench/peers/llama_cpp.py [--jobs 2] [--folder DIR]
 
-The source is the one inside the llama-cpp-python package, which pip downloads; wanted are cmake and a C++ compiler.
-The build is for this CPU (GGML_NATIVE) and takes about ten minutes on two cores. It is kept in Baton's cache folder,
-where `bench/engine.py` finds it; `--llama-cpp DIR` there names any other folder with the programs.
+The source is the one inside the llama-cpp-python package, which pip downloads; cmake and a C++ compiler must be
+installed. The build is for this CPU (GGML_NATIVE) and takes about ten minutes on two cores. It is kept in Baton's cache
+folder, where `bench/engine.py` finds it; `--llama-cpp DIR` there names any other folder with the programs. With --smoke
+nothing is downloaded or built: it prints what there is, and runs each program of a kept build once.
 """
 
+import argparse
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.command_line import at_least, command_line
-from bench.rounds import RefusedError
-from bench.shapes import default_cache
+from bench.harness.child_server import NotReadyError, free_port, wait_until_ok
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.folders import default_cache
+from bench.measurement.rounds import RefusedError
 
 VERSION = "0.3.36"
 """Of llama-cpp-python; 0.3.36 holds llama.cpp 0.5.0-dev."""
+TOOLS = ("cmake", "c++")
 PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
 CMAKE_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -52,7 +53,7 @@ GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt":
 
 
 class PeerError(RefusedError):
-    """llama.cpp is not there, could not be built, or failed; the text says which."""
+    """Raised when llama.cpp is missing, cannot be built, or fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +95,19 @@ class LlamaCpp:
     def server(self, model: Path, slots: int, context: int, kv: str = "f16") -> Iterator[str]:
         """llama-server with `slots` sequences of `context` tokens each; the URL, until the block ends.
 
-        `kv` is the type of its KV cache, llama.cpp's own choice unless told otherwise.
+        `kv` is the type of its KV cache; "f16" is llama.cpp's own default.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         options = ["-m", model, "-np", slots, "-c", slots * context, "-t", self.threads, "--port", port]
         options += ["-ctk", kv, "-ctv", kv, "--no-ui", "--cache-ram", 0, "--log-disable", "--no-context-shift"]
         command = [str(self.folder / "llama-server"), *map(str, options)]
         url = f"http://127.0.0.1:{port}"
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
-                _wait_until_healthy(url, process)
+                wait_until_ok(f"{url}/health", process, START_TIMEOUT_S)
                 yield url
+            except NotReadyError as error:
+                raise PeerError(f"llama-server {error}") from error
             finally:
                 process.terminate()
 
@@ -131,19 +132,6 @@ def complete(url: str, prompt: list[int], tokens: int) -> list[int]:
         return [int(token) for token in json.load(response)["tokens"]]
 
 
-def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise PeerError(f"llama-server ended with status {process.returncode} while it loaded")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise PeerError(f"llama-server was not ready after {START_TIMEOUT_S} s")
-
-
 def build_folder() -> Path:
     """Where this version's build is kept."""
     return default_cache() / f"llama.cpp-{VERSION}"
@@ -151,7 +139,7 @@ def build_folder() -> Path:
 
 def build(folder: Path, jobs: int) -> None:
     """Download the source and build the programs into `folder`/bin. Raises `PeerError`."""
-    for program in ("cmake", "c++"):
+    for program in TOOLS:
         if shutil.which(program) is None:
             raise PeerError(f"{program} is not installed")
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,11 +165,33 @@ def _call(*command: str) -> None:
         raise PeerError(f"failed: {' '.join(command[:4])} ...")
 
 
-def main() -> None:
+def check(folder: Path) -> bool:
+    """Print what a build needs and has. Returns whether every program that was built runs."""
+    for name in TOOLS:
+        print(f"{name}: {shutil.which(name) or 'not installed'}")
+    good = True
+    for name in PROGRAMS:
+        file = folder / "bin" / name
+        if file.is_file():
+            runs = subprocess.run([file, "--help"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+            good &= runs
+            print(f"{name}: {'runs' if runs else 'does not run'}")
+        else:
+            print(f"{name}: not built")
+    return good
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers at once")
     parser.add_argument("--folder", type=Path, default=build_folder(), help="to build in")
-    args = parser.parse_args()
+    return parsed(parser, words, smoke={})
+
+
+def main() -> None:
+    args = arguments()
+    if args.smoke:
+        sys.exit(0 if check(args.folder) else 1)
     try:
         build(args.folder, args.jobs)
     except PeerError as error:

@@ -1,10 +1,10 @@
-"""The requests of the benchmark, and when a worker is killed."""
+"""The set-ups of the benchmark, the moments of its kills, and its lines."""
 
 from pathlib import Path
 
 import pytest
 
-from bench.chaos import Line, moment, options
+from bench.chaos import KillRow, moment, options
 from cli.chaos.rounds import ClientImpact
 
 
@@ -19,7 +19,7 @@ def test_a_set_up_by_its_name(name: str, workers: int, standby: int, tmp_path: P
     assert (found["workers"], found["standby"], found["max_batch_size"]) == (workers, standby, 8)
 
 
-def test_a_line_says_what_was_noticed_in_milliseconds() -> None:
-    line = Line.of("1", "first", ClientImpact(8, 1, 2, 3, (0.5, 0.1), 0.02, "no"))
-    assert (line.streams, line.bad, line.cut) == (8, 6, 2)
+def test_a_line_has_the_counts_and_the_gaps_in_milliseconds() -> None:
+    line = KillRow.of("1", "first", ClientImpact(8, 1, 2, 3, (0.5, 0.1), 0.02, "no"))
+    assert (line.streams, line.bad, line.gaps) == (8, 6, 2)
     assert (line.gap_p50_ms, line.gap_p99_ms, line.undisturbed_ms) == (500.0, 500.0, 20.0)

@@ -1,60 +1,109 @@
-import json
+"""The engine beside a peer: all of the benchmark, with scripts in place of llama.cpp's programs."""
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.engine import HEADER, Line, write
-from bench.limits import Work
-from bench.rounds import Series
+pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
+
+from bench import engine
+from bench.peers.llama_cpp import PROGRAMS
+
+PROGRAM = f"""#!{sys.executable}
+import json, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+words = dict(zip(sys.argv[1:], sys.argv[2:]))
+if Path(sys.argv[0]).name == "llama-bench":
+    print(json.dumps([{{"avg_ts": 50.0}}]))
+    sys.exit()
+if Path(sys.argv[0]).name == "llama-batched-bench":
+    print(json.dumps({{"speed_tg": 80.0}}))
+    sys.exit()
+
+together = threading.Barrier(int(words["-np"]))
 
 
-def line(**series: Series) -> Line:
-    names = {"llama_cpp": "llama.cpp", "in_turn": "in turn"}
-    named = {names.get(name, name): one for name, one in series.items()}
-    return Line("110m", "bf16", "decode", 4, named, work=Work(100e6, 2e6))
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/completion":
+            self.wfile.write(json.dumps({{"tokens": [5] * body["n_predict"]}}).encode())
+            return
+        for _ in range(body["max_tokens"]):
+            together.wait()
+            self.event({{"choices": [{{"text": "x"}}]}})
+        self.event({{"choices": [{{"text": "", "finish_reason": "length"}}]}})
+        self.event({{"choices": [], "usage": {{"completion_tokens": body["max_tokens"]}}}})
+        self.wfile.write(b"data: [DONE]\\n\\n")
+
+    def event(self, value):
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\\n\\n")
+        self.wfile.flush()
 
 
-def test_a_line_says_the_figures_and_their_ratios() -> None:
-    found = line(
-        engine=Series([100.0, 50.0]),
-        llama_cpp=Series([50.0, 50.0]),
-        bandwidth=Series([10e9, 5e9]),
-        peak=Series([1e9, 1e9]),
-        in_turn=Series([0.5, 0.6]),
-    )
-    assert found.limit.values == [400.0, 200.0]
-    assert found.cells() == [
-        *("110m bf16 decode 4", "75.0", "50.0", "1.50x"),
-        *("not measured", "not measured", ""),
-        *("300.0", "25%", "memory", "55%"),
-    ]
-    assert len(found.cells()) == len(HEADER)
+ThreadingHTTPServer(("127.0.0.1", int(words["--port"])), Handler).serve_forever()
+"""
 
 
-def test_the_limit_is_the_slower_of_memory_and_arithmetic() -> None:
-    # 100 MB take 10 ms, 2 million multiply-adds 20, 5 and 20.
-    found = line(engine=Series([50.0] * 3), bandwidth=Series([10e9] * 3), peak=Series([1e8, 4e8, 1e8]))
-    assert found.limit.values == pytest.approx([200.0, 400.0, 200.0])
-    assert found.cells()[-4:-1] == ["200.0", "25%", "arithmetic"]
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    for name in PROGRAMS:
+        (tmp_path / name).write_text(PROGRAM)
+        (tmp_path / name).chmod(0o700)
+    return tmp_path
 
 
-def test_there_is_no_limit_where_no_work_is_counted() -> None:
-    found = Line("110m", "bf16", "decode", 4, {"engine": Series([1.0])})
-    assert found.cells()[-4:] == ["", "", "", ""]
+@pytest.fixture
+def _own_sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
-def test_what_the_engine_refuses_is_in_the_table() -> None:
-    found = line(engine=Series(refused="no"), llama_cpp=Series([50.0]), bandwidth=Series([1e9]), peak=Series([1e9]))
-    assert found.cells()[1:4] == ["refused: no", "50.0", ""]
+def run(programs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(cache / "graphs" / "bench"))  # that of tests/bench/test_smoke.py
+    words = ["--smoke", "--llama-cpp", str(programs), "--out", str(programs / "out")]
+    monkeypatch.setattr(sys, "argv", ["engine.py", *words])
+    engine.main()
 
 
-def test_the_results_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    lines = [
-        line(engine=Series([100.0]), llama_cpp=Series([50.0]), bandwidth=Series([1e9]), peak=Series([1e9])),
-        line(engine=Series([], "no")),
-    ]
-    write(lines, tmp_path)
-    assert "refused: no" in (tmp_path / "table.md").read_text()
-    assert json.loads((tmp_path / "figures.json").read_text())["lines"][0]["series"]["engine"]["values"] == [100.0]
-    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_sigterm")
+def test_a_peer_is_measured_beside_the_engine(
+    programs: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(engine.PRECISIONS, "bf16", replace(engine.PRECISIONS["bf16"], equal=0.0))
+    run(programs, cache_dir, monkeypatch)
+    table = (programs / "out" / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    figure = r" +[\d.,]+ \|"
+    ratio = r" +\d+\.\d\dx \|"
+    for streams, rate in ((1, 50.0), (2, 80.0)):
+        line = rf"^\| tiny bf16 decode {streams} +\|{figure} +{rate} \|{ratio}{figure}{figure}{ratio}{figure}"
+        assert re.search(line, table, re.MULTILINE), table
+    assert re.search(rf"^\| tiny bf16 prefill 512 \|{figure} +50.0 \|{ratio}", table, re.MULTILINE), table
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_sigterm")
+def test_a_peer_with_another_model_ends_the_run(
+    programs: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=r"bf16\.gguf is not the same model: llama.cpp's tokens differ from ours"):
+        run(programs, cache_dir, monkeypatch)

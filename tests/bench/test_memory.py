@@ -3,17 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from bench.memory import Sample, Soak, SoakError, judge
+from bench.memory import EngineSample, LostRequestError, RandomRequests, judge
 from workers.engine.engine import BatchEngine
 from workers.engine.runner import DecodeRow, Runner
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
 from workers.scripted.runner import ScriptedRunner
 
-FLAT = [Sample(250 * n, 10_000_000, 4096, 0, 0, 19, 8, 1000) for n in range(1, 21)]
+FLAT = [EngineSample(250 * n, 10_000_000, 4096, 0, 0, 19, 8, 1000) for n in range(1, 21)]
 
 
-def problems(samples: Sequence[Sample]) -> list[str]:
+def problems(samples: Sequence[EngineSample]) -> list[str]:
     return [verdict.name for verdict in judge(samples, tolerance=256.0) if verdict.problem]
 
 
@@ -65,9 +65,9 @@ class Leaky(ScriptedRunner):
         return super().decode(rows)
 
 
-def soak(runner: Runner, allocated: int = 0) -> list[Sample]:
+def soak(runner: Runner, allocated: int = 0) -> list[EngineSample]:
     engine = BatchEngine(runner, max_queue=64, step_tokens=64)
-    return list(Soak(engine, lambda: allocated, seed=1).run(160, every=20))
+    return list(RandomRequests(engine, lambda: allocated, seed=1).run(160, every=20))
 
 
 def test_the_engine_runs_dry_and_holds_nothing() -> None:
@@ -83,5 +83,5 @@ def test_a_runner_that_keeps_objects_is_found() -> None:
 
 
 def test_a_request_that_fails_ends_the_soak() -> None:
-    with pytest.raises(SoakError, match="failed"):
+    with pytest.raises(LostRequestError, match="failed"):
         soak(with_faults(ScriptedRunner(slots=4, context=256, vocab_size=300), raising([30])))

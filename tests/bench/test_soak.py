@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.leaks import Sample
-from bench.plan import Plan
-from bench.report import plot, write_report
 from bench.soak import soak
-from bench.verdict import Verdict
+from bench.soaking.fault_plan import SoakPlan
+from bench.soaking.leaks import ServerSample
+from bench.soaking.report import plot, write_report
+from bench.soaking.verdict import Verdict
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.transcript import Transcript
 
 
 def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
-    plan = Plan(
+    plan = SoakPlan(
         seed=11,
         seconds=4.0,
         clients=12,
@@ -36,7 +36,7 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
     result = soak(plan, tmp_path)
     assert dict(os.environ) == before, "only the server's processes have another environment"
     assert result.problems == []
-    assert result.tally.told == []
+    assert result.tally.shown == []
     assert result.tally.outcomes["answered"] >= 5
     assert sum(result.lives.values()) > 3, "some worker was started again"
     text = write_report(plan, result, tmp_path)
@@ -50,7 +50,7 @@ def test_ten_seconds_of_faults_lose_nothing(tmp_path: Path) -> None:
 
 def test_the_plot_shows_every_kind_of_fault(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    samples = [Sample(float(at), *[1] * (len(fields(Sample)) - 1)) for at in range(3)]
+    samples = [ServerSample(float(at), *[1] * (len(fields(ServerSample)) - 1)) for at in range(3)]
     plot(samples, [(0.5, "kill"), (1.5, "stop")], tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text()
     assert "kill from outside" in text

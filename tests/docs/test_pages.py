@@ -68,6 +68,11 @@ def test_the_first_screen_has_the_two_commands_as_they_are() -> None:
     assert "pip install -e '.[test]' && pytest" in first_screen
 
 
+def anchor_of(title: str) -> str:
+    """Return the anchor that GitHub gives a heading: lower case, without punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -78,11 +83,11 @@ def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
         assert file.exists(), target
         if anchor:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
-            assert anchor in {title.lower().replace(" ", "-") for title in titles}, target
+            assert anchor in {anchor_of(title) for title in titles}, target
 
 
 def table(title: str) -> list[list[str]]:
-    section = re.search(rf"^##+ {title}\n(.*?)(?=^##)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^##+ {title}\n(.*?)(?=^##|\Z)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
     assert section, title
     lines = [line for line in section[1].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
@@ -103,7 +108,7 @@ def test_every_setting_is_listed_as_it_is() -> None:
 
 
 def test_every_field_of_a_request_is_listed() -> None:
-    section = HTTP.partition("## Fields of a request\n")[2].partition("| option |")[0]
+    section = HTTP.partition("## Request fields\n")[2].partition("| Option |")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     known = {*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
@@ -111,7 +116,7 @@ def test_every_field_of_a_request_is_listed() -> None:
 
 
 def test_every_option_that_is_not_supported_is_listed_with_what_is_taken() -> None:
-    page = HTTP.partition("| option | taken beside `null` |\n")[2].partition("\n\n")[0]
+    page = HTTP.partition("| Option | Accepted besides `null` |\n")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, flags=re.MULTILINE)
     listed = {name: [json.loads(value) for value in re.findall(r"`(.*?)`", values)] for name, values in rows}
     assert listed == {name: list(values) for name, values in OPTIONS.items()}
@@ -129,6 +134,26 @@ def test_every_metric_is_listed_with_its_kind() -> None:
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.render().decode(), flags=re.MULTILINE)
     scraped = {name: kind for name, kind in kinds if not name.endswith("_created")}
     assert {row[0].strip("`"): row[1] for row in table("Metrics")} == scraped
+
+
+def test_the_alerts_use_metrics_that_exist() -> None:
+    used = {name for row in table("Alerts") for name in re.findall(r"baton_\w+", row[1])}
+    assert used
+    known = {row[0].strip("`") for row in table("Metrics")}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= known
+
+
+def test_the_log_events_that_are_listed_exist() -> None:
+    """With their levels."""
+    listed = {(row[0].strip("`"), row[1]) for row in table("Logs")}
+    assert listed
+    sources = [file for part in ("actors", "cli", "gateway", "workers") for file in (ROOT / part).rglob("*.py")]
+    logged = {
+        (event, level)
+        for file in sources
+        for level, event in re.findall(r'\.(debug|info|warning|error)\(\s*"(\w+)"', file.read_text())
+    }
+    assert listed <= logged, listed - logged
 
 
 @pytest.mark.parametrize("code", STATUS, ids=str)

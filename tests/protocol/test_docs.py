@@ -97,7 +97,7 @@ def test_every_bound_is_on_the_page() -> None:
 
 
 def test_the_version_is_on_the_page() -> None:
-    assert f"this page describes version {bounds.PROTOCOL_VERSION}." in SECTIONS["Versions"]
+    assert f"This page describes version {bounds.PROTOCOL_VERSION}." in SECTIONS["Versions"]
 
 
 def test_the_example_is_the_golden_one() -> None:

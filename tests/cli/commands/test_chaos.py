@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.served import served
+from bench.harness.served import served
 from cli.chaos.faults import PLANNED, SIGNALS
 from cli.commands.chaos import choose_faults, run_chaos, run_own
 from cli.config.errors import CommandFailed

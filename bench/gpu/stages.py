@@ -1,0 +1,302 @@
+"""Child process of `bench/gpu_check.py`: one of its stages, which a JSON object describes.
+
+    python bench/gpu/stages.py '{"stage": "doctor", "device": "cuda", "folder": "/tmp", "out": "/tmp/result.json"}'
+
+The result is written to `out` as JSON. Any exception ends the process, and its last line is the stage's result.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.harness.engine import Engine
+from bench.harness.shapes import SHAPES, make_model
+from bench.measurement.limits import step_bytes
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.gate import run_gate
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.engine.runner import DecodeRow
+from workers.iree.batch_inputs import RopeTable
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
+from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.recipe import PLAIN_TILE
+from workers.iree.device.device import Device
+from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.plain_ops import PlainOps
+from workers.iree.model.stored_parameters import build, stored_parameters
+from workers.iree.probe import probe_driver
+from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions
+from workers.precision import Dtype
+from workers.sampling.sample_spec import SampleSpec
+
+
+class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much a stage computes."""
+
+    slots: int = 8
+    context: int = 256
+    prefill: int = 128
+    prompt: int = 8
+    """Tokens that every sequence begins with."""
+    steps: int = 40
+    """Decode steps that are timed."""
+    requests: int = 36
+    """Of a gate."""
+    memory_bytes: int = 1 << 30
+    """Bytes that a read of memory takes: more than any cache holds."""
+    passes: int = 8
+    """Reads, of which the fastest counts."""
+
+
+SMOKE = StageSizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
+
+
+class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is to run."""
+
+    stage: str
+    device: str
+    folder: str
+    """Keeps models and compiled graphs."""
+    model: str = ""
+    """A shape, or for a gate also a family."""
+    dtype: Dtype = "float32"
+    sizes: StageSizes = StageSizes()
+    out: str = ""
+
+
+class Result(Struct, frozen=True):
+    """The result of a stage."""
+
+    text: str
+    figures: dict[str, float] = {}
+    """By the name of their column."""
+    tokens: list[list[int]] = []
+    """Greedy tokens from the prompts that are the same for each executor."""
+    skipped: bool = False
+
+
+def doctor(spec: StageSpec) -> Result:
+    """The check of `baton doctor`. Raises `RuntimeError` if the device does not work."""
+    driver = DEFAULT_DEVICE if spec.device == GENERIC_DEVICE else driver_of(spec.device)
+    line = probe_driver(driver)
+    if not line.works:
+        raise RuntimeError(f"{line.detail}: {line.advice}")
+    return Result(f"{line.detail}; flags {' '.join(Device(spec.device, 0).compile_flags()[-2:])}")
+
+
+def gate(spec: StageSpec) -> Result:
+    """Raises `AssertionError` if a request's tokens depend on others."""
+    folder = Path(spec.folder)
+    if spec.model in SHAPES:
+        path = make_model(folder, spec.model)
+    else:
+        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
+    local = Device(spec.device, 0).local
+    report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
+    return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps")
+
+
+def load(path: Path, spec: StageSpec) -> IreeRunner:
+    """Load a model with the graphs that every step needs, and without compiling others in the background."""
+    options = LoadOptions(
+        device=spec.device,
+        dtype=spec.dtype,
+        slots=spec.sizes.slots,
+        context=spec.sizes.context,
+        cache_dir=Path(spec.folder),
+    )
+    config = ModelConfig.from_dir(path)
+    return IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
+
+
+def memory(spec: StageSpec) -> Result:
+    """Bytes a second that the device reads, and reads and writes, in IREE's own code."""
+    opened = Device(spec.device, 0)
+    try:
+        read, copy = _speeds(opened, Path(spec.folder), spec.sizes)
+    finally:
+        opened.close()
+    return Result(f"{read / 1e9:.0f} GB/s read, {copy / 1e9:.0f} GB/s copied", {"bandwidth": max(read, copy)})
+
+
+def _speeds(opened: Device, folder: Path, sizes: StageSizes) -> tuple[float, float]:
+    size = sizes.memory_bytes
+    values = struct((size // 4096, 1024), "float32")
+    read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
+    copy = Graph("copy", lambda x, _: (x + 1,), (values,), pure=True)
+    compiler = Compiler(folder, opened.compile_flags(), opened.compile_target())
+    loaded = opened.load(compiler.compile(module([read, copy], {}, {})), None, "")
+    x = opened.upload(np.ones(values.shape, np.float32))
+    read_s = fastest(lambda: loaded.call("read", x), sizes.passes)
+    copy_s = fastest(lambda: loaded.call("copy", x), sizes.passes)
+    return size / read_s, 2 * size / copy_s
+
+
+def fastest(call: Callable[[], Any], passes: int) -> float:
+    """Seconds of the fastest of `passes` calls, after one that does not count."""
+    seconds = []
+    for _ in range(1 + passes):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def engine(spec: StageSpec) -> Result:
+    """The runner and the engine, and the tokens that `generate` gets from the runner."""
+    path, sizes = make_model(Path(spec.folder), spec.model), spec.sizes
+    began = time.perf_counter()
+    runner = load(path, spec)
+    loaded = time.perf_counter() - began
+
+    def step(tokens: Sequence[int], at: int) -> list[int]:
+        greedy = SampleSpec(Sampling(), at + 1)
+        sampled = runner.decode([DecodeRow(slot, token, at, at, greedy) for slot, token in enumerate(tokens)])
+        return [-1 if token is None else token for token in sampled]
+
+    tokens, seconds = generate(step, runner.capabilities.vocab_size, sizes)
+    for slot in range(sizes.slots):
+        runner.reset(slot)
+    measured = Engine(runner)
+    figures = {  # by the columns of bench/gpu_check.py
+        "load s": loaded,
+        "step ms": 1e3 * seconds,
+        "1 stream": measured.decode(1, sizes.prompt, sizes.steps),
+        "all slots": measured.decode(sizes.slots, sizes.prompt, sizes.steps),
+        "prefill": max(measured.prefill(sizes.prefill) for _ in range(3)),
+        "step bytes": step_bytes(ModelConfig.from_dir(path), runner).total(sizes.slots, sizes.context),
+    }
+    runner.close()
+    return Result(f"{loaded:.0f} s to load", figures, tokens)
+
+
+def generate(
+    step: Callable[[Sequence[int], int], list[int]], vocab: int, sizes: StageSizes
+) -> tuple[list[list[int]], float]:
+    """Greedy tokens of sequences that decode together, and the median seconds of a step."""
+    prompts = np.random.default_rng(7).integers(3, min(vocab, 300), (sizes.prompt, sizes.slots)).tolist()
+    tokens, seconds = [step(prompts[0], 0)], []
+    for at in range(1, sizes.prompt + sizes.steps):
+        given = prompts[at] if at < sizes.prompt else tokens[-1]
+        began = time.perf_counter()
+        tokens.append(step(given, at))
+        seconds.append(time.perf_counter() - began)
+    return [list(column) for column in zip(*tokens[sizes.prompt :], strict=True)], median(seconds)
+
+
+def jax_executor(spec: StageSpec) -> Result:
+    """The same traced graphs executed by JAX, if it sees the same kind of device."""
+    jax.config.update("jax_platforms", None)  # tracing alone needs none but the CPU
+    found, sizes = jax.devices()[0], spec.sizes
+    wanted = "cpu" if driver_of(spec.device) in (*LOCAL_DRIVERS, GENERIC_DEVICE) else "gpu"
+    if found.platform != wanted:
+        return Result(f"JAX sees {found.platform} and no {wanted} here: pip install 'jax[cuda12]'", skipped=True)
+    path = make_model(Path(spec.folder), spec.model)
+    plan, weights = plain_plan(path, spec.dtype, sizes)
+    began = time.perf_counter()
+    executor = Executor(plan, weights, sizes)
+    executor.decode([0] * sizes.slots, 0)
+    loaded = time.perf_counter() - began
+    tokens, seconds = generate(executor.decode, plan.config.vocab_size, sizes)
+    executor.prefill(sizes.prefill)
+    taken = min(executor.prefill(sizes.prefill) for _ in range(5))
+    figures = {"load s": loaded, "step ms": 1e3 * seconds, "prefill": sizes.prefill / taken}
+    figures["bandwidth"] = jax_bandwidth(sizes)
+    return Result(f"on {found.device_kind}, {figures['bandwidth'] / 1e9:.0f} GB/s read", figures, tokens)
+
+
+def jax_bandwidth(sizes: StageSizes) -> float:
+    """Bytes a second that JAX's code reads, which may be more than what IREE's does."""
+    x, read = jnp.ones((sizes.memory_bytes // 4096, 1024)), jax.jit(lambda x: jnp.max(x, axis=1))
+    return sizes.memory_bytes / fastest(lambda: read(x).block_until_ready(), sizes.passes)
+
+
+def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[GraphPlan, Mapping[str, Any]]:
+    """The graphs of every device except a CPU's own, and the weights that they take, as numpy arrays."""
+    config = ModelConfig.from_dir(path)
+    ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
+    stored = stored_parameters(config, ops, files, "none")
+    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_TILE)
+    plan = GraphPlan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
+    return plan, {each.name: build(each, files, ops) for each in stored}
+
+
+class Executor:
+    """JAX in the place of IREE: a plan's graphs, weights on JAX's device, and a cache that is updated in place."""
+
+    def __init__(self, plan: GraphPlan, weights: Mapping[str, Any], sizes: StageSizes) -> None:
+        self._plan = plan
+        self._slots = sizes.slots
+        self._weights = jax.device_put(dict(weights))
+        self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
+        self._angles = RopeTable(*rope_frequencies(plan.config, sizes.context), sizes.context)
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def decode(self, tokens: Sequence[int], at: int) -> list[int]:
+        """Run a step of all slots at one position, and return the greedy tokens."""
+        step = self._function(f"decode_{self._slots}")
+        sampled, _, self._kv = step(*self._inputs(np.array([tokens]).T, at), self._weights)
+        greedy: list[int] = np.asarray(sampled).tolist()
+        return greedy
+
+    def prefill(self, rows: int) -> float:
+        """Seconds of a prefill chunk of one slot."""
+        last = jnp.zeros(self._plan.last_rows.shape, self._plan.last_rows.dtype)
+        inputs = self._inputs(np.full((1, rows), 5), 0)
+        began = time.perf_counter()
+        hidden, self._kv = self._function(f"prefill_{rows}")(
+            *inputs, np.array([rows - 1], np.int32), last, self._weights
+        )
+        np.asarray(hidden)
+        return time.perf_counter() - began
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if name not in self._functions:
+            self._functions[name] = jax.jit(self._plan._graph(name).function, donate_argnums=KV)
+        return self._functions[name]
+
+    def _inputs(self, tokens: Any, start: int) -> tuple[Any, ...]:
+        rows = np.broadcast_to(np.arange(start, start + tokens.shape[1], dtype=np.int32), tokens.shape)
+        slots = np.arange(len(tokens), dtype=np.int32)
+        return (tokens.astype(np.int32), *self._angles.at(rows), rows, slots, self._kv)
+
+
+STAGES: dict[str, Callable[[StageSpec], Result]] = {
+    "doctor": doctor,
+    "memory": memory,
+    "gate": gate,
+    "engine": engine,
+    "jax": jax_executor,
+}
+
+
+def main(text: str) -> None:
+    """Run the stage that `text`, a `StageSpec` as JSON, describes.
+
+    Raises `msgspec.ValidationError`, `ValueError` for an unknown stage, and what the stage raises.
+    """
+    spec = msgspec.json.decode(text, type=StageSpec)
+    if spec.stage not in STAGES:
+        raise ValueError(f"stage: {spec.stage!r} is not one of {', '.join(STAGES)}")
+    Path(spec.out).write_bytes(msgspec.json.encode(STAGES[spec.stage](spec)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

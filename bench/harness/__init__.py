@@ -1,0 +1,1 @@
+"""What benchmarks share: command lines, models, engines, servers and load."""

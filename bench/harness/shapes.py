@@ -1,0 +1,61 @@
+"""Model shapes that benchmarks measure: checkpoints of random weights with a tokenizer, made once and then kept.
+
+110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
+896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
+positions extended by YaRN from 8192, and tiny is for `--smoke`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoints import make_checkpoint
+
+_LLAMA_110M: dict[str, Any] = {
+    "family": "llama",
+    "layers": 12,
+    "hidden": 768,
+    "heads": 12,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "ffn": 2048,
+    "vocab": 32000,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "110m": _LLAMA_110M,
+    "0.5b": {
+        "family": "qwen2",
+        "layers": 24,
+        "hidden": 896,
+        "heads": 14,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "ffn": 4864,
+        "vocab": 151936,
+    },
+    "110m-yarn": {
+        **_LLAMA_110M,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
+    },
+    "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},
+}
+TOKENS = range(3, 300)
+"""Token ids of prompts: bytes and words, in every shape's tokenizer."""
+
+
+def make_model(folder: Path, name: str) -> Path:
+    """The checkpoint of a shape in bfloat16, made in `folder` unless it exists. Takes up to 4 GB of memory."""
+    arguments: dict[str, Any] = {"dtype": "bfloat16", "max_positions": 32768} | SHAPES[name]
+    digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:8]
+    path = folder / "models" / f"{name}-{digest}"
+    if not path.exists():
+        half = path.with_name(f"{path.name}.{os.getpid()}")
+        make_checkpoint(half, **arguments)
+        try:
+            half.rename(path)
+        except OSError:  # another process was first
+            shutil.rmtree(half)
+    return path

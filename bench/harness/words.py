@@ -1,0 +1,8 @@
+"""Common words, of which prompts are made."""
+
+TEXT = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word"
+)
+WORDS = TEXT.split()

@@ -1,0 +1,1 @@
+"""Kernels alone: what attention costs, and what paged KV would."""

@@ -1,0 +1,1 @@
+"""Ways to pass messages between two processes, which `bench/actors.py` compares."""

@@ -1,0 +1,33 @@
+"""What happened in a soak."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.soaking.leaks import ServerSample
+from bench.soaking.server_log import Failures, failures
+from bench.soaking.verdict import VisitTally
+
+
+@dataclass
+class SoakResult:
+    """The outcomes of all visits, and what the server did."""
+
+    tally: VisitTally = field(default_factory=VisitTally)
+    signals: list[tuple[float, str]] = field(default_factory=list)
+    """When a worker got which signal from outside."""
+    samples: list[ServerSample] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+    """Incarnations of each worker."""
+    problems: list[str] = field(default_factory=list)
+    failures: dict[str, list[Failures]] = field(default_factory=dict)
+    """The worker failures that each request lived through, by its id; without requests that had none."""
+    calm_s: float = 0.0
+    """The longest time between two chunks of an undisturbed answer."""
+
+    def close(self, log: Path) -> None:
+        """Compare what ended with an error with the server's log. Call it once, after the server's end."""
+        with log.open() as lines:
+            self.failures = failures(lines)
+        self.tally.explain(self.failures)
+        if self.tally.too_many:
+            self.problems.append(self.tally.too_many)

@@ -1,0 +1,1 @@
+"""The servers and the client of `bench/gateway.py`."""

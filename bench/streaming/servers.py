@@ -1,0 +1,134 @@
+"""Child process of `bench/gateway.py`: one of its servers, which a JSON object describes.
+
+    python bench/streaming/servers.py '{"kind": "bare", "streams": 8, "rate": 50.0, "tokens": 200}'
+
+It prints `PORT` and the port once it accepts requests, and serves until SIGTERM.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import anyio
+import msgspec
+from msgspec import Meta, Struct
+
+from actors.process.logs import configure_logging
+from cli.config.launch import worker_command
+from gateway.daemon import run_daemon
+from gateway.fleet.launch import WorkerLaunch
+from gateway.generation.delta import TextDelta
+from gateway.http.conventions import ConventionsByPath, HttpConventions
+from gateway.http.server import listen, serve
+from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.errors import DONE, OpenAIErrors
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import AnswerHead
+from workers.process.spec import ScriptedSpec, WorkerSpec
+
+Kind = Literal["gateway", "bare"]
+
+
+class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is to serve."""
+
+    kind: Kind
+    streams: Annotated[int, Meta(ge=1)]
+    """At once, at most."""
+    rate: Annotated[float, Meta(ge=0.0)]
+    """Tokens a second of each stream; 0 is as fast as possible."""
+    tokens: Annotated[int, Meta(ge=1)]
+    """Of each stream of the bare app; the gateway's clients ask for theirs."""
+
+
+async def run_gateway(spec: ServerSpec) -> None:
+    """Serve with a gateway and one scripted worker."""
+    # The parent reads the port from this process's output and nothing after it: a log would fill the pipe.
+    configure_logging("gateway", "error")
+    worker = WorkerSpec(
+        name="w0",
+        model_name="scripted",
+        model_path="",
+        backend="scripted",
+        max_batch_size=spec.streams,
+        max_queue=spec.streams,
+        step_tokens=4 * spec.streams,
+        log_level="warning",
+        scripted=ScriptedSpec(tokens_per_second=spec.rate),
+    )
+    port = 0
+
+    def listening(_: str, taken: int) -> None:
+        nonlocal port
+        port = taken
+
+    def status(status: Any) -> None:
+        if status.state == "ready":
+            print("PORT", port, flush=True)
+
+    settings = GatewaySettings(port=0, shutdown_grace_s=0)
+    launch = WorkerLaunch("w0", "scripted", worker_command(worker))
+    await run_daemon(settings, [launch], on_status=status, on_listening=listening)
+
+
+class Bare:
+    """The limit: an ASGI app that does nothing but send the same chunks as often."""
+
+    def __init__(self, rate: float, tokens: int) -> None:
+        head = AnswerHead("cmpl-" + "0" * 24, int(time.time()), "scripted", "scripted")
+        (self._chunk,) = OpenAIAnswer(chat=False).events(head).deltas([TextDelta(index=0, text="x")])
+        self._rate = rate
+        self._tokens = tokens
+        self._tick = asyncio.Event()
+        self.conventions = ConventionsByPath(HttpConventions(OpenAIErrors()), {})
+
+    async def ticks(self) -> None:
+        """Wake every stream once a step. Returns at once if the rate is 0."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while self._rate:
+            due = max(due + 1 / self._rate, loop.time())
+            await asyncio.sleep(due - loop.time())
+            tick, self._tick = self._tick, asyncio.Event()
+            tick.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        message = {"type": "http.response.body", "body": self._chunk, "more_body": True}
+        for _ in range(self._tokens):
+            if self._rate:
+                await self._tick.wait()
+            else:
+                await asyncio.sleep(0)
+            await send(message)
+        await send({"type": "http.response.body", "body": DONE})
+
+
+async def run_bare(spec: ServerSpec) -> None:
+    """Serve the bare app with the gateway's own HTTP server."""
+    settings = GatewaySettings(port=0)
+    listener = listen(settings)
+    print("PORT", listener.getsockname()[1], flush=True)
+    app = Bare(spec.rate, spec.tokens)
+    async with anyio.create_task_group() as group:
+        group.start_soon(app.ticks)
+        await serve(app, settings, shutdown=anyio.Event(), listener=listener)
+
+
+def main(text: str) -> None:
+    """Serve what `text`, a `ServerSpec` as JSON, describes. Raises `msgspec.ValidationError`."""
+    spec = msgspec.json.decode(text, type=ServerSpec)
+    anyio.run({"gateway": run_gateway, "bare": run_bare}[spec.kind], spec)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
