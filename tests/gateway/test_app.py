@@ -10,8 +10,8 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import LastFailure, WorkerState
 from gateway.routing.circuit_breaker import TRIP_AFTER
 from protocol.events import Gauges
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.serving import CHAT, COMPLETION, serving
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.serving import CHAT, COMPLETION, serving
 
 pytestmark = pytest.mark.anyio
 

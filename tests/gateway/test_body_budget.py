@@ -14,8 +14,8 @@ from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
 from gateway.openai.errors import OpenAIErrors
 from gateway.settings import GatewaySettings, GatewaySettingsError
+from tests.gateway.harness.serving import Served, serving
 from tests.gateway.http.http2 import client
-from tests.gateway.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 

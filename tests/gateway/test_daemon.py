@@ -24,8 +24,8 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError, listen
 from gateway.settings import GatewaySettings
-from tests.gateway.real import launch
-from tests.gateway.serving import COMPLETION, events
+from tests.gateway.harness.real import launch
+from tests.gateway.harness.serving import COMPLETION, events
 from workers.faults.plan import Fault
 
 pytestmark = pytest.mark.anyio
@@ -257,7 +257,7 @@ PROGRAM = """
 import anyio, sys
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
-from tests.gateway.real import launch
+from tests.gateway.harness.real import launch
 
 def status(status):
     print("state", status.state.value, status.pid, flush=True)

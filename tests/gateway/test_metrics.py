@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.routing.counters import COUNTED, Counters
 from protocol.events import Delta, Gauges, Step, Usage
-from tests.gateway.real import Real
-from tests.gateway.serving import COMPLETION, Served, serving
+from tests.gateway.harness.real import Real
+from tests.gateway.harness.serving import COMPLETION, Served, serving
 
 LABELS = {"model": "tiny", "backend": "scripted", "worker": "w0"}
 OF_NO_WORKER = {

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from actors.supervision.worker import WorkerState
-from tests.gateway.real import Real, gather, launch, real_gateway
-from tests.gateway.serving import CHAT, COMPLETION, events, open_raw
+from tests.gateway.harness.real import Real, gather, launch, real_gateway
+from tests.gateway.harness.serving import CHAT, COMPLETION, events, open_raw
 from tests.gateway.test_metrics import scrape
 from workers.faults.plan import raising
 

@@ -16,7 +16,7 @@ from cli.client.remote import RemoteClient
 from cli.config.errors import CommandFailed
 from protocol.request import Limits, Sampling
 from tests.gateway.faults.cutting import breaking_way
-from tests.gateway.real import launch, real_gateway
+from tests.gateway.harness.real import launch, real_gateway
 
 BODY = {"stream": True, "stream_options": {"include_usage": True}}
 

@@ -18,7 +18,7 @@ from protocol.commands import Submit
 from protocol.events import Usage
 from protocol.request import ChatInput, Message
 from tests.gateway.faults.cutting import Way, breaking_way
-from tests.gateway.serving import Served, serving
+from tests.gateway.harness.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -16,12 +16,12 @@ from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRendere
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from protocol.request import ChatInput, Message
-from tests.gateway.asgi import Connection
 from tests.gateway.dialects import messages
 from tests.gateway.dialects.messages import DIALECT, PATH, MessageRenderer
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.transcripts import Site, site
-from tests.gateway.virtual import BACKEND
+from tests.gateway.harness.asgi import Connection
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.transcripts import Site, site
+from tests.gateway.harness.virtual import BACKEND
 
 pytestmark = pytest.mark.anyio
 

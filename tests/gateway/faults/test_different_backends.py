@@ -9,8 +9,8 @@ import pytest
 from cli.config.launch import worker_command
 from gateway.fleet.launch import WorkerLaunch
 from models import builtin_path
-from tests.gateway.real import Real, gather, real_gateway
-from tests.gateway.serving import events
+from tests.gateway.harness.real import Real, gather, real_gateway
+from tests.gateway.harness.serving import events
 from tests.pids import pid_of
 from workers.faults.plan import Fault
 from workers.process.spec import Backend, WorkerSpec

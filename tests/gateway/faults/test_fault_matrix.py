@@ -1,7 +1,7 @@
-"""Fault x phase x API x streaming: whatever happens to a worker and whenever, the client gets the undisturbed answer.
+"""Fault x phase x API x streaming: the client gets the undisturbed answer, whatever fault happens when.
 
-Over HTTP, with the worker's own engine and text code in this process (`tests/gateway/engines.py`). Faults of real
-processes are in `test_faults.py` and `test_killed_workers.py`.
+Over HTTP, with the worker's own engine and text code in this process (`tests/gateway/harness/engines.py`). Faults of
+real processes are in `test_faults.py` and `test_killed_workers.py`.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import pytest
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed
-from tests.gateway.engines import Answer, EngineWorker, undisturbed
-from tests.gateway.serving import CHAT, COMPLETION, Served, events, serving
+from tests.gateway.harness.engines import Answer, EngineWorker, undisturbed
+from tests.gateway.harness.serving import CHAT, COMPLETION, Served, events, serving
 
 pytestmark = pytest.mark.anyio
 

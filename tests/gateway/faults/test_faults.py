@@ -11,8 +11,8 @@ import structlog
 
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.worker import WorkerState
-from tests.gateway.real import Real, launch, real_gateway
-from tests.gateway.serving import COMPLETION
+from tests.gateway.harness.real import Real, launch, real_gateway
+from tests.gateway.harness.serving import COMPLETION
 from tests.gateway.test_metrics import scrape
 from tests.pids import pid_of
 from workers.faults.plan import CallFault, Fault, LinkFault

@@ -13,8 +13,8 @@ import pytest
 from actors.supervision.deadlines import Deadlines
 from gateway.routing.failure_attribution import MAX_TRIES
 from tests.gateway.faults.panicking import POISON
-from tests.gateway.real import Real, gather, launch, real_gateway
-from tests.gateway.serving import events
+from tests.gateway.harness.real import Real, gather, launch, real_gateway
+from tests.gateway.harness.serving import events
 from tests.pids import pid_of
 from workers.faults.plan import CallFault, Fault, LinkFault
 

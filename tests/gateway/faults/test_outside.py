@@ -7,9 +7,9 @@ import pytest
 from actors.process.exit_cause import Origin
 from gateway.routing.failure_attribution import MAX_TRIES
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, clear, failure, last, number
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, clear, failure, last, number
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from protocol.request import TextInput
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, clear, failure, last, number
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, clear, failure, last, number
 
 pytestmark = pytest.mark.anyio
 

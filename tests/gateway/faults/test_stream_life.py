@@ -44,9 +44,9 @@ from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.request import Input
-from tests.gateway.engines import Answer, EngineWorker, answer_of, undisturbed
 from tests.gateway.faults.journal import LIFE, Journal, Phase
-from tests.gateway.virtual import VirtualLoop
+from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
+from tests.gateway.harness.virtual import VirtualLoop
 
 WORKERS = ("a", "b", "s")
 UNLIKE = "s"

@@ -10,9 +10,9 @@ from gateway.routing.failure_attribution import CLEARED_AFTER, MAX_EXEMPT, suspe
 from gateway.routing.quarantine import REFUSED_AFTER, REMEMBERED_S
 from gateway.routing.request_group import RequestGroup
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, clear, failure, last, number
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, clear, failure, last, number
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,8 @@ from gateway.routing.router import Router
 from gateway.routing.sequence import LiveSequence
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import VirtualLoop
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import VirtualLoop
 
 SLOTS = 2
 LENGTH = 3 * CLEARED_AFTER

@@ -22,7 +22,7 @@ from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.settings import GatewaySettings
-from tests.gateway.real import Real, real_gateway
+from tests.gateway.harness.real import Real, real_gateway
 from workers.process.spec import ScriptedSpec, WorkerSpec
 
 SCRIPT = Path(__file__).with_name("joining_worker.py")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from tests.gateway.serving import COMPLETION
+from tests.gateway.harness.serving import COMPLETION
 
 PROGRAM = """
 import sys
@@ -17,7 +17,7 @@ from cli.config.settings import Settings
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
 from actors.supervision.deadlines import Deadlines
-from tests.gateway.real import launch
+from tests.gateway.harness.real import launch
 
 port, grace_s, *door = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
 doors = {"listen_workers": door[0], "keys_dir": door[1]} if door else {}

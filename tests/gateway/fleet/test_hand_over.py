@@ -18,7 +18,7 @@ from gateway.http.server import adopt, listen
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.actors.inbox import Inbox
-from tests.gateway.asgi import clients
+from tests.gateway.harness.asgi import clients
 
 pytestmark = pytest.mark.anyio
 

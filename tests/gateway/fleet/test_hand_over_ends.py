@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.gateway.fleet.succession import ask, gateway, said, who, worker_of
-from tests.gateway.serving import COMPLETION, events
+from tests.gateway.harness.serving import COMPLETION, events
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.local import CommandLine
 from actors.supervision.worker import WorkerState
 from gateway.fleet.launch import LaunchRefused
-from tests.gateway.real import Real, launch, real_gateway
-from tests.gateway.serving import COMPLETION, events, open_raw
-from tests.gateway.traffic import Traffic, ask
+from tests.gateway.harness.real import Real, launch, real_gateway
+from tests.gateway.harness.serving import COMPLETION, events, open_raw
+from tests.gateway.harness.traffic import Traffic, ask
 from tests.pids import pid_of
 from workers.faults.plan import Fault
 

@@ -13,10 +13,10 @@ import pytest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.worker import WorkerState
 from tests.gateway.fleet.remote import doorway, until_gone
-from tests.gateway.real import Real, launch
-from tests.gateway.serving import COMPLETION
-from tests.gateway.traffic import Traffic
-from tests.gateway.traffic import ask as operate
+from tests.gateway.harness.real import Real, launch
+from tests.gateway.harness.serving import COMPLETION
+from tests.gateway.harness.traffic import Traffic
+from tests.gateway.harness.traffic import ask as operate
 from tests.pids import pid_of
 
 pytestmark = pytest.mark.anyio

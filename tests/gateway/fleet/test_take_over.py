@@ -20,7 +20,7 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.fleet.remote import joining
 from tests.gateway.fleet.succession import ask, gateway, said, who
-from tests.gateway.serving import COMPLETION, events, serving
+from tests.gateway.harness.serving import COMPLETION, events, serving
 from tests.ports import port_for_later
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import httpx
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
-from tests.gateway.serving import COMPLETION, Served, events
+from tests.gateway.harness.serving import COMPLETION, Served, events
 
 
 def client(port: int) -> httpx.AsyncClient:

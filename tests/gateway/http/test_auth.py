@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateway.serving import serving
+from tests.gateway.harness.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.gateway.serving import COMPLETION
+from tests.gateway.harness.serving import COMPLETION
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (100, 160))
 import anyio
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
-from tests.gateway.real import launch
+from tests.gateway.harness.real import launch
 
 async def main():
     await run_daemon(

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.gateway.serving import CHAT, COMPLETION, open_raw, serving
+from tests.gateway.harness.serving import CHAT, COMPLETION, open_raw, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from hyperframe.frame import Frame, GoAwayFrame
 
 from gateway.http.http2 import EVERY_STREAM, WholeBodies, goaway
 from protocol.events import Usage
+from tests.gateway.harness.serving import COMPLETION, events, serving
 from tests.gateway.http.http2 import client, whole_stream
-from tests.gateway.serving import COMPLETION, events, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from h2.events import PingAckReceived
 from h2.settings import SettingCodes
 from structlog.testing import capture_logs
 
-from tests.gateway.serving import serving
+from tests.gateway.harness.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from gateway.http import listener
+from tests.gateway.harness.serving import COMPLETION, Served, open_raw, serving
 from tests.gateway.http.http2 import client
-from tests.gateway.serving import COMPLETION, Served, open_raw, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from gateway.http.http2 import EVERY_STREAM
 from gateway.http.server import listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.serving import COMPLETION, serving
 from tests.gateway.http.http2 import Patient, client, whole_stream
-from tests.gateway.serving import COMPLETION, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from actors.supervision.worker import WorkerState
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Logprobs, Step, TokenLogprob, Usage
-from tests.gateway.asgi import Connection, UnfinishedRequest
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.transcripts import Scenario, Site, play, transcript
+from tests.gateway.harness.asgi import Connection, UnfinishedRequest
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.transcripts import Scenario, Site, play, transcript
 
 GOLDEN = Path(__file__).parent / "golden"
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 8}

@@ -13,7 +13,7 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Logprobs, TokenLogprob, Usage
 from protocol.request import Bias
-from tests.gateway.serving import Served, serving
+from tests.gateway.harness.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import structlog
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Step, Usage
 from protocol.request import ChatInput, Message, TextInput, TokensInput
-from tests.gateway.serving import CHAT, COMPLETION, Served, events, open_raw, serving
+from tests.gateway.harness.serving import CHAT, COMPLETION, Served, events, open_raw, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.gateway.harness.transcripts import play
 from tests.gateway.openai.scenarios import GOLDEN, SCENARIOS, SETTINGS
-from tests.gateway.transcripts import play
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))

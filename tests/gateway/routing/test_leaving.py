@@ -13,9 +13,9 @@ from gateway.routing.failure_attribution import suspect
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
 from protocol.events import SILENT_S
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, failure, last, number
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, failure, last, number
 
 pytestmark = pytest.mark.anyio
 

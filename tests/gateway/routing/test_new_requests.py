@@ -9,9 +9,9 @@ import pytest
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import DIGEST, FakeWorker
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, failure, number
+from tests.gateway.harness.fakes import DIGEST, FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, failure, number
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.routing.worker_handle import FULL_S
 from protocol.errors import ErrorCode
-from tests.gateway.virtual import BACKEND
-from tests.gateway.world import World, failure, number
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, failure, number
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from gateway.routing.wait_queue import MIN_STAY_S, WaitQueue
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import Limits, Sampling, TextInput
-from tests.gateway.serving import CHAT, COMPLETION, Served, serving
-from tests.gateway.virtual import BACKEND
+from tests.gateway.harness.serving import CHAT, COMPLETION, Served, serving
+from tests.gateway.harness.virtual import BACKEND
 
 pytestmark = pytest.mark.anyio
 

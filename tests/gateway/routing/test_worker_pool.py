@@ -22,7 +22,7 @@ from gateway.settings import GatewaySettings
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import SILENT_S, Gauges, Step
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
 

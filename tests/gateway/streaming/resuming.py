@@ -9,9 +9,9 @@ from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams, StreamState
-from tests.gateway.asgi import Clients, Connection, clients
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.serving import COMPLETION
+from tests.gateway.harness.asgi import Clients, Connection, clients
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.serving import COMPLETION
 
 KEPT = COMPLETION | {"stream": True, "stream_options": {"resume_s": 60}, "max_tokens": 100}
 

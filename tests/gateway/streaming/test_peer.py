@@ -10,7 +10,7 @@ from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.peer import PeerUnreachable
-from tests.gateway.asgi import Clients, clients
+from tests.gateway.harness.asgi import Clients, clients
 
 pytestmark = pytest.mark.anyio
 

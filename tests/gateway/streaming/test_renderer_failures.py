@@ -7,11 +7,11 @@ import pytest
 
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRenderer
-from tests.gateway.asgi import Connection
 from tests.gateway.dialects import messages
 from tests.gateway.dialects.messages import MessageEvents, MessageRenderer
-from tests.gateway.transcripts import site
-from tests.gateway.virtual import BACKEND
+from tests.gateway.harness.asgi import Connection
+from tests.gateway.harness.transcripts import site
+from tests.gateway.harness.virtual import BACKEND
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}

@@ -9,9 +9,9 @@ import pytest
 
 from gateway.streaming.resumable import StreamState
 from protocol.errors import ErrorCode
-from tests.gateway.serving import COMPLETION
+from tests.gateway.harness.serving import COMPLETION
+from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.streaming.resuming import KEPT, gateway, last_id, stream_id
-from tests.gateway.virtual import BACKEND
 
 pytestmark = pytest.mark.anyio
 

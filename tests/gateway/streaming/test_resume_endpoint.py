@@ -13,9 +13,9 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from protocol.events import Usage
-from tests.gateway.engines import EngineWorker, undisturbed
 from tests.gateway.faults.cutting import breaking_way
-from tests.gateway.serving import CHAT, COMPLETION, Served, events, serving
+from tests.gateway.harness.engines import EngineWorker, undisturbed
+from tests.gateway.harness.serving import CHAT, COMPLETION, Served, events, serving
 
 pytestmark = pytest.mark.anyio
 OPTIONS = {"stream": True, "stream_options": {"include_usage": True, "resume_s": 30}}

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.streaming.resumable import StreamState
-from tests.gateway.asgi import Connection
-from tests.gateway.serving import CHAT, COMPLETION
+from tests.gateway.harness.asgi import Connection
+from tests.gateway.harness.serving import CHAT, COMPLETION
+from tests.gateway.harness.virtual import VirtualLoop
 from tests.gateway.streaming.resuming import Gateway, gateway, stream_id
-from tests.gateway.virtual import VirtualLoop
 
 
 class Watcher:

@@ -8,8 +8,8 @@ import anyio.lowlevel
 import pytest
 
 from gateway.streaming.resumable import StreamState
+from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.streaming.resuming import KEPT, gateway, last_id, stream_id
-from tests.gateway.virtual import BACKEND
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from tests.workers.engine.scripted_bench import make
+from tests.workers.engine.harness.scripted_bench import make
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.step_result import SequenceEnd, Token
 from workers.scripted.runner import ScriptedRunner

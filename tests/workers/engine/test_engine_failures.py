@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from tests.workers.engine.scripted_bench import make
+from tests.workers.engine.harness.scripted_bench import make
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.engine.step_result import SequenceFailure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workers.engine.pool import admit, ask, scheduler
+from tests.workers.engine.harness.pool import admit, ask, scheduler
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.workers.engine.pool import SHARED, admit, ask, end, prefill, run, scheduler
+from tests.workers.engine.harness.pool import SHARED, admit, ask, end, prefill, run, scheduler
 from tests.workers.engine.test_scheduler import refusal
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.sequence import PrefixCopy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.workers.process.gateway_peer import scripted
+from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.json_files import CheckpointError
 from workers.process.describe import Described, describe
 

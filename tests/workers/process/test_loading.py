@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.workers.process.gateway_peer import scripted
+from tests.workers.process.harness.gateway_peer import scripted
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.errors import LoadRefused
 from workers.process.loading import kv_tokens, load, warm_up

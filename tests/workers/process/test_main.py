@@ -13,7 +13,7 @@ from actors.transport.link import Link
 from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
-from tests.workers.process.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, submit, with_worker
+from tests.workers.process.harness.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, submit, with_worker
 from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
 from workers.faults.plan import Fault
 from workers.process.exit_codes import EXIT_CODES

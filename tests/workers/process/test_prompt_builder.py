@@ -4,7 +4,7 @@ import pytest
 
 from protocol.commands import Submit
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.gateway_peer import submit
+from tests.workers.process.harness.gateway_peer import submit
 from workers.process.prompt_builder import CHARACTERS_PER_MESSAGE, CHARACTERS_PER_TOKEN, tokenize_cost
 
 CHAT = ChatInput((Message("system", "ab"), Message("user", "cde")), tools_json="[]")

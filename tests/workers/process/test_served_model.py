@@ -9,7 +9,7 @@ from protocol.commands import Stop, Submit
 from protocol.events import Finished, Hello, Loading
 from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
 from tests.checkpoints import make_checkpoint
-from tests.workers.process.gateway_peer import Peer, scripted, worker
+from tests.workers.process.harness.gateway_peer import Peer, scripted, worker
 from workers.local_model import GenerationResult, LocalModel
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec

@@ -14,7 +14,7 @@ from protocol.commands import Cancel, Command, Drain, Stop
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.gateway_peer import (
+from tests.workers.process.harness.gateway_peer import (
     PATIENCE_S,
     SLOW,
     Peer,

@@ -12,7 +12,7 @@ from actors.transport.link import Link
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready
-from tests.workers.process.gateway_peer import Peer, run_scenario, scripted, service, submit
+from tests.workers.process.harness.gateway_peer import Peer, run_scenario, scripted, service, submit
 from workers.faults.plan import Fault, raising
 from workers.load_options import Progress
 from workers.process.exit_codes import EXIT_CODES

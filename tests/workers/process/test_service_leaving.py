@@ -6,7 +6,7 @@ from protocol.codec import encode
 from protocol.commands import Drain, Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Gauges, Heartbeat, Hello
-from tests.workers.process.gateway_peer import SLOW, Peer, run_scenario, submit
+from tests.workers.process.harness.gateway_peer import SLOW, Peer, run_scenario, submit
 from workers.process.exit_codes import EXIT_CODES
 
 

@@ -11,7 +11,7 @@ import structlog
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished
-from tests.workers.process.gateway_peer import submit
+from tests.workers.process.harness.gateway_peer import submit
 from workers.process.output_processor import OutputProcessor, SubmitResult
 from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
 from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue

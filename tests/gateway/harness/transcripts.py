@@ -13,9 +13,9 @@ from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
-from tests.gateway.asgi import Clients, Connection, clients
-from tests.gateway.fakes import FakeWorker
-from tests.gateway.virtual import VirtualLoop
+from tests.gateway.harness.asgi import Clients, Connection, clients
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import VirtualLoop
 
 
 @dataclass

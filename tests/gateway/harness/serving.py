@@ -1,4 +1,4 @@
-"""The real server on a real socket, in the test's own event loop, over workers that the test speaks for."""
+"""The real server on a real socket, in the test's event loop, with workers whose frames the test sends."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ from gateway.http.listener import Listener
 from gateway.http.server import listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
 
 COMPLETION = {"model": "tiny", "prompt": "hi", "max_tokens": 8}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}

@@ -1,4 +1,4 @@
-"""A router over workers that the test speaks for, and short ways to say things."""
+"""A router over workers whose frames the test sends, with shorthands."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
 
 
 class World:

@@ -13,7 +13,7 @@ from gateway.routing.sequence import LiveSequence
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
-from tests.gateway.fakes import FakeWorker
+from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure

@@ -1,4 +1,4 @@
-"""A worker without a process: tests speak for it, frame by frame."""
+"""A worker without a process: the test sends its frames."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Clients that never rest, and what operators ask meanwhile."""
+"""Clients that send requests without a pause, and the requests of an operator."""
 
 from typing import Any
 
 import anyio
 
-from tests.gateway.real import Real
-from tests.gateway.serving import COMPLETION, events
+from tests.gateway.harness.real import Real
+from tests.gateway.harness.serving import COMPLETION, events
 
 STREAM = COMPLETION | {"max_tokens": 60, "ignore_eos": True, "stream": True}
 

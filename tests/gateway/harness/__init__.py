@@ -1,0 +1,1 @@
+"""Fakes, clients and worlds for the tests of the gateway."""

@@ -1,0 +1,1 @@
+"""Engines and slot pools for the tests of the engine."""
