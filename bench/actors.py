@@ -7,7 +7,7 @@ Across processes (two, a fresh child for each figure, the same bytes for all):
 
   trip_us     microseconds for 32 bytes there and back, p50 of each round
   tokens_s    token events a second: the child encodes `Step` frames of 64 deltas, one message each; the parent decodes
-              them. The clock runs from the first frame's arrival to the last's.
+              them. The clock runs from the first frame received to the last.
 
 `pyzmq` blocks in PAIR sockets and is the limit; `pyzmq reader` is the minimum that an asyncio process does with one;
 `pyzmq asyncio` is pyzmq's own asyncio socket; `pipe` is multiprocessing's. `xoscar` (an actor framework) is measured
@@ -70,12 +70,12 @@ async def local_figures(messages: int) -> Figures:
             for _ in range(1000):
                 ref.tell(1)
             await ref.ask(Total, timeout=60)
-        told = time.perf_counter()
+        sent = time.perf_counter()
         for _ in range(messages // 10):
             await ref.ask(Total, timeout=60)
         asked = time.perf_counter()
         ref.stop()
-    return {"tell_s": messages / (told - began), "ask_s": messages / 10 / (asked - told)}
+    return {"tell_s": messages / (sent - began), "ask_s": messages / 10 / (asked - sent)}
 
 
 def contestants(trips: int, frames: int, messages: int) -> dict[str, Callable[[], Figures]]:

@@ -29,6 +29,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
+from workers.load_options import LoadOptions
 from workers.mlx.runner import MlxRunner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -71,17 +72,10 @@ def measure(args: argparse.Namespace, path: Path, scratch: Path) -> tuple[dict[s
     """Tokens a second by name, and whether all generated the same ones."""
     config = ModelConfig.from_dir(path)
     prompt = tuple(3 + 7 * index % 500 for index in range(args.prompt))
-    runner = MlxRunner.load(
-        path,
-        config,
-        device=args.device,
-        dtype="auto",
-        slots=max(args.rows),
-        context=args.prompt + args.tokens,
-        cache_dir=scratch,
-        threads=0,
-        progress=lambda phase, done, total: None,
+    options = LoadOptions(
+        device=args.device, slots=max(args.rows), context=args.prompt + args.tokens, cache_dir=scratch
     )
+    runner = MlxRunner.load(path, config, options, lambda phase, done, total: None)
     with mx.stream(mx.Device(getattr(mx, runner.capabilities.device))):
         seconds, expected = bench_mlx_lm(path, prompt, args.tokens)
     results, same = {"mlx-lm": 1 / seconds}, True

@@ -34,8 +34,8 @@ _log = structlog.get_logger("gateway.daemon")
 POLL_S = 0.05
 """How often a gateway that leaves looks whether its connections have ended."""
 WARNED = 0.25
-"""The share of the grace after which every client of HTTP/2 has been told to go elsewhere. Those that go by the RFC
-could be told at once, but python-h2 then gives up its streams: it is left time to finish them."""
+"""The share of the grace after which every HTTP/2 client has received a GOAWAY. Clients that follow the RFC could
+receive it at once, but python-h2 abandons its streams then, so they get time to finish."""
 WORKERS_END_S = 15.0
 """Time in which the workers must have ended after they were asked to; their supervisors kill before this."""
 
@@ -59,7 +59,7 @@ async def run_daemon(
     With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
     leave.
 
-    `on_listening` is told the address once it is ours, `on_status` of every change of a worker. Raises `BindError`
+    `on_listening` gets the address once it is bound, `on_status` every change of a worker. Raises `BindError`
     before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     _log.info("swept", folders=sweep())  # of gateways that were killed

@@ -62,10 +62,14 @@ class Observed:
 
 
 _HISTOGRAMS = (
-    ("baton_time_to_first_token_seconds", "first_token", "From a request's arrival to the first token of a sequence"),
+    (
+        "baton_time_to_first_token_seconds",
+        "first_token",
+        "From a request's receipt to the first token of a sequence",
+    ),
     ("baton_inter_token_latency_seconds", "inter_token", "Between the tokens of one sequence"),
     ("baton_queue_wait_seconds", "queue_wait", "A sequence's wait for a slot, by the worker"),
-    ("baton_request_seconds", "end_to_end", "From a request's arrival to the good end of a sequence"),
+    ("baton_request_seconds", "end_to_end", "From a request's receipt to the good end of a sequence"),
     (
         "baton_replay_gap_seconds",
         "gap",

@@ -30,11 +30,11 @@ class CompileHere:
     def __exit__(self, *_: Any) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def ask(self, group: Group) -> None:
+    def request(self, group: Group) -> None:
         text = self._plan.module(group)
         self._asked[self._pool.submit(self._compiler.compile, text, self._builder.key(group))] = group
 
-    def answers(self, count: int) -> Iterator[Built]:
+    def results(self, count: int) -> Iterator[Built]:
         assert count == len(self._asked)
         for future in as_completed(self._asked):
             yield Built(self._asked[future], future.result(), 0.0)

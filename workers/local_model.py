@@ -15,7 +15,7 @@ from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec

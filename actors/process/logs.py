@@ -56,7 +56,7 @@ def configure_logging(process: str, level: str, json: bool | None = None) -> Non
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
-    # It says at "info" what a request to another gateway is: of use to whoever looks for a defect.
+    # httpx logs each request to another gateway at "info", which is only useful for debugging.
     logging.getLogger("httpx").setLevel(number if number <= logging.DEBUG else max(number, logging.WARNING))
     logging.raiseExceptions = False  # a log pipe whose reader is gone must not print tracebacks into itself
 
@@ -91,7 +91,7 @@ def _parse(line: bytes) -> Mapping[str, Any] | None:
 
 
 class _Bind:
-    """Binds the process's name, unless the line came from another process and says so."""
+    """Binds the process's name, unless the line came from another process and has its name."""
 
     def __init__(self, process: str) -> None:
         self._process = process

@@ -1,13 +1,13 @@
-"""A child's stderr cut into lines, with a bound on their length and on how many are carried each second."""
+"""A child's stderr split into lines, with a bound on their length and on how many are carried each second."""
 
 MAX_LINE_BYTES = 8192
 LINES_PER_SECOND = 200
 
 
 class LineCutter:
-    """Bytes in, lines out. Pure: the caller says what time it is.
+    """Bytes in, lines out. Pure: the caller passes the time.
 
-    A line over `max_bytes` is cut there and its rest left out. More than `per_second` lines within one second are
+    A line over `max_bytes` is truncated there. More than `per_second` lines within one second are
     counted in `suppressed` and left out, so that a child that floods its stderr costs the reader little.
     """
 

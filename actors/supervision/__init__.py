@@ -1,1 +1,1 @@
-"""One worker through its life: incarnations, progress, restarts, for a local process and a remote peer alike."""
+"""One worker through its life: incarnations, progress, restarts, for local processes and remote peers."""

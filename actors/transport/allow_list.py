@@ -151,7 +151,9 @@ class WatchedList:
 def check_name(name: str) -> None:
     """Raises `KeyFileError` for what cannot be a worker's name and a file's."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise KeyFileError(f"{name[:MAX_NAME]!r} is no worker's name: letters, digits, and . _ - after the first")
+        raise KeyFileError(
+            f"{name[:MAX_NAME]!r} is not a valid worker name: letters, digits, and . _ - after the first"
+        )
 
 
 def _read(file: Path) -> str:

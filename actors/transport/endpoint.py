@@ -78,7 +78,7 @@ def sweep(folders: Iterable[str] | None = None) -> int:
 
 
 def _sweep(root: int, name: str) -> bool:
-    """Remove one folder, if it may be. Whoever is just making it notices, see `_claim`."""
+    """Remove one folder, if it may be. A process that is creating it notices; see `_claim`."""
     try:
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
     except OSError:  # it is gone, a link, or another user's

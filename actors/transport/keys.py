@@ -21,7 +21,7 @@ KEY_FILE_BYTES = 256
 
 
 class KeyFileError(Exception):
-    """Raised for a key, its file or its name that cannot be used; the text says which and why."""
+    """Raised for a key, its file or its name that cannot be used; the text names it and the reason."""
 
 
 class KeyPair:

@@ -33,8 +33,8 @@ class Receiver:
         clock: Callable[[], float],
         on_first: Callable[[zmq.Frame], None],
     ) -> None:
-        """`on_first` gets the first frame of all, from which libzmq knows who sent it. Without a `rate` there is no
-        bound to how much may come."""
+        """`on_first` gets the very first frame, from which libzmq knows the sender. Without a `rate` the incoming
+        messages are not limited."""
         self._socket = socket
         self._budget = None if rate is None else PeerBudget(rate)
         self._clock = clock

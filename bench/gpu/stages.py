@@ -28,19 +28,20 @@ from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import DecodeRow
-from workers.iree.batch_inputs import Angles
+from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compiler import Compiler
+from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.lower import Graph, module, struct
-from workers.iree.build.plan import KV, Plan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import PLAIN_TILE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.decoder import rope_frequencies
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import build, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions
 from workers.precision import Dtype
 from workers.sampling.sample_spec import SampleSpec
 
@@ -114,11 +115,15 @@ def gate(spec: StageSpec) -> Result:
 
 def load(path: Path, spec: StageSpec) -> IreeRunner:
     """Load a model with the graphs that every step needs, and without compiling others in the background."""
+    options = LoadOptions(
+        device=spec.device,
+        dtype=spec.dtype,
+        slots=spec.sizes.slots,
+        context=spec.sizes.context,
+        cache_dir=Path(spec.folder),
+    )
     config = ModelConfig.from_dir(path)
-    quiet: Callable[[str, int, int], None] = lambda phase, done, total: None  # noqa: E731
-    options: dict[str, Any] = {"slots": spec.sizes.slots, "context": spec.sizes.context, "threads": 0}
-    options |= {"device": spec.device, "dtype": spec.dtype, "cache_dir": Path(spec.folder)}
-    return IreeRunner.load(path, config, progress=quiet, background=False, **options)
+    return IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
 
 
 def memory(spec: StageSpec) -> Result:
@@ -223,25 +228,25 @@ def jax_bandwidth(sizes: StageSizes) -> float:
     return sizes.memory_bytes / fastest(lambda: read(x).block_until_ready(), sizes.passes)
 
 
-def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[Plan, Mapping[str, Any]]:
+def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[GraphPlan, Mapping[str, Any]]:
     """The graphs of every device except a CPU's own, and the weights that they take, as numpy arrays."""
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = Cache.of(config, sizes.slots, sizes.context, PLAIN_TILE)
-    plan = Plan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
+    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_TILE)
+    plan = GraphPlan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
     return plan, {each.name: build(each, files, ops) for each in stored}
 
 
 class Executor:
     """JAX in the place of IREE: a plan's graphs, weights on JAX's device, and a cache that is updated in place."""
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Any], sizes: StageSizes) -> None:
+    def __init__(self, plan: GraphPlan, weights: Mapping[str, Any], sizes: StageSizes) -> None:
         self._plan = plan
         self._slots = sizes.slots
         self._weights = jax.device_put(dict(weights))
         self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
-        self._angles = Angles(*rope_frequencies(plan.config, sizes.context), sizes.context)
+        self._angles = RopeTable(*rope_frequencies(plan.config, sizes.context), sizes.context)
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def decode(self, tokens: Sequence[int], at: int) -> list[int]:

@@ -30,9 +30,10 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.attention.attention import POSITIONS
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
-from workers.iree.model.ops import Cache, Place
+from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
 from workers.iree.model.tiled_ops import TiledOps
 
 DTYPE = "bfloat16"
@@ -44,8 +45,8 @@ class AttentionGraph:
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = shape["head_dim"], shape["heads"]
-        capacity = -(-longest // POSITIONS) * POSITIONS + POSITIONS
-        self._cache = Cache(shape["layers"], rows, shape["kv_heads"], depth, capacity, POSITIONS)
+        capacity = -(-longest // KV_TILE) * KV_TILE + KV_TILE
+        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
         self._device, self._rows = device, rows
         self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
         self._kv = device.zeros(self._cache.shape, DTYPE)
@@ -60,11 +61,11 @@ class AttentionGraph:
             heads=self._heads, attention_scale=1.0, attention_cap=None, plan=[layer] * cache.layers
         )
         ops = TiledOps(DTYPE, arithmetic_of(Cpu.of_host().features, DTYPE), threads=self._device.threads)
-        self._width = self._heads * cache.head_dim // ops.arithmetic.word
+        self._width = self._heads * cache.head_dim // ops.arithmetic.per_word
 
         def main(q: jax.Array, slots: jax.Array, at: jax.Array, kv: jax.Array, _: Any) -> tuple[jax.Array, ...]:
             for number in range(cache.layers):
-                q = ops.attend(q, kv, cache, number, config, Place(slots, at))[:, : self._width]
+                q = ops.attend(q, kv, cache, number, config, StepRows(slots, at))[:, : self._width]
             return (q,)
 
         inputs = [((self._rows, self._width), "int32"), ((self._rows,), "int32"), ((self._rows, 1), "int32")]

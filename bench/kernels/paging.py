@@ -29,10 +29,11 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
-from workers.iree.kernels.attention.attention import POSITIONS
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
-from workers.iree.model.ops import Cache, Place
+from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
 from workers.iree.model.tiled_ops import TiledOps
 
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
@@ -41,12 +42,12 @@ MODEL: Any = SimpleNamespace(heads=HEADS, attention_scale=DEPTH**-0.5, attention
 """The fields of a model's config that the attention reads."""
 
 
-def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
+def graphs(ops: TiledOps, cache: KvLayout, positions: int) -> list[Graph]:
     """The graphs `slots` and `pages`: packed queries, cache, slots, rows (and a table) -> packed outputs."""
     batch, pages_of_head = cache.slots, positions // LANES
 
     def slots(q: jax.Array, kv: jax.Array, who: jax.Array, rows: jax.Array, _: Any) -> tuple[jax.Array, ...]:
-        return (ops.attend(q, kv, cache, 0, MODEL, Place(who, rows)),)
+        return (ops.attend(q, kv, cache, 0, MODEL, StepRows(who, rows)),)
 
     def pages(
         q: jax.Array, kv: jax.Array, who: jax.Array, rows: jax.Array, table: jax.Array, _: Any
@@ -58,11 +59,11 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
         values = taken[1].reshape(batch, KV_HEADS, pages_of_head, DEPTH // LANES, LANES * LANES).swapaxes(2, 3)
         own = jnp.stack([keys, values.reshape(keys.shape)])[None]
         # The kernel reads up to a tile beyond the rows.
-        own = jnp.pad(own, ((0, 0),) * 4 + ((0, POSITIONS * DEPTH),))
-        dense = Cache(1, batch, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
-        return (ops.attend(q, own, dense, 0, MODEL, Place(who, rows)),)
+        own = jnp.pad(own, ((0, 0),) * 4 + ((0, KV_TILE * DEPTH),))
+        dense = KvLayout(1, batch, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
+        return (ops.attend(q, own, dense, 0, MODEL, StepRows(who, rows)),)
 
-    words = struct((batch, HEADS * DEPTH // ops.arithmetic.word), "int32")
+    words = struct((batch, HEADS * DEPTH // ops.arithmetic.per_word), "int32")
     kv, who, rows = struct(cache.shape, ops.dtype), struct((batch,), "int32"), struct((batch, 1), "int32")
     table = struct((batch, KV_HEADS, pages_of_head), "int32")
     return [
@@ -73,14 +74,14 @@ def graphs(ops: TiledOps, cache: Cache, positions: int) -> list[Graph]:
 
 def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler: Compiler, rounds: int) -> list[float]:
     """Median milliseconds of each graph."""
-    cache = Cache(1, slots, KV_HEADS, DEPTH, positions + POSITIONS, POSITIONS)
+    cache = KvLayout(1, slots, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
     random = np.random.default_rng(0)
     kv = device.zeros(cache.shape, ops.dtype)
     if kv.window is not None:
         kv.window[...] = 1  # pages of memory that were never written would all be one
     order = random.permutation(slots * KV_HEADS * (cache.capacity // LANES))[: slots * KV_HEADS * (positions // LANES)]
     inputs = [
-        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.word), np.int32)),
+        device.upload(np.zeros((slots, HEADS * DEPTH // ops.arithmetic.per_word), np.int32)),
         kv.view,
         device.upload(np.arange(slots, dtype=np.int32)),
         device.upload(np.full((slots, 1), positions - 1, np.int32)),

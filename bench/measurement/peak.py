@@ -8,9 +8,11 @@ import numpy as np
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
-from workers.iree.kernels.ir.builder import FLOATS, LANES
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.operations import fma
+from workers.iree.kernels.ir.value import Value
 
 TURNS = 1 << 20
 """Iterations of the loop in a workgroup: some milliseconds."""
@@ -25,7 +27,7 @@ class Peak:
         """Raises `DeviceError`, `CacheError` and `CompileError`."""
         self._device = Device("local-task", threads)
         compiler = Compiler(cache_dir, self._device.compile_flags(), self._device.compile_target())
-        sums, workgroups = arithmetic_of(Cpu.of_host().features, "float32").sums, SHARES * threads
+        sums, workgroups = arithmetic_of(Cpu.of_host().features, "float32").accumulators, SHARES * threads
         self._module = self._device.load(compiler.compile(_module(sums, workgroups)), None, "")
         # Halves: the sums stay finite, and are never so small that the CPU is slow.
         self._factor = self._device.upload(np.full(LANES, 0.5, np.float32))
@@ -49,17 +51,17 @@ def _module(sums: int, workgroups: int) -> str:
     """float32 [16] -> float32 [workgroups, sums * 16]: sum = sum * x + x, again and again."""
     kernel = Kernel("peak", workgroups)
     code = kernel.code
-    x, out = kernel.take((LANES,), "f32"), kernel.give((workgroups, sums * LANES), "f32")
-    factor = code.read(x, [code.index(0)])
+    x, out = kernel.input((LANES,), "f32"), kernel.output((workgroups, sums * LANES), "f32")
+    factor = x.load_vector([0])
 
-    def turn(_: str, totals: list[str]) -> list[str]:
-        return [code.let(f"vector.fma {total}, {factor}, {factor} : {FLOATS}") for total in totals]
+    def turn(_: Value, totals: list[Value]) -> list[Value]:
+        return [fma(total, factor, factor) for total in totals]
 
     # Each starts with another value: equal sums would be computed once.
-    starts = [(code.floats(float(number)), FLOATS) for number in range(sums)]
-    totals = code.loop(code.index(0), code.index(TURNS), 1, starts, turn)
+    starts = [code.floats(float(number)) for number in range(sums)]
+    totals = code.loop(0, TURNS, starts, turn)
     for number, total in enumerate(totals):
-        code.put(total, LANES, out, [kernel.workgroup(), code.index(number * LANES)])
+        out.store(total, [kernel.workgroup, number * LANES])
     shape = f"tensor<{workgroups}x{sums * LANES}xf32>"
     return f"""module @peak {{ {kernel.function()}
   func.func public @main(%x: tensor<{LANES}xf32>) -> {shape} {{

@@ -15,8 +15,8 @@ from cli.config.settings import Settings
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import ChatInput, TextInput
+from workers.load_options import Progress
 from workers.local_model import LocalModel, LocalModelError
-from workers.process.backends import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
 

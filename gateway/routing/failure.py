@@ -37,7 +37,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceFailure:
+class RequestFailure:
     """Why a sequence ended without an answer; `field` is the request field at fault, if there is one."""
 
     code: ErrorCode

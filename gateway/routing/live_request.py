@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 
 from gateway.body_budget import HeldBody
 from gateway.generation.request import OutputOptions
-from gateway.routing.failure import SequenceFailure
+from gateway.routing.failure import RequestFailure
 
 
 class LiveRequest(ABC):
@@ -21,7 +21,7 @@ class LiveRequest(ABC):
         """The worker that last took one of its sequences."""
         self.config_digest = ""
         """Of the first worker that took one of its sequences."""
-        self.failure: SequenceFailure | None = None
+        self.failure: RequestFailure | None = None
         """The failure of the first sequence that failed; the request fails with it."""
         self._stream = output.stream
         self._live = count
@@ -64,7 +64,7 @@ class LiveRequest(ABC):
             self._changed = True
             self._wake()
 
-    def sequence_ended(self, index: int, failure: SequenceFailure | None) -> None:
+    def sequence_ended(self, index: int, failure: RequestFailure | None) -> None:
         """Note that a sequence ended, maybe with a failure."""
         self._ready[index] = None
         self._live -= 1

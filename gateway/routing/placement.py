@@ -8,7 +8,7 @@ import structlog
 
 from actors.supervision.worker import WorkerUnavailable
 from gateway.metrics import Metrics
-from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
+from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.sequence import LiveSequence
@@ -33,7 +33,7 @@ class Placement:
         settings: GatewaySettings,
         pool: WorkerPool,
         metrics: Metrics,
-        fail: Callable[[LiveSequence, SequenceFailure], None],
+        fail: Callable[[LiveSequence, RequestFailure], None],
     ) -> None:
         self.queue = WaitQueue(settings.max_waiting_streams, settings.worker_wait_s, self._overdue)
         self.idle = asyncio.Event()
@@ -96,7 +96,7 @@ class Placement:
         for sequence in attributed:
             self.quarantine.add(sequence.request.model, sequence.submit.input, sequence.submit.sampling)
             text = f"workers failed with this request {len(sequence.failures)} times in a row; {reason}"
-            self._fail(sequence, SequenceFailure(ErrorCode.QUARANTINED, text))
+            self._fail(sequence, RequestFailure(ErrorCode.QUARANTINED, text))
         if sequences:
             _log.warning(
                 "streams_replayed", worker=handle.name, streams=len(sequences), cause=str(cause), reason=reason
@@ -259,7 +259,7 @@ class Placement:
 
     def _give_up(self, sequence: LiveSequence) -> None:
         if sequence.cause is not None:
-            failure = SequenceFailure(ErrorCode.LOST, f"{sequence.loss}, and no other worker could go on with it")
+            failure = RequestFailure(ErrorCode.LOST, f"{sequence.loss}, and no other worker could go on with it")
         else:
-            failure = SequenceFailure(ErrorCode.UNAVAILABLE, self._pool.excuse(sequence.request.model))
+            failure = RequestFailure(ErrorCode.UNAVAILABLE, self._pool.excuse(sequence.request.model))
         self._fail(sequence, failure)

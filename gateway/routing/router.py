@@ -21,7 +21,7 @@ from gateway.generation.delta import StopReason
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed
 from gateway.routing.circuit_breaker import Breaker
-from gateway.routing.failure import Cause, SequenceFailure
+from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement import Placement
 from gateway.routing.request_group import RequestGroup
@@ -118,7 +118,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             sequence.cancel()
 
     def _expire(self, group: RequestGroup) -> None:
-        failure = SequenceFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
+        failure = RequestFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
         for sequence in self._detach(group):
             self._end_badly(sequence, failure)
 
@@ -208,7 +208,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if not sequence.push(event):
             text = f"the worker sent more than the {sequence.limit} tokens asked for"
             handle.cancel([sequence])
-            self._fail(sequence, SequenceFailure(ErrorCode.INTERNAL, text))
+            self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, text))
             return None
         if sequence.cause is not None:
             self._resumed(handle, sequence, now)
@@ -237,7 +237,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if sequence is None:
             return
         if event.reason == "cancelled":
-            self._fail(sequence, SequenceFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
+            self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
         observed = handle.observed
         observed.queue_wait.observe(event.usage.queue_ms / 1000)
@@ -271,13 +271,13 @@ class Router(Actor[WorkerNotice | Terminated]):
             case ErrorCode.OVERLOADED if placement.redirect(sequence):
                 pass
             case _:
-                self._fail(sequence, SequenceFailure(event.code, event.text, event.field))
+                self._fail(sequence, RequestFailure(event.code, event.text, event.field))
 
-    def _fail(self, sequence: LiveSequence, failure: SequenceFailure) -> None:
+    def _fail(self, sequence: LiveSequence, failure: RequestFailure) -> None:
         self._placement.remove(sequence)
         self._end_badly(sequence, failure)
 
-    def _end_badly(self, sequence: LiveSequence, failure: SequenceFailure) -> None:
+    def _end_badly(self, sequence: LiveSequence, failure: RequestFailure) -> None:
         self._placement.settle(sequence, str(failure.code))
         self._observed(sequence).ended(str(failure.code)).inc()
         sequence.fail(failure)
@@ -303,7 +303,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         """End all live sequences with an error."""
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in reversed(self._placement.live()):
-            self._fail(sequence, SequenceFailure(ErrorCode.DRAINING, text))
+            self._fail(sequence, RequestFailure(ErrorCode.DRAINING, text))
 
     # State that others read.
 

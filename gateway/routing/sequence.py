@@ -4,7 +4,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
-from gateway.routing.failure import Cause, SequenceFailure, WorkerFailure
+from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
 from protocol.events import Delta, Finished, Logprobs, Usage
@@ -62,7 +62,7 @@ class LiveSequence:
         self.ended = False
         self.reason: StopReason | None = None
         self.usage: Usage | None = None
-        self.failure: SequenceFailure | None = None
+        self.failure: RequestFailure | None = None
         self.worker = ""
         """The worker that computes it; empty while it waits for one."""
         self.waited = False
@@ -136,7 +136,7 @@ class LiveSequence:
         self.usage = usage
         self._end()
 
-    def fail(self, failure: SequenceFailure) -> None:
+    def fail(self, failure: RequestFailure) -> None:
         """End it with a failure."""
         self.failure = failure
         self._end()

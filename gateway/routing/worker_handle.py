@@ -137,7 +137,7 @@ class WorkerHandle:
         return self.ready and self.breaker.state(now) is not Circuit.OPEN
 
     def silent(self, now: float) -> bool:
-        """The worker has missed its beats, and nobody knows yet whether it lives: others are given requests before it.
+        """The worker has missed its heartbeats and may be dead: others are given requests before it.
         `now` is the loop's time."""
         return now - self.worker.status.last_frame >= SILENT_S
 

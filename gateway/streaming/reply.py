@@ -5,7 +5,7 @@ import structlog
 
 from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.exchange import HttpExchange
-from gateway.routing.failure import SequenceFailure
+from gateway.routing.failure import RequestFailure
 from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 _log = structlog.get_logger("gateway.streaming.reply")
 
 
-def failure_error(failure: SequenceFailure, settings: GatewaySettings) -> RequestError:
+def failure_error(failure: RequestFailure, settings: GatewaySettings) -> RequestError:
     """The error that a client gets for a failure."""
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)

@@ -26,7 +26,7 @@ from workers.engine.runner import RunnerCapabilities
 from workers.errors import LoadRefused
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
-from workers.iree.graph_registry import Library
+from workers.iree.graph_registry import GraphRegistry
 from workers.mlx import runner as mlx_runner
 from workers.process.backends import compile_ahead, load_runner
 from workers.process.spec import WorkerSpec
@@ -59,7 +59,7 @@ class Column:
         """While this holds, a load compiles nothing and finds the device."""
         named = (self.device, mx.Device(mx.cpu))
         with (
-            mock.patch.multiple(Library, open=lambda *_: None, fetch=lambda *_: None),
+            mock.patch.multiple(GraphRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(mlx_runner, "_choose_device", return_value=named),
             mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
         ):

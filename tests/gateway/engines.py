@@ -22,7 +22,7 @@ from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
-"""What is drawn: characters of one, two and four bytes, mostly cut in the middle, and the end of the answer."""
+"""Sampled tokens: characters of one, two and four bytes, mostly split between tokens, and the end of the answer."""
 
 
 class EngineWorker(FakeWorker):
@@ -79,7 +79,7 @@ class EngineWorker(FakeWorker):
                 self.say(frame)
 
     def answer(self) -> None:
-        """Say what was decided without a step; that may bring it more to do."""
+        """Send the results that need no step; they may cause new commands."""
         while self._answers:
             frames, self._answers = self._answers, []
             for frame in frames:
@@ -87,7 +87,7 @@ class EngineWorker(FakeWorker):
 
     @contextmanager
     def muffled(self, into: list[Event]) -> Iterator[None]:
-        """What it says is not heard but kept."""
+        """Collect what the worker sends instead of delivering it."""
         say = self.say
         self.say = lambda event, incarnation=None: into.append(event)  # type: ignore[method-assign]
         try:
@@ -100,7 +100,7 @@ class EngineWorker(FakeWorker):
         return self.engine.idle and not self._answers
 
     def fail_step(self) -> None:
-        """A step fails with all that it ran, and lets go of it."""
+        """Fail a step and every sequence in it."""
         self.answer()
         ran = self._output.streams()[: self._slots]
         failed = self.status.gauges.steps_failed + 1
@@ -110,7 +110,7 @@ class EngineWorker(FakeWorker):
             self.say(Failed(stream, ErrorCode.STEP, "no"))
 
     def forget(self, stream: int) -> None:
-        """Its step failed: the engine has let go of it."""
+        """Remove a sequence whose step failed from the engine."""
         if self._output.is_live(stream):
             self.engine.cancel(stream)
             self._output.process(
@@ -147,14 +147,14 @@ class Answer:
 
 def undisturbed(submit: Submit) -> Answer:
     """What a sequence is when nothing happens to it."""
-    heard: list[Event] = []
+    events: list[Event] = []
     worker = EngineWorker()
-    worker.say = lambda event, incarnation=None: heard.append(event)  # type: ignore[method-assign]
+    worker.say = lambda event, incarnation=None: events.append(event)  # type: ignore[method-assign]
     worker.send_nowait([submit])
     while not worker.idle:
         worker.step()
-    deltas = [delta for frame in heard if isinstance(frame, Step) for delta in frame.deltas]
-    (finished,) = [frame for frame in heard if isinstance(frame, Finished)]
+    deltas = [delta for frame in events if isinstance(frame, Step) for delta in frame.deltas]
+    (finished,) = [frame for frame in events if isinstance(frame, Finished)]
     text = "".join(delta.text for delta in deltas) + finished.text
     tokens = tuple(token for delta in deltas for token in delta.tokens)
     usage, logprobs = finished.usage, tuple(each for delta in deltas for each in delta.logprobs)

@@ -182,7 +182,7 @@ async def test_a_lost_worker_will_not_read_it() -> None:
         assert served.router.bodies.held == 0
 
 
-async def test_an_answer_that_is_kept_for_its_client_has_let_go_of_its_prompt() -> None:
+async def test_an_answer_that_is_kept_for_its_client_does_not_keep_its_prompt() -> None:
     async with serving(max_body_bytes=200) as served:
         wanted = body(200, stream=True, stream_options={"resume_s": 60})
         async with await anyio.connect_tcp("127.0.0.1", served.port) as stream:

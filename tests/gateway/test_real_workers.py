@@ -71,14 +71,14 @@ async def test_a_prompt_that_was_seen_is_not_computed_again_and_usage_says_so() 
         salted = (await real.client.post("/v1/completions", json=body | {"cache_salt": "mine"})).json()
         chunks = await streamed(real, body | {"stream_options": {"include_usage": True}})
         bearer = {"authorization": "Bearer another"}
-        stranger = (await real.client.post("/v1/completions", json=body, headers=bearer)).json()
+        other_key = (await real.client.post("/v1/completions", json=body, headers=bearer)).json()
         seen = await scrape(real)
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, again, other, chunks[-2])]
     # The third one takes the slot over, and a few rows of what was in it are lost to the fourth.
     assert cached == [0, len(prompt) + 3, len(prompt), len(prompt)]
-    for apart in (salted, stranger):
+    for apart in (salted, other_key):
         assert apart["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert again["choices"] == stranger["choices"] == salted["choices"] == first["choices"]
+    assert again["choices"] == other_key["choices"] == salted["choices"] == first["choices"]
     assert other["choices"] != first["choices"]
     assert seen["baton_prefix_cache_hits_total"] == 3
     assert seen["baton_prefix_cache_tokens_total"] == sum(cached)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Runner
+from workers.load_options import LoadOptions, Progress
+from workers.precision import Dtype
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -85,7 +87,7 @@ def dequantize(path: Path, target: Path) -> Path:
 
 
 def load_runner(
-    backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: str = "float32"
+    backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: Dtype = "float32"
 ) -> Runner:
     """The backend's runner on the CPU; skips when the backend is not installed. "generic" is IREE's with the
     graphs of GPUs.
@@ -93,30 +95,23 @@ def load_runner(
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
     """
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "slots": SLOTS,
-        "context": context,
-        "cache_dir": cache_dir,
-        "threads": 0,
-        "progress": lambda phase, done, total: None,
-    }
+    device = {"mlx": "cpu", "iree": "local-task", "generic": "generic-task"}[backend]
+    options = LoadOptions(device=device, dtype=dtype, slots=SLOTS, context=context, cache_dir=cache_dir)
+    quiet: Progress = lambda phase, done, total: None  # noqa: E731
     config = ModelConfig.from_dir(path)
     if backend == "mlx":
         pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
         from workers.mlx.runner import MlxRunner
 
-        return MlxRunner.load(path, config, device="cpu", **options)
+        return MlxRunner.load(path, config, options, quiet)
     pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
     from tests.compiling import compiling_here
-    from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
     from workers.iree.runner import IreeRunner
 
     with compiling_here():
-        device = GENERIC_DEVICE if backend == "generic" else DEFAULT_DEVICE
-        runner = IreeRunner.load(path, config, device=device, background=False, **options)
+        runner = IreeRunner.load(path, config, options, quiet, background=False)
         if score:
-            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, options["progress"])
+            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, quiet)
     return runner
 
 

@@ -1,4 +1,4 @@
-"""The rows of a step: which of them lie side by side in a graph, their rotary angles, and what a decode graph reads."""
+"""The inputs of a step: runs of rows in a graph, their rotary angles, and the buffers that decode graphs read."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,29 +11,29 @@ from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
 
 
-class Run(NamedTuple):
-    """Rows of a chunk that lie side by side in a graph."""
+class SlotRun(NamedTuple):
+    """Rows of one slot that lie side by side in a graph."""
 
     slot: int
     tokens: tuple[int, ...]
     start: int
     position: int
     place: int
-    """Which of the call's last rows is the last of these; -1 is none."""
+    """The position of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
 
 
-def runs_of(chunk: Chunk, place: int, most: int) -> list[Run]:
-    """A chunk in runs of `most` rows, the last of which has its last row."""
+def runs_of(chunk: Chunk, place: int, most: int) -> list[SlotRun]:
+    """Divide a chunk into runs of `most` rows; the last run has the chunk's last row."""
     runs = []
     for at in range(0, len(chunk.tokens), most):
         part = chunk.tokens[at : at + most]
         ends = at + len(part) == len(chunk.tokens)
-        runs.append(Run(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
+        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
     return runs
 
 
-class Angles:
-    """cos and sin of RoPE angles: computed once for the positions of a context, on demand beyond it."""
+class RopeTable:
+    """The cosines and sines of RoPE angles: computed once for the positions of a context, on demand beyond it."""
 
     def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
         """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
@@ -53,7 +53,7 @@ class Angles:
         return len(self._frequencies)
 
     def of(self, position: int) -> tuple[memoryview, memoryview]:
-        """float32 [angles] of one position."""
+        """Return float32 [angles] of one position."""
         if position < len(self._cos):
             cos, sin = self._flat
             start = position * self.width
@@ -62,18 +62,21 @@ class Angles:
         return cos_there.data, sin_there.data
 
     def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """float32 [..., angles] for positions [...]."""
+        """Return float32 [..., angles] for positions [...]."""
         if positions.max() < len(self._cos):
             return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
         return self._compute(positions)
 
 
 class DecodeInputs:
-    """What decode graphs of so many rows read, but for the cache. Written number by number, without numpy: after a step
-    nothing of Python is in the CPU's caches, and each of its operations takes many times as long as a number."""
+    """The inputs of decode graphs of so many rows, without the cache.
 
-    def __init__(self, device: Device, batch: int, angles: Angles, spare_row: int) -> None:
-        """`spare_row` is the cache row of those rows that are nobody's."""
+    They are written number by number, without numpy: after a step nothing of Python is in the CPU's caches, and each of
+    numpy's operations takes many times as long as a number.
+    """
+
+    def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int) -> None:
+        """`spare_row` is the cache row of padding rows."""
         self._angles = angles
         self._spare_row = spare_row
         self._width = angles.width
@@ -82,10 +85,10 @@ class DecodeInputs:
         flat = [each.array.reshape(-1).data for each in self._inputs]
         self._tokens, self._cos, self._sin, self._rows, self._slots = flat
         self._used: Sequence[int] = range(batch)
-        """The lines that may be somebody's."""
+        """The lines that may hold rows of the last step."""
 
     def write(self, lines: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
-        """The arguments of a call with these rows in these lines, and nobody in the others."""
+        """Return the arguments of a call with these rows in these lines, and padding rows in the others."""
         for line in self._used:
             self._tokens[line], self._rows[line], self._slots[line] = 0, self._spare_row, line
         self._used = lines

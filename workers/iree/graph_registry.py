@@ -1,4 +1,4 @@
-"""The graphs of a runner that are loaded, and the thread that fetches those that are not there yet."""
+"""The loaded graphs of a runner, and the thread that compiles and loads the others in the background."""
 
 import threading
 import time
@@ -13,12 +13,12 @@ import structlog
 from workers.iree.build.compile_client import BACKGROUND, Builder, CompileProcess, Group, build_all
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
+from workers.load_options import Progress
 
-Progress = Callable[[str, int, int], None]
 TRIES = 3
-"""Of a module: a compiler may be killed for the memory that it takes, or its disk be full for a while."""
+"""Attempts for each module: a compiler may be killed for the memory that it takes, or its disk be full for a while."""
 RETRY_S = 30.0
-"""Before a module is tried again: what was short may no longer be."""
+"""Seconds before a module is tried again."""
 
 
 class _Again(NamedTuple):
@@ -29,12 +29,12 @@ class _Again(NamedTuple):
     group: Group
 
 
-class Library:
-    """Which graphs are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
+class GraphRegistry:
+    """The graphs that are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
 
-    A thread of its own brings the rest, one module after the other, what was missed last first. One that cannot be
-    compiled or loaded is tried again when all others are there and `retry_s` have passed, `TRIES` times in all; then it
-    is counted, and others cover it for good.
+    A background thread compiles and loads the others, one module after the other, the one that was missed last first. A
+    module that cannot be compiled or loaded is tried again when all others are ready and `retry_s` have passed, `TRIES`
+    times in all; then it is counted as failed, and larger graphs serve in its place.
     """
 
     def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
@@ -46,7 +46,7 @@ class Library:
         self._rare: dict[str, Group] = {}
         self._failed = 0
         self._log = structlog.get_logger()
-        self._arrivals: SimpleQueue[tuple[Group, Module]] = SimpleQueue()
+        self._loaded: SimpleQueue[tuple[Group, Module]] = SimpleQueue()
         # Guards what follows, for both threads; notified when the thread has something to do, or has done it.
         self._changed = threading.Condition()
         self._wanted: list[Group] = []
@@ -62,25 +62,25 @@ class Library:
 
     @property
     def failed(self) -> int:
-        """Modules that could not be compiled or loaded, for as often as they were tried. From any thread."""
+        """Modules that could not be compiled or loaded in all attempts. From any thread."""
         return self._failed
 
     @property
     def pending(self) -> int:
-        """Modules that are on their way."""
+        """Modules that are to be compiled or loaded."""
         self._adopt()
         with self._changed:
             return len(self._wanted) + len(self._again)
 
     def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
-        """Compile and load these. Raises `CompileError`, `LoadRefused` and what the device raises."""
+        """Compile and load modules, and wait. Raises `CompileError`, `LoadRefused` and what the device raises."""
         progress("compile graphs", 0, len(groups))
         for done, built in enumerate(build_all(self.builder, groups, parallel), 1):
             self._enter(built.group, self._load(built.file))
             progress("compile graphs", done, len(groups))
 
     def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
-        """Have these come in the background, and rare ones once they are missed."""
+        """Compile and load modules in the background, and rare ones when they are first missed."""
         self._rare |= {name: group for group in rare for name in group}
         with self._changed:
             self._wanted += [group for group in groups if group not in self._wanted]
@@ -90,9 +90,9 @@ class Library:
             self._thread.start()
 
     def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
-        """The smallest size of `needed` or more whose graph is ready; None when there is none.
+        """Return the smallest size of at least `needed` whose graph is ready, or None.
 
-        The smallest that would do, if it is not ready, is asked for first from now on; a rare one is asked for now.
+        If a smaller size would do, its graph is fetched next, also if it is a rare one.
         """
         self._adopt()
         fitting = [size for size in sizes if size >= needed]
@@ -101,7 +101,7 @@ class Library:
         return next((size for size in fitting if f"{kind}_{size}" in self._ready), None)
 
     def largest(self, kind: str, sizes: Sequence[int]) -> int:
-        """The largest size of a kind that is ready; one always is."""
+        """Return the largest size of a kind that is ready; one always is."""
         return next(size for size in reversed(sizes) if f"{kind}_{size}" in self._ready)
 
     def __getitem__(self, name: str) -> Module:
@@ -109,13 +109,13 @@ class Library:
         return self._ready[name]
 
     def settle(self) -> None:
-        """Wait until everything that was asked for is there or has failed."""
+        """Wait until everything that was fetched is ready or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._wanted or self._again) or self._closing)
         self._adopt()
 
     def close(self) -> None:
-        """End the thread, and a compiler that runs for it; let go of the modules."""
+        """End the thread and its compiler, and release the modules."""
         with self._changed:
             self._closing = True
             if self._process is not None:
@@ -123,19 +123,19 @@ class Library:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._arrivals = SimpleQueue()
+        self._loaded = SimpleQueue()
         self._ready.clear()
 
     def _adopt(self) -> None:
-        """Take what the thread has brought."""
-        if self._arrivals.empty():
+        """Enter the modules that the thread has loaded."""
+        if self._loaded.empty():
             return
         while True:
             try:
-                arrival = self._arrivals.get_nowait()
+                loaded = self._loaded.get_nowait()
             except Empty:
                 return
-            self._enter(*arrival)
+            self._enter(*loaded)
 
     def _enter(self, group: Group, module: Module) -> None:
         for name in group:
@@ -167,13 +167,13 @@ class Library:
             again: list[_Again] = []
             try:
                 module = self._load(self._file(group))
-            except Exception as error:  # noqa: BLE001 - whatever it is, a graph that is ready covers this one
+            except Exception as error:  # noqa: BLE001 - whatever it is, a larger graph serves in its place
                 self._end_process()
                 tried[group] += 1
                 if not self._closing and self._is_tried_again(group, error, tried[group]):
                     again = [_Again(time.monotonic() + self._retry_s, group)]
             else:
-                self._arrivals.put((group, module))
+                self._loaded.put((group, module))
             with self._changed:
                 self._wanted.remove(group)
                 self._again += again
@@ -181,7 +181,7 @@ class Library:
         self._end_process()
 
     def _is_tried_again(self, group: Group, error: Exception, times: int) -> bool:
-        """Say what became of a module that failed for so many times, and count one that is given up."""
+        """Log a failure, the `times`th of its module; return whether there is another attempt, else count it."""
         text = str(error) or type(error).__name__
         if times < TRIES:
             self._log.warning("graph_is_tried_again", graphs=group, text=text, tried=times, retry_s=self._retry_s)
@@ -191,7 +191,7 @@ class Library:
         return False
 
     def _next(self) -> Group | None:
-        """What to bring now; waits for something to be wanted, without a compile process."""
+        """Return the next module; wait until there is one, without a compile process."""
         with self._changed:
             idle = not self._wanted
         if idle:
@@ -203,7 +203,7 @@ class Library:
             return None if self._closing else self._wanted[0]
 
     def _until_again(self) -> float | None:
-        """Seconds to the next module that is tried again; None where there is none."""
+        """Return the seconds to the next module that is tried again; None if there is none."""
         return max(0.0, self._again[0].when - time.monotonic()) if self._again else None
 
     def _want_again(self) -> None:
@@ -211,17 +211,17 @@ class Library:
             self._wanted.append(self._again.pop(0).group)
 
     def _file(self, group: Group) -> Path:
-        """The module's file. Raises what `CompileProcess.answers` raises."""
+        """Return the module's file. Raises what `CompileProcess.results` raises."""
         if (file := self.builder.find(group)) is not None:
             return file
-        # Made without the lock, for which the engine's thread may wait: a process takes its time to start.
+        # Started without the lock, for which the engine's thread may wait: a process takes long to start.
         process = self._process or self.builder.process(parallel=1, niceness=BACKGROUND)
         with self._changed:
             self._process = process  # from now on `close` can kill it
             if self._closing:
                 raise CompileError("the runner closes")
-        process.ask(group)
-        (built,) = process.answers(1)
+        process.request(group)
+        (built,) = process.results(1)
         return built.file
 
     def _end_process(self) -> None:

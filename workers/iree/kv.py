@@ -1,7 +1,7 @@
-"""A cache in the host's own memory, as row tiles that the host may copy and clear.
+"""A KV cache in host memory, as row tiles that the host copies and clears.
 
-The memory is mapped and never filled: a page costs nothing until a row is written to it, and is given back when the
-slot that it belongs to is reset. So slots with room for long contexts share what is there.
+The memory is mapped and never filled: a page costs nothing until a row is written to it, and is returned to the system
+when its slot is reset. So slots with room for long contexts share the memory that there is.
 """
 
 import mmap
@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 
 CAN_DROP = sys.platform == "linux"
-"""Elsewhere pages that are dropped may come back with what they held."""
+"""Elsewhere dropped pages may come back with their contents."""
 DROP_BYTES = 1 << 20
-"""Bytes of a slot's rows from which on its pages are dropped rather than zeroed, which is quicker for a few."""
+"""Bytes of a slot's rows from which on its pages are dropped rather than zeroed, which is faster for a few."""
 
 
 class HostKv:
-    """The rows of every slot, whatever their layout, and the pages that they lie in."""
+    """The rows of every slot, in either layout, and the pages that they lie in."""
 
-    def __init__(self, window: NDArray[Any], memory: mmap.mmap, cache: Cache, packed: tuple[int, int] | None) -> None:
+    def __init__(
+        self, window: NDArray[Any], memory: mmap.mmap, cache: KvLayout, packed: tuple[int, int] | None
+    ) -> None:
         """`window` has the cache's shape and is a view of `memory`; `packed` has the (n, k) of tiled keys and values,
         None is plain rows."""
         self._memory = memory
@@ -40,8 +42,10 @@ class HostKv:
         ]
 
     def clear(self, slot: int, start: int, end: int) -> None:
-        """Zero rows `start .. end` of a slot and the rest of their last tile, and its spare row. They are masked, but a
-        NaN there would pass a mask, and what they hold is another's."""
+        """Zero rows `start .. end` of a slot and the rest of their last tile, and the slot's last tile.
+
+        Attention masks these rows, but a NaN in them would pass the mask, and they may hold another tenant's data.
+        """
         tile = self._cache.tile
         end = -(-end // tile) * tile
         if CAN_DROP and (end - start) * self._row_bytes >= DROP_BYTES:
@@ -54,7 +58,7 @@ class HostKv:
             part[-1, :, :, slot] = 0
 
     def forget(self, slot: int, rows: int) -> None:
-        """Zero a slot that holds `rows` rows, and give its pages back where that is quicker."""
+        """Zero a slot that holds `rows` rows, and return its pages to the system where that is faster."""
         if not CAN_DROP or rows * self._row_bytes < DROP_BYTES:
             self.clear(slot, 0, rows)
             return
@@ -62,7 +66,7 @@ class HostKv:
             self._drop(base + slot * size, base + (slot + 1) * size)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Rows `0 .. length` of one slot to another."""
+        """Copy rows `0 .. length` of one slot to another."""
         for part in self._parts:
             whole, rest = divmod(length, part.shape[1])
             # Layer by layer: of all at once numpy cannot tell that source and target are apart, and copies twice.
@@ -80,7 +84,7 @@ class HostKv:
             part[whole : -(-end // size), :, :, slot] = 0
 
     def _drop_rows(self, slot: int, start: int, end: int) -> None:
-        """Zero whole tiles of rows, a strip of addresses for each run of rows, and give their pages back."""
+        """Zero whole tiles of rows, a strip of addresses for each run of rows, and return their pages."""
         for index, (base, size) in enumerate(self._segments):
             row = self._strip_rows[index % 2]
             strip = row * self._cache.capacity
@@ -93,7 +97,7 @@ class HostKv:
         return self._cache.row_values * self._window.itemsize
 
     def _drop(self, start: int, end: int) -> None:
-        """Zero these bytes: whole pages are given back, what is left of others is overwritten."""
+        """Zero these bytes: whole pages are returned to the system, parts of pages are overwritten."""
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if first >= last:
             self._memory[start:end] = bytes(end - start)
@@ -104,9 +108,9 @@ class HostKv:
 
 
 def _parts(
-    window: NDArray[Any], cache: Cache, packed: tuple[int, int] | None
+    window: NDArray[Any], cache: KvLayout, packed: tuple[int, int] | None
 ) -> Sequence[tuple[NDArray[Any], tuple[int, int]]]:
-    """Keys and values with the axes of their tiles and of the rows in one."""
+    """Return keys and values, each with its axes of tiles and of rows in a tile."""
     lead = (cache.layers, cache.slots, cache.heads)
     if packed is None:
         plain = (*lead, cache.capacity, 1, cache.head_dim)

@@ -1,4 +1,4 @@
-"""Try every IREE driver that the runtime has: a small matrix product goes the way that a model's graphs would go."""
+"""Probes of IREE's drivers: each compiles and runs a small matrix product, as a model's graphs would be."""
 
 import tempfile
 from importlib import metadata
@@ -25,19 +25,19 @@ func.func @product(%a: tensor<{SIZE}x{SIZE}xf32>, %b: tensor<{SIZE}x{SIZE}xf32>)
 
 
 def probe() -> list[Probe]:
-    """One line a driver. Raises `ImportError` when the IREE packages are not installed."""
+    """Probe every driver of the runtime. Raises `ImportError` when the IREE packages are not installed."""
     return [probe_driver(name) for name in available_drivers()]
 
 
 def probe_driver(name: str) -> Probe:
-    """What its first device makes of a matrix product."""
+    """Run a matrix product on the driver's first device."""
     advice = NEEDS.get(name, "")
     try:
         device = Device(name, 1)
         works = _is_right(device)
-    except DeviceError as error:  # of which what the driver said is enough, where it said something
+    except DeviceError as error:  # the driver's own message is enough
         return Probe("iree", name, False, short(error.__cause__ or error), advice)
-    except Exception as error:  # noqa: BLE001 - whatever a driver raises is what the reader came to see
+    except Exception as error:  # noqa: BLE001 - whatever a driver raises is the result of the probe
         return Probe("iree", name, False, short(error), advice)
     if not works:
         return Probe("iree", name, False, "a matrix product came out wrong")

@@ -1,7 +1,7 @@
-"""The IREE runner: compiled graphs over one KV cache that never leaves the device."""
+"""The IREE runner: compiled graphs over one KV cache that stays on the device."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,25 @@ from workers.engine.runner import (
 )
 from workers.host.cores import cores_each
 from workers.host.memory import Needed, free_bytes
-from workers.iree.batch_inputs import Angles, DecodeInputs, Run, runs_of
+from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.lower import SCOPE
-from workers.iree.build.plan import Plan
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, open_archive
-from workers.iree.device.buffers import Input, Resident
+from workers.iree.device.buffers import DeviceBuffer, Input
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import choose_device
-from workers.iree.graph_registry import Library
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.graph_registry import GraphRegistry
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kv import HostKv
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Sampler
-from workers.precision import Dtype, Quantize
+from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
-
-Progress = Callable[[str, int, int], None]
 
 
 class IreeRunner:
@@ -56,17 +54,17 @@ class IreeRunner:
         self._cache = plan.cache
         self._device = device
         self._archive = archive
-        self.graphs = Library(builder, lambda file: device.load(file, archive.index, SCOPE))
+        self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
-        """What prefill graphs of so many blocks and rows of each read, but for the cache."""
+        """The inputs of prefill graphs, by their blocks and the rows of each; without the cache."""
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
-        self._angles = Angles(*rope_frequencies(plan.config, context), context)
+        self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,
@@ -84,51 +82,31 @@ class IreeRunner:
 
     @classmethod
     def load(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        *,
-        device: str,
-        dtype: Dtype,
-        quantize: Quantize = "none",
-        slots: int,
-        context: int,
-        cache_dir: Path,
-        threads: int,
-        progress: Progress,
-        kv_bytes: int = 0,
-        workers: int = 1,
-        background: bool = True,
+        cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress, *, background: bool = True
     ) -> "IreeRunner":
-        """Open the device, pack the weights and compile the graphs, or find both in `cache_dir`.
+        """Open the device, pack the weights and compile the graphs, or find both in the cache folder.
 
-        Returns with the fewest graphs that can serve everything; the rest come in the background, or without
-        `background` when `graphs.fetch` asks for them.
-        `device` is a URI like "local-task", "cuda" or "vulkan://0", empty for the CPU; `quantize` makes matrices of
-        few bits of those that are not; `context` 0 is the model's; `threads` 0 is what `choose_device` says; `kv_bytes`
-        is what the slots may come to hold together, 0 what memory allows; `workers` share memory and cores. `progress`
-        gets (phase, done, total). Raises `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`,
-        `MemoryRefused` and `CompileError`.
+        Returns with the fewest graphs that can serve everything. The rest are compiled in the background, or without
+        `background` when `graphs.fetch` asks for them. Raises `CheckpointError`, `DeviceError`, `CacheError`,
+        `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
-            opened = Device(*choose_device(device, threads, config, workers))
-            undo.callback(opened.close)
-            recipe = Recipe.of(
-                path, config, opened, dtype=dtype, quantize=quantize, slots=slots, context=context, cache_dir=cache_dir
-            )
+            device = Device(*choose_device(options.device, options.threads, config, options.workers))
+            undo.callback(device.close)
+            recipe = Recipe.of(path, config, device, options)
             builder = Builder(recipe)
             plan = builder.plan
-            free = free_bytes() if opened.local else None  # what a device has of its own IREE does not say
-            needs = needed(plan, recipe.context, kv_bytes, free, workers)
+            free = free_bytes() if device.local else None  # IREE does not report the memory of other devices
+            needs = needed(plan, recipe.context, options.kv_bytes, free, options.workers)
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-            needs.check(free, quantize, quantizable=quantizable)
-            kv_rows = needs.kv // row_bytes(plan) if opened.local else 0
-            archive = open_archive(open_weights(path), plan.weights, plan.ops, cache_dir, progress)
+            needs.check(free, options.quantize, quantizable=quantizable)
+            kv_rows = needs.kv // row_bytes(plan) if device.local else 0
+            archive = open_archive(open_weights(path), plan.weights, plan.ops, options.cache_dir, progress)
             undo.callback(archive.close)
-            runner = cls(builder, opened, archive, kv_rows)
-            undo.pop_all()  # they are the runner's from now on
+            runner = cls(builder, device, archive, kv_rows)
+            undo.pop_all()  # the runner owns them from now on
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), threads or cores_each(workers), progress)
+            runner.graphs.open(plan.required(), options.threads or cores_each(options.workers), progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -159,8 +137,8 @@ class IreeRunner:
         tokens = self._sample_last(last_rows, wanted)
         return [None if place < 0 else tokens[place] for place in places]
 
-    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list[Run]]]:
-        """The rows of chunks, a block of one slot after the other, in the cheapest graphs that are ready."""
+    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
+        """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
         sizes, block = self._plan.chunks, self._plan.block
         runs = [
             run
@@ -217,11 +195,11 @@ class IreeRunner:
         return logits[line : line + 1]
 
     def _step(self, rows: Sequence[DecodeRow]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
-        """Run the cheapest decode graph that is ready and holds the rows: its results, which of its lines each row is,
-        and how many lines there are."""
+        """Run the cheapest decode graph that is ready and holds the rows: its results, the line of each row in it, and
+        how many lines it has."""
         check_rows(self.capabilities, self._written, rows)
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
-        # Rows lie side by side whatever slots they are of. Plain graphs are those of all slots, which are in order.
+        # Rows lie side by side whatever their slots are. Plain graphs have a line for each slot, in order.
         lines = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
@@ -234,7 +212,7 @@ class IreeRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
         held = self._written[target]
-        self._written[target] = max(length, held)  # should the copy fail half-way, a reset clears all of it
+        self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._host_kv is None:
             self._call("copy", self._kv.view, source, target, length)
         else:
@@ -255,7 +233,7 @@ class IreeRunner:
             self._host_kv.forget(slot, rows)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the packed weights and of the cache; `allocated` is what the device's allocator has handed out."""
+        """Return the bytes of packed weights, KV cache, and all buffers that the device's allocator has allocated."""
         return {"weights": self._archive.nbytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
 
     def settle(self) -> None:
@@ -270,8 +248,8 @@ class IreeRunner:
         del self._host_kv, self._kv, self._no_rows, self._archive
         self._device.close()
 
-    def _run_inputs(self, runs: Sequence[Run], size: int) -> list[rt.HalBufferView | int]:
-        """Of a graph of `size` rows, for one run or for the blocks of several."""
+    def _run_inputs(self, runs: Sequence[SlotRun], size: int) -> list[rt.HalBufferView | int]:
+        """Return the inputs of a graph of `size` rows, for one run or for the blocks of several."""
         block = self._plan.block or size
         shape = (size // block, block)
         tokens = np.zeros(shape, np.int32)
@@ -300,19 +278,19 @@ class IreeRunner:
         return self.graphs[name].call(name, *arguments)
 
 
-def row_bytes(plan: Plan) -> int:
-    """Of one cache row of one slot, all layers together."""
+def row_bytes(plan: GraphPlan) -> int:
+    """Return the bytes of one cache row of one slot, all layers together."""
     return plan.cache.row_values * (4 if plan.ops.dtype == "float32" else 2)
 
 
-def needed(plan: Plan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
-    """What a plan's weights take, and its cache when it is as full as it may get."""
+def needed(plan: GraphPlan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
+    """Return the memory of a plan's weights, and of its KV cache when it is as full as it may get."""
     weights = sum(stored.nbytes for stored in plan.weights)
     return Needed.of(weights, row_bytes(plan), plan.cache.slots, context, kv_bytes, free, workers)
 
 
-def host_kv(plan: Plan, kv: Resident) -> HostKv | None:
-    """The cache as the host sees it; None where it is in a device's own memory."""
+def host_kv(plan: GraphPlan, kv: DeviceBuffer) -> HostKv | None:
+    """Return the KV cache as the host sees it; None where it is in memory of the device."""
     if kv.window is None or kv.memory is None:
         return None
     packed = (LANES, plan.ops.arithmetic.k) if isinstance(plan.ops, TiledOps) else None

@@ -1,6 +1,6 @@
-"""Tokens from the logits that a step leaves on the device: what was asked of them is done by graphs of their own.
+"""Sampling from the logits that a step leaves on the device, by graphs of its own.
 
-A graph that is not ready yet is done without: a larger one does it, or numpy, which computes the same, to the bit.
+Where a graph is not ready yet a larger one serves, or numpy, whose results are bitwise identical.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ import iree.runtime as rt
 import numpy as np
 
 from protocol.request import Sampling
-from workers.iree.build.plan import SAMPLE, Plan
+from workers.iree.build.graph_plan import SAMPLE, GraphPlan
 from workers.iree.device.device import Device
-from workers.iree.graph_registry import Library
+from workers.iree.graph_registry import GraphRegistry
 from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
@@ -31,20 +31,20 @@ class _Last(NamedTuple):
 
 
 class Sampler:
-    """Owns the last step's logits until the next one, for their report."""
+    """Samples tokens. Owns the last step's logits until the next one, for their log-probabilities."""
 
-    def __init__(self, device: Device, graphs: Library, call: Call, plan: Plan) -> None:
-        """`call` runs one of the graphs that are ready."""
+    def __init__(self, device: Device, graphs: GraphRegistry, call: Call, plan: GraphPlan) -> None:
+        """`call` runs a graph that is ready."""
         self._device = device
         self._graphs = graphs
         self._call = call
         self._vocab_size = plan.config.vocab_size
-        self._sizes = plan.draw_sizes
+        self._sizes = plan.sample_sizes
         self._at_once = (SAMPLE,) in plan.required()
         self._last: _Last | None = None
 
     def forget(self) -> None:
-        """Let go of the last step's logits."""
+        """Release the last step's logits."""
         self._last = None
 
     def sample(
@@ -75,9 +75,9 @@ class Sampler:
             ids, distance, mass = report(np, self._device.download(logits)[places], tokens[places])
         return decode_report(ids, distance, mass, self._vocab_size)
 
-    @np.errstate(over="ignore", invalid="ignore")  # nobody's rows may hold anything, as may one that fails
+    @np.errstate(over="ignore", invalid="ignore")  # padding rows may hold anything, and so may a row that fails
     def _sample(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
-        """Tokens of all rows, in one call where the graphs are there."""
+        """Return the tokens of all rows, from one call where the graphs are ready."""
         if any(spec.edits is not None or spec.mask is not None for spec in specs):
             if size := self._covering("edit", len(specs)):  # which is one module with "mask"
                 filled = [*specs, *[_FILLER] * (size - len(specs))]
@@ -94,9 +94,10 @@ class Sampler:
         return self._device.numbers(tokens)
 
     def _in_turn(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
-        """The quick way, then what it left open; by numpy where a graph is not ready."""
+        """Sample from the top candidates first, and by the filters where these do not decide; by numpy where a graph is
+        not ready."""
         filters = sampling.needs_filters(specs)
-        tokens = self._tokens("narrow" if filters else "draw", logits, specs)
+        tokens = self._tokens("narrow" if filters else "unfiltered", logits, specs)
         if tokens is None or UNDECIDED in tokens[: len(specs)]:
             tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
@@ -114,7 +115,7 @@ class Sampler:
         return self._device.numbers(tokens)
 
     def _change(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> rt.HalBufferView:
-        """The logits as edits and masks leave them; the given ones stay as they are where they are reported."""
+        """Return the logits with edits and masks applied; the given ones do not change where they are reported."""
         upload, size = self._device.upload, len(specs)
         words = stack_masks(specs, self._vocab_size)
         if words is None and any(spec.sampling.logprobs is not None for spec in specs):
@@ -126,11 +127,11 @@ class Sampler:
         return logits
 
     def _covering(self, kind: str, rows: int) -> int | None:
-        """The rows of the smallest graph that is ready and takes as many."""
+        """Return the rows of the smallest graph that is ready and takes as many."""
         return self._graphs.covering(kind, self._sizes, rows)
 
     def _padded(self, logits: rt.HalBufferView, rows: int) -> rt.HalBufferView:
-        """With more rows, for a larger graph than theirs: a copy costs less than what numpy does instead."""
+        """Return the logits with padding rows, for a larger graph: a copy costs less than sampling by numpy."""
         missing = rows - logits.shape[0]
         if not missing:
             return logits

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -27,10 +27,11 @@ from workers.engine.runner import (
 )
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
+from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, Segment, SlotKV
 from workers.mlx.probe import gpu_advice
-from workers.precision import Dtype, Quantize
+from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
 from workers.sampling.sample import SamplingArrays, greedy, needs_filters, needs_sampling, sample, sampling_arrays
@@ -60,39 +61,23 @@ class MlxRunner:
         self._sampled: tuple[mx.array, list[int]] | None = None
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        *,
-        device: str,
-        dtype: Dtype,
-        quantize: Quantize = "none",
-        slots: int,
-        context: int,
-        cache_dir: Path,
-        threads: int,
-        progress: Callable[[str, int, int], None],
-        kv_bytes: int = 0,
-        workers: int = 1,
-    ) -> "MlxRunner":
+    def load(cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress) -> "MlxRunner":
         """Load a checkpoint in the calling thread, which owns the runner from then on.
 
-        `device` is "cpu", "gpu" or "" for the best there is; `dtype` "auto" is the checkpoint's; `context` 0 is the
-        model's; `quantize` quantizes the matrices; `workers` share the free memory. `progress` gets (phase, done,
-        total) in tensors. Nothing is compiled to disk and MLX sizes its own threads, so `cache_dir` and `threads` have
-        no use here. Raises `CheckpointError` for what cannot be served, `LoadRefused` for a device that is not there.
+        The device is "cpu", "gpu" or "" for the best there is. Nothing is compiled to disk and MLX sizes its own
+        threads, so `cache_dir` and `threads` have no effect. `progress` counts tensors. Raises `CheckpointError` for
+        what cannot be served, `LoadRefused` for a device that is not there.
         """
-        context = config.choose_context(context)
-        name, chosen = _choose_device(device)
+        context, quantize = config.choose_context(options.context), options.quantize
+        name, chosen = _choose_device(options.device)
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
-        kind = config.dtype if dtype == "auto" else dtype
+        kind = config.dtype if options.dtype == "auto" else options.dtype
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
         weights = weight_bytes(path, kind, quantize)
-        needed = Needed.of(weights, row_bytes, slots, context, kv_bytes, free, workers)
+        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, free, options.workers)
         needed.check(free, quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
@@ -103,7 +88,7 @@ class MlxRunner:
             backend="mlx",
             device=name,
             dtype=kind,
-            slots=slots,
+            slots=options.slots,
             context=context,
             vocab_size=config.vocab_size,
             prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
@@ -277,7 +262,7 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
     return name, available[name]
 
 
-def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Callable[[str, int, int], None]) -> None:
+def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Progress) -> None:
     """Read the weights into memory, floating-point ones as `dtype`, a few tensors at a time."""
     model.apply(lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array)
     arrays = [array for _, array in tree_flatten(model.parameters())]

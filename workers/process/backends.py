@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.engine.runner import Runner
 from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
+from workers.load_options import LoadOptions, Progress
 from workers.process.spec import WorkerSpec
 from workers.scripted.runner import ScriptedRunner
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
     from workers.iree.build.compile_client import Built
 
-Progress = Callable[[str, int, int], None]
-"""Called with phase, units done and total units."""
+    Loader = Callable[[Path, ModelConfig, LoadOptions, Progress], Runner]
 
 PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
 """Modules that each backend needs."""
@@ -81,7 +81,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = _checkpoint(spec)
-    return _loader(backend)(path, config, **_options(spec, config), kv_bytes=spec.kv_bytes, progress=progress)
+    return _loader(backend)(path, config, options_of(spec, config), progress)
 
 
 def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
@@ -97,17 +97,19 @@ def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     return path, config
 
 
-def _options(spec: WorkerSpec, config: "ModelConfig") -> dict[str, Any]:
-    return {
-        "device": spec.device,
-        "dtype": spec.dtype,
-        "quantize": config.choose_quantization(spec.quantize),
-        "slots": spec.max_batch_size,
-        "context": config.choose_context(spec.context),
-        "cache_dir": cache_dir(spec),
-        "threads": spec.threads,
-        "workers": spec.workers,
-    }
+def options_of(spec: WorkerSpec, config: "ModelConfig") -> LoadOptions:
+    """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
+    return LoadOptions(
+        device=spec.device,
+        dtype=spec.dtype,
+        quantize=config.choose_quantization(spec.quantize),
+        slots=spec.max_batch_size,
+        context=config.choose_context(spec.context),
+        cache_dir=cache_dir(spec),
+        threads=spec.threads,
+        kv_bytes=spec.kv_bytes,
+        workers=spec.workers,
+    )
 
 
 def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
@@ -121,11 +123,11 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     from workers.iree.build.ahead_of_time import compile_ahead
 
     path, config = _checkpoint(spec)
-    return compile_ahead(path, config, **_options(spec, config), progress=progress)
+    return compile_ahead(path, config, options_of(spec, config), progress)
 
 
-def _loader(backend: str) -> Callable[..., Runner]:
-    """Raises `BackendMissing` when a package that is there cannot be imported, as MLX without its library."""
+def _loader(backend: str) -> "Loader":
+    """Raises `BackendMissing` when an installed package cannot be imported, as MLX without its library."""
     try:
         if backend == "mlx":
             from workers.mlx.runner import MlxRunner

@@ -13,7 +13,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.errors import LoadRefused
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput
 

@@ -15,7 +15,8 @@ from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
-from workers.process.backends import Progress, load_runner
+from workers.load_options import Progress
+from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer

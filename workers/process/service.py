@@ -19,7 +19,7 @@ from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Loading, Ready
 from workers.faults.faulty_link import connect
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.describe import Described, describe, hello
 from workers.process.engine_thread import EngineThread
 from workers.process.exit_codes import WorkerExit

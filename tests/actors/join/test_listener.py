@@ -85,8 +85,8 @@ async def test_a_refusal_arrives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["key", "server", "plain", "another mechanism"])
 async def test_a_peer_without_the_keys_is_rejected_before_its_first_frame(tmp_path: Path, wrong: str) -> None:
     async with entrance(tmp_path) as door:
-        stranger = KeyPair(b"\x07" * 32)
-        keys = {"key": door.keys(stranger), "server": door.keys(server=stranger.public), "plain": None}
+        other = KeyPair(b"\x07" * 32)
+        keys = {"key": door.keys(other), "server": door.keys(server=other.public), "plain": None}
         if wrong == "another mechanism":
             context = zmq.Context()
             peer = context.socket(zmq.PAIR)
@@ -136,7 +136,7 @@ async def test_an_invalid_file_rejects_its_worker_alone_and_is_logged_once(tmp_p
     async with entrance(tmp_path, replace(GENEROUS, revoke_s=0.01)) as door:
         new = make_key(tmp_path / "new")
         door.listed.add("new", new.public_text)
-        with capture_logs() as told:
+        with capture_logs() as lines:
             async with joined(door) as near, door.connected(door.keys(new)) as client:
                 await client.link.send([encode(HELLO)])
                 await door.until(lambda: len(door.requests) == 2)
@@ -151,7 +151,7 @@ async def test_an_invalid_file_rejects_its_worker_alone_and_is_logged_once(tmp_p
                     await door.until(lambda: len(door.requests) == 3)
                 assert near.lost == []
         assert door.rejected() == {"key": 1}
-        (line,) = [each for each in told if each["event"] == "allow_list_refused"]
+        (line,) = [each for each in lines if each["event"] == "allow_list_refused"]
         assert line["problem"] == "new.pub: a key has 64 hexadecimal digits"
 
 

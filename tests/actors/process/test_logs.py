@@ -1,4 +1,4 @@
-"""Log lines: JSON, one event each, from structlog and the standard library alike."""
+"""Log lines: JSON, one event each, from structlog and from the standard library."""
 
 import json
 import logging
@@ -67,13 +67,13 @@ def test_configuring_twice_says_things_once(capsys: Capture) -> None:
     assert [line["process"] for line in lines(capsys)] == ["two"]
 
 
-@pytest.mark.parametrize(("level", "told"), [("debug", True), ("info", False), ("error", False)])
+@pytest.mark.parametrize(("level", "logged"), [("debug", True), ("info", False), ("error", False)])
 def test_requests_to_another_gateway_are_told_to_who_looks_for_a_defect(
-    capsys: Capture, level: str, told: bool
+    capsys: Capture, level: str, logged: bool
 ) -> None:
     configure_logging("gateway", level)
     logging.getLogger("httpx").info("HTTP Request: POST ...")
-    assert bool(lines(capsys)) == told
+    assert bool(lines(capsys)) == logged
 
 
 def test_an_unknown_level_is_named() -> None:

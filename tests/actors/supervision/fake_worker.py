@@ -42,7 +42,7 @@ class FakeWorker:
         self.mode = mode
         self.gauges = Gauges()
         self.left = asyncio.Event()
-        self.link = Link.connect(endpoint, self.heard, on_lost=self.lost)
+        self.link = Link.connect(endpoint, self.receive, on_lost=self.lost)
 
     def lost(self, reason: str) -> None:
         if self.mode != "oversized":
@@ -66,7 +66,7 @@ class FakeWorker:
             )
         )
 
-    def heard(self, frames: list[bytes]) -> None:
+    def receive(self, frames: list[bytes]) -> None:
         for frame in frames:
             self.obey(decode_command(frame))
 

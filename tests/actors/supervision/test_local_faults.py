@@ -92,7 +92,7 @@ async def test_who_fell_silent_without_work_is_soon_replaced_whatever_it_is_sent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on who connected is asked on Linux alone")
-async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
+async def test_another_process_at_the_socket_is_not_taken_for_the_worker() -> None:
     endpoints: list[str] = []
     silent = fake_worker("silent_start", "good")
 
@@ -102,11 +102,11 @@ async def test_a_stranger_at_the_socket_is_not_taken_for_the_worker() -> None:
 
     async with supervised(command=command, deadlines=replace(PATIENT, term=0.2)) as (worker, recorder):
         await recorder.until(lambda: worker.status.pid is not None)
-        stranger = Link.connect(endpoints[0], lambda frames: None)
+        other = Link.connect(endpoints[0], lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 1, pid_of(worker.status), "m", "fake", "none", 4, 128)
-        await stranger.send([encode(hello)])
+        await other.send([encode(hello)])
         await recorder.until(lambda: WorkerState.BACKOFF in recorder.states)
-        stranger.close(0)
+        other.close(0)
         status = await recorder.until_state(WorkerState.READY)
     assert status.incarnation == 2
     assert any(f"process {os.getpid()} said Hello, which was not started" in each.reason for each in recorder.statuses)

@@ -196,7 +196,7 @@ def test_one_that_says_that_it_is_about_to_end_must_do_so() -> None:
     """Nobody waits for what it has lost until its request's own deadline."""
     seen = live(HELLO, READY, IDLE)
     seen.sent([submit(1)], 0.0)
-    seen.receive(Failed(stream=1, code=ErrorCode.LOST, text="a defect"), 0.0)
+    seen.receive(Failed(stream=1, code=ErrorCode.LOST, text="a bug"), 0.0)
     assert hang(seen, IDLE, 0.0, 100) == "20: no step finished with work in flight for 20 s"
 
 

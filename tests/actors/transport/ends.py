@@ -1,4 +1,4 @@
-"""Ends of a link for tests, which keep what they heard; a bare socket that may send a link anything."""
+"""Ends of a link for tests, which keep what they received; a bare socket that may send a link anything."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +13,7 @@ from actors.transport.message import number_frame
 
 
 class End:
-    """One end with what it heard."""
+    """One end, with what it received."""
 
     def __init__(self) -> None:
         self.messages: list[list[bytes]] = []
@@ -21,7 +21,7 @@ class End:
         self._changed = anyio.Event()
         self.link: Link
 
-    def heard(self, frames: list[bytes]) -> None:
+    def receive(self, frames: list[bytes]) -> None:
         self.messages.append(frames)
         self._changed.set()
 
@@ -41,8 +41,8 @@ async def pair(
     endpoint: str, keys: tuple[CurveKeys | None, CurveKeys | None] = (None, None)
 ) -> AsyncIterator[list[End]]:
     here, there = End(), End()
-    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone, keys=keys[0])
-    there.link = Link.connect(here.link.address, there.heard, on_lost=there.gone, keys=keys[1])
+    here.link = Link.bind(endpoint, here.receive, on_lost=here.gone, keys=keys[0])
+    there.link = Link.connect(here.link.address, there.receive, on_lost=there.gone, keys=keys[1])
     try:
         yield [here, there]
     finally:
@@ -51,7 +51,7 @@ async def pair(
 
 
 class RawPeer:
-    """A bare ZeroMQ socket that numbers its messages as a link does, unless told to send them as they are."""
+    """A bare ZeroMQ socket that numbers its messages as a link does, or sends them as they are."""
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
@@ -66,7 +66,7 @@ class RawPeer:
 async def raw_peer(endpoint: str) -> AsyncIterator[tuple[End, RawPeer]]:
     """A link, and a bare ZeroMQ socket that may send it anything."""
     here = End()
-    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
+    here.link = Link.bind(endpoint, here.receive, on_lost=here.gone)
     context = zmq.Context()
     peer = context.socket(zmq.PAIR)
     peer.connect(endpoint)

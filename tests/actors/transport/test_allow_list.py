@@ -49,7 +49,7 @@ def spoil(folder: Path, name: str, text: bytes) -> None:
         ("empty", b"", "empty.pub: a key has 64 hexadecimal digits"),
         ("garbage", b"\xff" * 64, "garbage.pub: a key has 64 hexadecimal digits"),
         ("two", f"{OTHER}\n{OTHER}\n".encode(), "two.pub: a key has 64 hexadecimal digits"),
-        ("gpu 2", OTHER.encode(), "'gpu 2' is no worker's name"),
+        ("gpu 2", OTHER.encode(), "'gpu 2' is not a valid worker name"),
     ],
     ids=["half", "empty", "garbage", "two", "name"],  # not the keys, which are new in each process
 )
@@ -119,7 +119,7 @@ def test_it_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: 
     source.remove("a")
     assert watched.look() == Listed({to_z85(first): "b"})
     assert watched.look() is watched.look()
-    assert count.times == 6, "for each change, and by whoever added"
+    assert count.times == 6, "for each change, by any writer"
 
 
 def test_what_has_changed_just_now_may_change_again_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_a_system_that_cannot_read_it_locks_nobody_out_and_lets_nobody_in(
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-a", "a b", "é", "x" * 129])
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     listed = AllowList(tmp_path)
-    with pytest.raises(KeyFileError, match="is no worker's name"):
+    with pytest.raises(KeyFileError, match="is not a valid worker name"):
         listed.add(name, OTHER)
-    with pytest.raises(KeyFileError, match="is no worker's name"):
+    with pytest.raises(KeyFileError, match="is not a valid worker name"):
         listed.remove(name)
 
 

@@ -54,7 +54,7 @@ async def test_a_callback_that_raises_does_not_stop_the_link(endpoint: str) -> N
     async with pair(endpoint) as (here, there):
 
         def fragile(frames: list[bytes]) -> None:
-            here.heard(frames)
+            here.receive(frames)
             if frames == [b"bad"]:
                 raise LookupError("in the callback")
 
@@ -84,7 +84,7 @@ async def test_a_flood_lets_the_loop_turn(endpoint: str) -> None:
 
 async def test_a_waiting_send_is_told_that_the_link_closed(endpoint: str) -> None:
     here = End()
-    here.link = Link.bind(endpoint, here.heard)
+    here.link = Link.bind(endpoint, here.receive)
     with pytest.raises(LinkFull, match="no peer is there"):
         here.link.send_nowait([b"x"])
     outcome: list[type[Exception]] = []
@@ -136,7 +136,7 @@ class FakeSend:
 async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What had come before is delivered, and the loss is told, but not inside the send."""
+    """What had come before is delivered, and the loss is reported, but not inside the send."""
     async with pair(endpoint) as (here, there):
         there.link.send_nowait([b"open"])
         await here.until(lambda: bool(here.messages))
@@ -167,7 +167,7 @@ async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
 
 async def test_nobody_at_the_address_is_a_loss(endpoint: str) -> None:
     there = End()
-    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    there.link = Link.connect(endpoint, there.receive, on_lost=there.gone)
     there.link.send_nowait([b"queued"])
     await there.until(lambda: bool(there.lost))
     there.link.close()
@@ -179,7 +179,7 @@ async def test_no_callback_after_close(endpoint: str) -> None:
         there.link.send_nowait([b"two"])
 
         def once(frames: list[bytes]) -> None:
-            here.heard(frames)
+            here.receive(frames)
             here.link.close()
 
         here.link._on_message = once

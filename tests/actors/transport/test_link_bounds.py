@@ -95,9 +95,9 @@ async def test_bytes_that_are_not_zeromq_are_counted_and_disturb_nobody(endpoint
     async with pair(endpoint) as (here, there):
         there.link.send_nowait([b"open"])
         await here.until(lambda: bool(here.messages))
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(endpoint.removeprefix("ipc://"))
-            stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NO SUCH MECHANISM".ljust(52, b"!"))
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(endpoint.removeprefix("ipc://"))
+            other.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NO SUCH MECHANISM".ljust(52, b"!"))
         there.link.send_nowait([b"hello"])
         await here.until(lambda: len(here.messages) == 2)
         with anyio.fail_after(60):

@@ -24,7 +24,7 @@ garbage = st.one_of(
     st.binary(min_size=1, max_size=600),
     st.binary(max_size=80).map(lambda tail: SIGNATURE + tail),
     st.binary(max_size=200).map(lambda tail: GREETING + tail),
-    # A command that is no READY, or one with properties that are none.
+    # A command other than READY, or a READY with invalid properties.
     st.binary(max_size=100).map(lambda tail: GREETING + bytes([4, len(tail)]) + tail),
     st.binary(max_size=100).map(lambda tail: GREETING + bytes([4, 6 + len(tail)]) + b"\5READY" + tail),
     # A message before the handshake, and a length of 2^63 - 1.
@@ -34,23 +34,23 @@ garbage = st.one_of(
 
 
 class Watched:
-    """A worker's link, what it heard, and what was refused on it."""
+    """A worker's link, what it received, and what was refused on it."""
 
     def __init__(self, endpoint: LocalEndpoint) -> None:
         self.path = str(endpoint.path)
         self.end = End()
         self.rejected: list[Rejection] = []
         self.end.link = Link.bind(
-            endpoint.address, self.end.heard, on_lost=self.end.gone, on_rejected=self.rejected.append
+            endpoint.address, self.end.receive, on_lost=self.end.gone, on_rejected=self.rejected.append
         )
 
     def throw(self, data: bytes) -> socket.socket:
-        """A stranger's connection that has sent this."""
-        stranger = socket.socket(socket.AF_UNIX)
-        stranger.connect(self.path)
+        """The connection of another peer that has sent `data`."""
+        other = socket.socket(socket.AF_UNIX)
+        other.connect(self.path)
         with contextlib.suppress(OSError):  # hung up on already
-            stranger.sendall(data)
-        return stranger
+            other.sendall(data)
+        return other
 
     async def until_refused(self, times: int) -> None:
         with anyio.fail_after(WAIT_S):
@@ -72,8 +72,8 @@ async def test_a_link_hears_its_worker_through_any_garbage() -> None:
 
             async def try_it(data: bytes, hang_up: bool) -> None:
                 nonlocal said
-                stranger = watched.throw(data)
-                stranger.close() if hang_up else held.append(stranger)
+                other = watched.throw(data)
+                other.close() if hang_up else held.append(other)
                 said += 1
                 await worker.send([b"%d" % said])
                 await calm.link.send([b"%d" % said])
@@ -135,10 +135,10 @@ async def test_what_needs_no_handshake_is_counted_and_takes_no_workers_place(dat
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", GREETING[:20], b""], ids=["http", "half", "nothing"])
 async def test_so_it_is_over_tcp(data: bytes) -> None:
     end = End()
-    end.link = Link.bind("tcp://127.0.0.1:*", end.heard, on_lost=end.gone)
+    end.link = Link.bind("tcp://127.0.0.1:*", end.receive, on_lost=end.gone)
     host, _, port = end.link.address.removeprefix("tcp://").partition(":")
-    with socket.create_connection((host, int(port))) as stranger:
-        stranger.sendall(data)
+    with socket.create_connection((host, int(port))) as other:
+        other.sendall(data)
     with anyio.fail_after(WAIT_S):
         while not end.link.rejected:  # noqa: ASYNC110  libzmq tells later
             await anyio.sleep(0.002)

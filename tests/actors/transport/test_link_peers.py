@@ -42,7 +42,7 @@ async def test_a_key_that_is_not_on_the_allow_list_is_turned_away(listed: str) -
     async with pair("tcp://127.0.0.1:*", keys) as (here, there):
         while not here.link.rejected:
             await anyio.lowlevel.checkpoint()
-        # A socket may take a message before it knows that it is turned away; nobody gets it.
+        # A socket may take a message before it learns of its rejection; the message is dropped.
         with contextlib.suppress(LinkFull, LinkClosed):
             there.link.send_nowait([b"secret"])
         there.link.close(0)
@@ -62,7 +62,7 @@ async def test_of_two_on_the_allow_list_the_one_that_is_heard_is_named() -> None
             await anyio.lowlevel.checkpoint()
         late = End()
         keys = CurveKeys(second.decode(), second_secret.decode(), server.decode())
-        late.link = Link.connect(here.link.address, late.heard, keys=keys)
+        late.link = Link.connect(here.link.address, late.receive, keys=keys)
         while not late.link._monitor.connected:
             await anyio.lowlevel.checkpoint()
         there.link.send_nowait([b"x"])
@@ -118,11 +118,11 @@ async def test_the_connecting_process_is_known_before_its_first_message(endpoint
     said: list[int | None] = []
     here = End()
 
-    def heard(frames: list[bytes]) -> None:
+    def receive(frames: list[bytes]) -> None:
         said.append(here.link.peer_pid)
-        here.heard(frames)
+        here.receive(frames)
 
-    here.link = Link.bind(endpoint, heard)
+    here.link = Link.bind(endpoint, receive)
     program = (
         "import asyncio, sys\n"
         "from actors.transport.link import Link\n"
@@ -150,9 +150,9 @@ async def test_nobody_is_known_over_tcp() -> None:
 async def test_another_users_process_is_turned_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.transport.zmq_socket.os.getuid", lambda: os.geteuid() + 1)
     here, there = End(), End()
-    here.link = Link.bind(endpoint, here.heard, on_lost=here.gone)
+    here.link = Link.bind(endpoint, here.receive, on_lost=here.gone)
     monkeypatch.undo()
-    there.link = Link.connect(endpoint, there.heard, on_lost=there.gone)
+    there.link = Link.connect(endpoint, there.receive, on_lost=there.gone)
     while not here.link.rejected:
         await anyio.lowlevel.checkpoint()
     with pytest.raises(LinkFull):

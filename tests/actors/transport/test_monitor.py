@@ -1,4 +1,4 @@
-"""Whose connection a link watches: the one that its messages come over, whoever else connects meanwhile."""
+"""The connection that a link watches: the one with its messages, even if other peers connect."""
 
 import asyncio
 import os
@@ -18,23 +18,23 @@ from tests.actors.transport.zmtp import HANDSHAKE, message, shake_hands
 
 pytestmark = pytest.mark.anyio
 
-STRANGER = """
+OTHER_PEER = """
 import socket, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect(sys.argv[1])
 print(flush=True)
-heard = b""
+received = b""
 for line in sys.stdin:
     connection.sendall(bytes.fromhex(line))
-    while b"READY" not in heard:
-        heard += connection.recv(4096)
+    while b"READY" not in received:
+        received += connection.recv(4096)
 """
-"""Connects at once, and does the handshake and says what follows when it is told to."""
+"""Connects at once. For each line of stdin it sends the bytes and completes the handshake."""
 
 
 def bound(address: str, keys: CurveKeys | None = None) -> End:
     here = End()
-    here.link = Link.bind(address, here.heard, on_lost=here.gone, keys=keys)
+    here.link = Link.bind(address, here.receive, on_lost=here.gone, keys=keys)
     return here
 
 
@@ -46,10 +46,10 @@ def dial(endpoint: str) -> socket.socket:
 
 
 @asynccontextmanager
-async def stranger(endpoint: str) -> AsyncIterator[anyio.abc.Process]:
+async def other_peer(endpoint: str) -> AsyncIterator[anyio.abc.Process]:
     """Another process that has connected."""
     path = endpoint.removeprefix("ipc://")
-    async with await anyio.open_process([sys.executable, "-c", STRANGER, path]) as process:
+    async with await anyio.open_process([sys.executable, "-c", OTHER_PEER, path]) as process:
         assert process.stdout is not None
         await process.stdout.receive()
         yield process
@@ -76,7 +76,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on
 @linux
 async def test_who_connects_during_the_handshake_is_not_taken_for_the_worker(endpoint: str) -> None:
     here, worker = bound(endpoint), dial(endpoint)
-    async with stranger(endpoint):
+    async with other_peer(endpoint):
         await shake_hands(worker)
         worker.sendall(message(0, b"hello"))
         await here.until(lambda: bool(here.messages))
@@ -94,7 +94,7 @@ async def test_who_connects_during_the_handshake_is_not_taken_for_the_worker(end
 @linux
 async def test_who_speaks_before_the_worker_does_is_known_by_its_own_process(endpoint: str) -> None:
     here = bound(endpoint)
-    async with stranger(endpoint) as process:
+    async with other_peer(endpoint) as process:
         with dial(endpoint):  # the worker, which connected last
             assert process.stdin is not None
             await process.stdin.send(f"{HANDSHAKE.hex()}\n{message(0, b'hello').hex()}\n".encode())
@@ -123,7 +123,7 @@ async def test_what_was_said_before_an_end_that_nobody_could_place_is_heard_and_
     await until_ready(here)
     worker.sendall(message(0, b"last words"))
     worker.close()
-    while not here.link.rejected:  # the loop does not turn: nothing is heard yet
+    while not here.link.rejected:  # the loop does not turn: nothing is received yet
         here.link._on_monitor()
     assert here.messages == []
     await here.until(lambda: bool(here.lost))
@@ -173,7 +173,7 @@ def keys() -> tuple[CurveKeys, CurveKeys]:
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "curve"])
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 async def test_on_every_transport(endpoint: str, transport: str, secured: bool) -> None:
-    """A stranger comes after the worker has connected and before it is ready, and goes."""
+    """Another peer connects after the worker and before it is ready, and disconnects."""
     ours, theirs = keys() if secured else (None, None)
     here = bound(endpoint if transport == "ipc" else "tcp://127.0.0.1:*", ours)
     loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ async def test_on_every_transport(endpoint: str, transport: str, secured: bool) 
     async with await loop.create_server(lambda: outer, "127.0.0.1", 0) as server:
         there = End()
         address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        there.link = Link.connect(address, there.heard, on_lost=there.gone, keys=theirs)
+        there.link = Link.connect(address, there.receive, on_lost=there.gone, keys=theirs)
         await outer.made.wait()
         outer.join(inner)
         await there.link.send([b"one"])

@@ -17,11 +17,11 @@ async def shake_hands(connection: socket.socket) -> None:
     """The whole handshake. A message before the other side is ready would break it off."""
     connection.setblocking(False)
     connection.sendall(HANDSHAKE)
-    heard = b""
-    while b"READY" not in heard:
+    received = b""
+    while b"READY" not in received:
         data = await asyncio.get_running_loop().sock_recv(connection, 4096)
         assert data, "it hung up"
-        heard += data
+        received += data
 
 
 def message(number: int, text: bytes) -> bytes:

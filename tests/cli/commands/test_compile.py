@@ -15,7 +15,7 @@ from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from workers.iree.build.compile_client import Built
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.spec import WorkerSpec
 
 
@@ -29,7 +29,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         assert spec == worker_spec(Settings(max_batch_size=3), ChosenModel.choose(Settings()), workers=2)
         progress("compile graphs", 0, 2)
         yield Built(("decode_3",), file, None)
-        yield Built(("draw_1", "filter_1"), file, 4.5)
+        yield Built(("unfiltered_1", "filter_1"), file, 4.5)
 
     monkeypatch.setattr(compile_module, "compile_ahead", compile_ahead)
     return Settings(max_batch_size=3, workers=2)
@@ -40,7 +40,7 @@ def test_a_line_for_each_module(settings: Settings, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "decode_3" in out
     assert "in the cache" in out
-    assert "draw_1 filter_1" in out
+    assert "unfiltered_1 filter_1" in out
     assert "4.5" in out
     assert "2 modules, 0.0 MiB" in out
 
@@ -48,7 +48,7 @@ def test_a_line_for_each_module(settings: Settings, capsys: pytest.CaptureFixtur
 def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     compile_model(settings, as_json=True)
     report = json.loads(capsys.readouterr().out)
-    assert report["modules"][1] == {"graphs": ["draw_1", "filter_1"], "bytes": 2048, "seconds": 4.5}
+    assert report["modules"][1] == {"graphs": ["unfiltered_1", "filter_1"], "bytes": 2048, "seconds": 4.5}
     assert report["seconds"] >= 0
 
 

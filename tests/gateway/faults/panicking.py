@@ -6,7 +6,7 @@ import functools
 import anyio
 
 from workers.__main__ import decode_spec
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.service import WorkerService
 from workers.process.spec import WorkerSpec
@@ -39,7 +39,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
 
 
 def main() -> int:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     parser = argparse.ArgumentParser()
     for name, kind in (("endpoint", str), ("incarnation", int), ("spec", decode_spec)):
         parser.add_argument(f"--{name}", required=True, type=kind)

@@ -49,7 +49,7 @@ async def test_a_fault_inside_a_step_is_noticed_and_named(kind: CallFault, reaso
 LINK = {
     "drop_message": "its link was lost",
     "garble_message": "it broke the protocol",
-    "oversize_message": "its link was lost|its process exited with status 6",  # it leaves when it hears no gateway
+    "oversize_message": "its link was lost|its process exited with status 6",  # a worker leaves without a gateway
 }
 
 

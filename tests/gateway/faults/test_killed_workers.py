@@ -125,7 +125,7 @@ def from_outside() -> pytest.MarkDecorator:
 @pytest.mark.parametrize(
     ("kind", "deaths"), [("abort", 2), pytest.param("kill", MAX_TRIES, marks=from_outside())], ids=["within", "outside"]
 )
-async def test_a_poisonous_request_ends_alone(kind: CallFault, deaths: int, whole: list[Any]) -> None:
+async def test_a_poison_request_ends_alone(kind: CallFault, deaths: int, whole: list[Any]) -> None:
     """It ends every worker that computes it, by itself or as by a watchdog that cannot stand it, where nothing in the
     worker has failed. Seven others share its worker."""
     poison = Fault(kind, calls=0, token=ord("!"))
@@ -155,7 +155,7 @@ async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> 
         assert real.status().restarts == MAX_TRIES - 1
 
 
-async def test_poisonous_requests_one_after_the_other_take_no_model_down(whole: list[Any]) -> None:
+async def test_poison_requests_one_after_the_other_take_no_model_down(whole: list[Any]) -> None:
     """Each ends its worker twice, and five deaths that count would be the end of it. The third time it ends nobody."""
     poison = Fault("abort", calls=0, token=ord("!"))
     prompts = [*[f"die {number}!" for number in range(5)], "die 0!"]

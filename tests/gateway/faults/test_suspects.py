@@ -41,7 +41,7 @@ async def test_the_same_request_is_not_tried_a_third_time() -> None:
     assert world.replays() == {("died", "lost_again"): 1, ("died", "quarantined"): 1}
 
 
-async def test_the_neighbours_of_a_poisonous_request_survive() -> None:
+async def test_the_neighbours_of_a_poison_request_survive() -> None:
     """Any worker that runs it dies; no other request may be harmed."""
     world = World(slots=8)
     groups = [world.open(str(index)) for index in range(8)]

@@ -66,7 +66,7 @@ async def ask(port: int) -> int:
 
 
 async def worker_of(port: int) -> int:
-    """The process of the worker of whoever serves new connections."""
+    """The process of the worker of the gateway that accepts connections."""
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         (shown,) = (await client.get(f"http://127.0.0.1:{port}/admin/workers")).json()["workers"]
         return int(shown["pid"])

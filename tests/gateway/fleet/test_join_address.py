@@ -1,4 +1,4 @@
-"""The door's address: who can reach it, and what is none."""
+"""The address where workers join: who can reach it, and which addresses are invalid."""
 
 import pytest
 

@@ -34,46 +34,46 @@ class TestWaitQueue:
         return BACKEND
 
     async def test_who_was_admitted_first_is_in_front(self) -> None:
-        room = WaitQueue(10, 60, lambda sequence: None)
+        queue = WaitQueue(10, 60, lambda sequence: None)
         third, first, other, second = sequence(3), sequence(1), sequence(0, "other"), sequence(2)
         for each in (third, first, other, second):
-            room.add(each)
-        assert room.of("m") == (first, second, third)
-        room.remove(second)
-        assert room.of("m") == (first, third)
-        assert (room.of("other"), room.of("none")) == ((other,), ())
-        assert (len(room), second in room, third in room) == (3, False, True)
+            queue.add(each)
+        assert queue.of("m") == (first, second, third)
+        queue.remove(second)
+        assert queue.of("m") == (first, third)
+        assert (queue.of("other"), queue.of("none")) == ((other,), ())
+        assert (len(queue), second in queue, third in queue) == (3, False, True)
 
     async def test_new_requests_are_bounded_at_the_edge(self) -> None:
-        room = WaitQueue(3, 60, lambda sequence: None)
-        room.add(sequence(1))
-        assert (room.has_room(2), room.has_room(3)) == (True, False)
+        queue = WaitQueue(3, 60, lambda sequence: None)
+        queue.add(sequence(1))
+        assert (queue.has_room(2), queue.has_room(3)) == (True, False)
 
     async def test_a_stay_has_an_end_and_can_be_prolonged(self) -> None:
         overdue: list[LiveSequence] = []
-        room = WaitQueue(3, 0.25, overdue.append)
+        queue = WaitQueue(3, 0.25, overdue.append)
         stays, leaves = sequence(1), sequence(2)
-        room.add(stays)
-        room.add(leaves)
-        room.remove(leaves)
+        queue.add(stays)
+        queue.add(leaves)
+        queue.remove(leaves)
         await anyio.sleep(0.3)
         assert overdue == [stays]
-        room.stay(stays)
+        queue.stay(stays)
         await anyio.sleep(MIN_STAY_S - 0.1)
         assert overdue == [stays], "no shorter than this, or it would never do anything else"
         await anyio.sleep(0.2)
         assert overdue == [stays, stays]
 
     async def test_a_call_waits_while_any_of_its_sequences_does(self) -> None:
-        room = WaitQueue(3, 60, lambda sequence: None)
+        queue = WaitQueue(3, 60, lambda sequence: None)
         one = sequence(1)
         two = LiveSequence(one.submit, 1, one.request, now=0.0)
         two.order = 2
-        room.add(one)
-        room.add(two)
-        room.remove(one)
+        queue.add(one)
+        queue.add(two)
+        queue.remove(one)
         assert one.request.waiting
-        room.remove(two)
+        queue.remove(two)
         assert not one.request.waiting
 
 

@@ -25,7 +25,7 @@ class Gateway(End):
 async def linked(*faults: Fault) -> AsyncIterator[tuple[Gateway, Link]]:
     gateway = Gateway()
     with LocalEndpoint() as endpoint:
-        here = Link.bind(endpoint.address, gateway.heard, on_lost=gateway.gone)
+        here = Link.bind(endpoint.address, gateway.receive, on_lost=gateway.gone)
         worker = connect(endpoint.address, lambda frames: None, lambda reason: None, faults)
         try:
             await worker.send([b"1"])

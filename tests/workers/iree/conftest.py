@@ -1,8 +1,9 @@
 """What the tests of the IREE backend start from. Compiling is most of their time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypedDict, Unpack
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,30 +14,19 @@ from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
-from workers.iree.runner import IreeRunner, Progress
-from workers.precision import Dtype, Quantize
+from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions, Progress
 
 CONTEXT = 96
 """Chunks of 32, 64 and 96: prompts of several chunks, and of chunks that pad beyond the context."""
 
 
-class Options(TypedDict, total=False):
-    """What a test may ask of `IreeRunner.load`."""
-
-    device: str
-    dtype: Dtype
-    quantize: Quantize
-    slots: int
-    context: int
-    cache_dir: Path
-    threads: int
-    progress: Progress
-    kv_bytes: int
-    background: bool
-
-
 class Load(Protocol):
-    def __call__(self, path: Path = ..., **changes: Unpack[Options]) -> IreeRunner: ...
+    """`IreeRunner.load` with small defaults; `changes` are fields of `LoadOptions`."""
+
+    def __call__(
+        self, path: Path = ..., *, progress: Progress = ..., background: bool = ..., **changes: Any
+    ) -> IreeRunner: ...
 
 
 @pytest.fixture(scope="session")
@@ -46,26 +36,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def load(cache_dir: Path, checkpoint: Path) -> Load:
-    def load(path: Path = checkpoint, **changes: Unpack[Options]) -> IreeRunner:
-        defaults: Options = {
-            "device": "local-task",
-            "dtype": "float32",
-            "slots": 8,
-            "context": CONTEXT,
-            "cache_dir": cache_dir,
-            "threads": 0,
-            "progress": lambda phase, done, total: None,
-            "background": False,
-        }
-        options: Options = {**defaults, **changes}
+    defaults = LoadOptions(device="local-task", dtype="float32", slots=8, context=CONTEXT, cache_dir=cache_dir)
+
+    def load(
+        path: Path = checkpoint,
+        *,
+        progress: Progress = lambda phase, done, total: None,
+        background: bool = False,
+        **changes: Any,
+    ) -> IreeRunner:
+        options = replace(defaults, **changes)
         with compiling_here():
-            return IreeRunner.load(path, ModelConfig.from_dir(path), **options)
+            return IreeRunner.load(path, ModelConfig.from_dir(path), options, progress, background=background)
 
     return load
 
 
 def fetch_all(runner: IreeRunner, *kinds: str) -> None:
-    """Every step's graph and those for the draws of all slots, or all of some kinds: what a runner comes to."""
+    """Wait for the graphs of every step and those that sample for all slots, or for all graphs of some kinds."""
     slots = runner.capabilities.slots
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]

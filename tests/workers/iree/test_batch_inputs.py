@@ -1,11 +1,11 @@
-"""What decode graphs read: numbers of the step's rows, and nobody's in all other lines."""
+"""The inputs of decode graphs: the step's rows, and padding rows in all other lines."""
 
 import numpy as np
 import pytest
 
 from protocol.request import Sampling
 from workers.engine.runner import DecodeRow
-from workers.iree.batch_inputs import Angles, DecodeInputs
+from workers.iree.batch_inputs import DecodeInputs, RopeTable
 from workers.iree.device.device import Device
 from workers.sampling.sample_spec import SampleSpec
 
@@ -15,18 +15,20 @@ CONTEXT = 8
 
 
 @pytest.fixture
-def angles() -> Angles:
-    return Angles(np.array([1.0, 0.1], np.float32), np.array([1.0, 2.0], np.float32), CONTEXT)
+def angles() -> RopeTable:
+    return RopeTable(np.array([1.0, 0.1], np.float32), np.array([1.0, 2.0], np.float32), CONTEXT)
 
 
 @pytest.mark.parametrize("position", [0, CONTEXT - 1, CONTEXT, 3 * CONTEXT])
-def test_the_angles_of_a_position_are_those_of_many(angles: Angles, position: int) -> None:
+def test_the_angles_of_a_position_are_those_of_many(angles: RopeTable, position: int) -> None:
     for one, many in zip(angles.of(position), angles.at(np.array([0, position])), strict=True):
         assert one.tolist() == many[1].tolist()
 
 
 @pytest.mark.parametrize("driver", ["local-sync", "cuda"])
-def test_a_step_leaves_nothing_of_the_one_before(monkeypatch: pytest.MonkeyPatch, angles: Angles, driver: str) -> None:
+def test_a_step_leaves_nothing_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, angles: RopeTable, driver: str
+) -> None:
     device = Device("local-sync", 1)
     monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
     inputs = DecodeInputs(device, 4, angles, SPARE)

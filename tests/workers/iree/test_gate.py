@@ -1,4 +1,4 @@
-"""Batch invariance: the reference gate, and equal logits to the bit."""
+"""Batch invariance: the reference gate, and bitwise identical logits."""
 
 import random
 from itertools import pairwise, product
@@ -17,7 +17,7 @@ from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.engine.runner import Chunk, DecodeRow
-from workers.iree.build.plan import SAMPLE
+from workers.iree.build.graph_plan import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import Dtype, Quantize
 from workers.sampling.sample_spec import SampleSpec
@@ -58,10 +58,10 @@ class Rationed:
         self.only(*(name for group in chosen for name in group))
 
 
-def tour(ladder: tuple[int, ...]) -> list[int]:
-    """A way through every transition between two sizes of a ladder, a size to itself included (Hierholzer)."""
-    left = {size: list(ladder) for size in ladder}
-    way, stack = [], [ladder[0]]
+def tour(buckets: tuple[int, ...]) -> list[int]:
+    """A way through every transition between two size buckets, a size to itself included (Hierholzer)."""
+    left = {size: list(buckets) for size in buckets}
+    way, stack = [], [buckets[0]]
     while stack:
         if left[stack[-1]]:
             stack.append(left[stack[-1]].pop())
@@ -76,31 +76,31 @@ def sizes(runner: IreeRunner, kind: str) -> tuple[int, ...]:
 
 
 def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec: SampleSpec) -> None:
-    """One sequence goes through every transition of both ladders, beside what it gets from the smallest graphs."""
-    buckets, ladder = sizes(runner, "decode"), sizes(runner, "prefill")
-    decodes, chunks = tour(buckets), tour(ladder)
+    """One sequence goes through every transition between buckets, and gets the tokens of the smallest graphs."""
+    buckets, chunk_sizes = sizes(runner, "decode"), sizes(runner, "prefill")
+    decodes, chunks = tour(buckets), tour(chunk_sizes)
     last = f"decode_{buckets[-1]}"
     with monkeypatch.context() as patch:
         rationed = Rationed(runner, patch)
 
-        def generate(slot: int, ladders: bool) -> list[int]:
+        def generate(slot: int, buckets: bool) -> list[int]:
             tokens: list[int] = []
-            for size in chunks if ladders else (32,):  # rows that are computed again come out the same
+            for size in chunks if buckets else (32,):  # rows that are computed again come out the same
                 rationed.only(f"prefill_{size}", last, SAMPLE)
                 runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
             for step, size in enumerate(decodes):
                 at = 30 + step % 60  # and from the start again, before the context ends
-                rationed.only(f"decode_{size}" if ladders else "decode_1", last, SAMPLE)
+                rationed.only(f"decode_{size}" if buckets else "decode_1", last, SAMPLE)
                 token = TOKENS[30] if at == 30 else tokens[-1]
                 tokens += sampled(runner.decode([DecodeRow(slot, token, at, at, SampleSpec(spec.sampling, at + 1))]))
             return tokens
 
-        expected = generate(0, ladders=False)
+        expected = generate(0, buckets=False)
         rationed.taken.clear()
-        assert generate(0, ladders=True) == expected
+        assert generate(0, buckets=True) == expected
         taken = set(pairwise(name for name in rationed.taken if name.startswith(("decode", "prefill"))))
         assert taken >= set(product((f"decode_{size}" for size in buckets), repeat=2))
-        assert taken >= set(product((f"prefill_{size}" for size in ladder), repeat=2))
+        assert taken >= set(product((f"prefill_{size}" for size in chunk_sizes), repeat=2))
         rationed.all()
 
 
@@ -108,7 +108,7 @@ def check_transitions(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, spec:
 @pytest.mark.parametrize(("dtype", "slots", "edited_here"), [("float32", 8, False), ("bfloat16", 32, True)])
 def test_gate(load: Load, dtype: Dtype, slots: int, edited_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs for edits in part of the steps, and without any of them; with more rows than a product's tile, then
-    in the ends of the ladders and the bucket of 16: each graph takes seconds to compile."""
+    in the ends of the buckets and the bucket of 16: each graph takes seconds to compile."""
     runner = load(dtype=dtype, slots=slots)
     fetch_all(runner, *(("decode_1", "prefill_32") if edited_here else ALL_STEPS))
     check_transitions(runner, monkeypatch, GREEDY)
@@ -133,7 +133,7 @@ def make_mixture(path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_gate_with_weights_of_few_bits(load: Load, tmp_path: Path, kind: Quantize) -> None:
+def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize) -> None:
     path = make_mixture(tmp_path / "model")
     report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32)
     assert report.requests >= 32
@@ -159,10 +159,10 @@ def test_gate_of_windows_experts_and_multipliers(
 def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> None:
     """Neither by the experts that it would choose nor by the cache rows that it is written to: their token is 0, and
     what follows from it no number."""
-    well, spoilt = (make_mixture(tmp_path / name) for name in ("well", "spoilt"))
-    weights = load_file(spoilt / "model.safetensors")
+    well, corrupted = (make_mixture(tmp_path / name) for name in ("well", "corrupted"))
+    weights = load_file(corrupted / "model.safetensors")
     weights["model.embed_tokens.weight"][0] = np.nan
-    save_file(weights, spoilt / "model.safetensors")
+    save_file(weights, corrupted / "model.safetensors")
 
     def generate(path: Path) -> list[list[int | None]]:
         runner, slots = load(path), (3, 6, 0, 7, 1)
@@ -176,7 +176,7 @@ def test_what_rows_of_nobody_hold_reaches_nobody(load: Load, tmp_path: Path) -> 
         finally:
             runner.close()
 
-    tokens = generate(spoilt)
+    tokens = generate(corrupted)
     assert all(token is not None for step in tokens for token in step)
     assert tokens == generate(well)
 
@@ -217,7 +217,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
         pytest.param("granite", "int4", "bfloat16", marks=pytest.mark.slow),
     ],
 )
-def test_logits_of_few_bits_are_equal_to_the_bit(
+def test_logits_with_quantized_weights_are_bitwise_identical(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: Quantize, dtype: Dtype
 ) -> None:
     """Of a layer of experts and one without; where no group divides the inputs of down, which has all its bits; and

@@ -18,7 +18,7 @@ from workers.iree.runner import IreeRunner
 CONTEXT = 64
 """Two chunk lengths: what has no kernels of ours takes its time to compile."""
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 30))
-DRAWS = ("draw_4", "edit_4", "report_4")
+SAMPLING = ("unfiltered_4", "edit_4", "report_4")
 
 
 def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
@@ -26,13 +26,13 @@ def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "drawing"),
+    ("family", "dtype", "sampling"),
     [
         pytest.param("llama", "bfloat16", (), id="bfloat16"),
-        pytest.param("qwen2", "float32", DRAWS, marks=pytest.mark.slow, id="float32"),
+        pytest.param("qwen2", "float32", SAMPLING, marks=pytest.mark.slow, id="float32"),
     ],
 )
-def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, drawing: tuple[str, ...]) -> None:
+def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tuple[str, ...]) -> None:
     """A request's tokens are the same whatever else is in the batch, and whichever slot it gets.
 
     What no graph does with logits numpy does.
@@ -41,9 +41,9 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, drawing: tupl
     capabilities = runner.capabilities
     assert (capabilities.device, capabilities.exact_rows, capabilities.kv_rows) == (GENERIC_DEVICE, False, 0)
     assert runner._host_kv is None
-    if drawing:
-        fetch_all(runner, *drawing)
-        assert {*drawing, "narrow_4", "mask_4"} <= runner.graphs.ready
+    if sampling:
+        fetch_all(runner, *sampling)
+        assert {*sampling, "narrow_4", "mask_4"} <= runner.graphs.ready
     report = run_gate(lambda: runner, requests=32, max_tokens=12, resume=False)
     assert report.requests >= 32
     assert report.most_active == 4
@@ -51,7 +51,7 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, drawing: tupl
 
 
 def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
-    """Their tokens are those of kernels that multiply by few bits, but for what rounding turns."""
+    """Their tokens are those of the quantized kernels, but for what rounding changes."""
     path = make_checkpoint(tmp_path / "model", layers=1, quantized_bits=8)
     wide, packed = load_generic(load, path, context=32), load(path, slots=4, context=32)
     try:
@@ -64,7 +64,7 @@ def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_of_few_bits_are_not_made(load: Load, checkpoint: Path, kind: str) -> None:
+def test_weights_are_not_quantized(load: Load, checkpoint: Path, kind: str) -> None:
     with pytest.raises(DeviceError, match=f"device: 'generic-task' has no products with {kind} weights"):
         load_generic(load, checkpoint, quantize=kind)
 

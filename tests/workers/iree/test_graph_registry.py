@@ -10,23 +10,23 @@ from structlog.testing import capture_logs
 
 from workers.iree.build.compile_client import Built, Group
 from workers.iree.build.compiler import CompileError
-from workers.iree.graph_registry import TRIES, Library
+from workers.iree.graph_registry import TRIES, GraphRegistry
 
 SIZES = (1, 2, 4, 8)
 
 
 class Process:
-    """A compile process that answers when it is told to."""
+    """A compile process that returns a result when the test lets it."""
 
     def __init__(self, builder: "Builder") -> None:
         self._builder = builder
         self._killed = threading.Event()
         self.asked: Group = ()
 
-    def ask(self, group: Group) -> None:
+    def request(self, group: Group) -> None:
         self.asked = group
 
-    def answers(self, count: int) -> Iterator[Built]:
+    def results(self, count: int) -> Iterator[Built]:
         assert count == 1
         self._builder.order.append(self.asked[0])
         self._builder.asked.release()
@@ -76,7 +76,7 @@ def builder() -> Builder:
 
 
 @pytest.fixture
-def library(builder: Builder) -> Iterator[Library]:
+def registry(builder: Builder) -> Iterator[GraphRegistry]:
     builder.cached = {"decode_8"}
     foreign: Any = builder
 
@@ -85,155 +85,155 @@ def library(builder: Builder) -> Iterator[Library]:
             raise ValueError("no module")
         return foreign
 
-    library = Library(foreign, loaded, retry_s=0.0)
-    library.open([("decode_8",)], 1, lambda phase, done, total: None)
-    yield library
-    library.close()
+    registry = GraphRegistry(foreign, loaded, retry_s=0.0)
+    registry.open([("decode_8",)], 1, lambda phase, done, total: None)
+    yield registry
+    registry.close()
 
 
-def test_the_smallest_that_is_ready_covers(library: Library, builder: Builder) -> None:
+def test_the_smallest_that_is_ready_covers(registry: GraphRegistry, builder: Builder) -> None:
     builder.cached |= {"decode_2"}
-    assert [library.covering("decode", SIZES, needed) for needed in (1, 8)] == [8, 8]
-    library.fetch([("decode_2",)])
-    library.settle()
-    assert [library.covering("decode", SIZES, needed) for needed in (1, 2, 3, 8)] == [2, 2, 8, 8]
-    assert library.covering("decode", SIZES, 9) is None
-    assert library.covering("prefill", SIZES, 1) is None
-    assert library.largest("decode", SIZES) == 8
-    assert (builder.started, library.failed, library.pending) == (0, 0, 0)
+    assert [registry.covering("decode", SIZES, needed) for needed in (1, 8)] == [8, 8]
+    registry.fetch([("decode_2",)])
+    registry.settle()
+    assert [registry.covering("decode", SIZES, needed) for needed in (1, 2, 3, 8)] == [2, 2, 8, 8]
+    assert registry.covering("decode", SIZES, 9) is None
+    assert registry.covering("prefill", SIZES, 1) is None
+    assert registry.largest("decode", SIZES) == 8
+    assert (builder.started, registry.failed, registry.pending) == (0, 0, 0)
 
 
-def test_a_larger_one_serves_while_a_smaller_one_is_compiled(library: Library, builder: Builder) -> None:
-    library.fetch([("decode_1",)])
+def test_a_larger_one_serves_while_a_smaller_one_is_compiled(registry: GraphRegistry, builder: Builder) -> None:
+    registry.fetch([("decode_1",)])
     assert builder.asked.acquire(timeout=60)  # the compiler runs
-    assert library.covering("decode", SIZES, 1) == 8
-    assert library.pending == 1
+    assert registry.covering("decode", SIZES, 1) == 8
+    assert registry.pending == 1
     builder.may_answer.release()
-    library.settle()
-    assert library.covering("decode", SIZES, 1) == 1
+    registry.settle()
+    assert registry.covering("decode", SIZES, 1) == 1
 
 
-def test_what_was_missed_last_comes_next(library: Library, builder: Builder) -> None:
-    library.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("draw_4", "filter_4")])
+def test_what_was_missed_last_comes_next(registry: GraphRegistry, builder: Builder) -> None:
+    registry.fetch([("decode_1",), ("decode_2",), ("decode_4",), ("unfiltered_4", "filter_4")])
     assert builder.asked.acquire(timeout=60)
-    library.covering("decode", SIZES, 3)
-    library.covering("filter", (4,), 4)
+    registry.covering("decode", SIZES, 3)
+    registry.covering("filter", (4,), 4)
     builder.may_answer.release(4)
-    library.settle()
-    assert builder.order == ["decode_1", "draw_4", "decode_4", "decode_2"]
-    assert library.ready >= {"draw_4", "filter_4"}
+    registry.settle()
+    assert builder.order == ["decode_1", "unfiltered_4", "decode_4", "decode_2"]
+    assert registry.ready >= {"unfiltered_4", "filter_4"}
 
 
-def test_what_is_rare_comes_when_it_is_missed_and_once(library: Library, builder: Builder) -> None:
+def test_what_is_rare_comes_when_it_is_missed_and_once(registry: GraphRegistry, builder: Builder) -> None:
     builder.broken = {"score_8"}
     builder.may_answer.release(TRIES)
-    library.fetch([], rare=[("score_8", "report_8")])
-    library.settle()
-    assert library.pending == 0
+    registry.fetch([], rare=[("score_8", "report_8")])
+    registry.settle()
+    assert registry.pending == 0
     for kind in ("score", "report", "score"):
-        assert library.covering(kind, (8,), 8) is None
-        library.settle()
+        assert registry.covering(kind, (8,), 8) is None
+        registry.settle()
     assert builder.order == ["score_8"] * TRIES
-    assert library.failed == 1
+    assert registry.failed == 1
 
 
-def test_only_the_smallest_that_would_do_is_asked_for(library: Library, builder: Builder) -> None:
+def test_only_the_smallest_that_would_do_is_asked_for(registry: GraphRegistry, builder: Builder) -> None:
     builder.may_answer.release(9)
-    library.fetch([], rare=[(f"edit_{size}",) for size in SIZES])
-    assert library.covering("edit", SIZES, 3) is None
-    library.settle()
+    registry.fetch([], rare=[(f"edit_{size}",) for size in SIZES])
+    assert registry.covering("edit", SIZES, 3) is None
+    registry.settle()
     assert builder.order == ["edit_4"]
-    assert library.covering("edit", SIZES, 3) == 4
+    assert registry.covering("edit", SIZES, 3) == 4
 
 
-def test_what_fails_again_and_again_is_counted_and_covered(library: Library, builder: Builder) -> None:
+def test_what_fails_again_and_again_is_counted_and_covered(registry: GraphRegistry, builder: Builder) -> None:
     builder.broken = {"decode_1"}
     builder.may_answer.release(1 + TRIES)
     with capture_logs() as logs:
-        library.fetch([("decode_1",), ("decode_2",)])
-        library.settle()
+        registry.fetch([("decode_1",), ("decode_2",)])
+        registry.settle()
     assert {(line["graphs"], line["text"]) for line in logs} == {(("decode_1",), "iree-compile crashed")}
     assert [line["event"] for line in logs] == ["graph_is_tried_again"] * (TRIES - 1) + ["graph_failed"]
-    assert (library.failed, library.pending) == (1, 0)
-    assert library.covering("decode", SIZES, 1) == 2
+    assert (registry.failed, registry.pending) == (1, 0)
+    assert registry.covering("decode", SIZES, 1) == 2
     # After all others. A process that brought a failure is not trusted with the next graph.
     assert builder.order == ["decode_1", "decode_2"] + ["decode_1"] * (TRIES - 1)
     assert builder.started == 1 + TRIES
 
 
-def test_a_graph_whose_compiler_was_killed_comes_later(library: Library, builder: Builder) -> None:
+def test_a_graph_whose_compiler_was_killed_comes_later(registry: GraphRegistry, builder: Builder) -> None:
     builder.dying = {"decode_1"}
     builder.may_answer.release(3)
     with capture_logs() as logs:
-        library.fetch([("decode_1",), ("decode_2",)])
-        library.settle()
+        registry.fetch([("decode_1",), ("decode_2",)])
+        registry.settle()
     (line,) = logs
     assert (line["event"], line["log_level"], line["tried"]) == ("graph_is_tried_again", "warning", 1)
-    assert (library.failed, library.covering("decode", SIZES, 1)) == (0, 1)
+    assert (registry.failed, registry.covering("decode", SIZES, 1)) == (0, 1)
 
 
 def test_what_waits_for_another_try_is_pending_and_ends_with_the_runner(builder: Builder) -> None:
     foreign: Any = builder
     builder.cached, builder.dying = {"decode_8"}, {"decode_1"}
-    library = Library(foreign, lambda file: foreign, retry_s=3600.0)
+    registry = GraphRegistry(foreign, lambda file: foreign, retry_s=3600.0)
     with capture_logs() as logs:
-        library.fetch([("decode_1",)])
+        registry.fetch([("decode_1",)])
         builder.may_answer.release()
-        with library._changed:
-            assert library._changed.wait_for(lambda: library._again, timeout=60)
-        assert (library.pending, library.failed, len(logs)) == (1, 0, 1)
-        library.close()
+        with registry._changed:
+            assert registry._changed.wait_for(lambda: registry._again, timeout=60)
+        assert (registry.pending, registry.failed, len(logs)) == (1, 0, 1)
+        registry.close()
     assert builder.started == builder.closed == 1
 
 
-def test_a_module_that_cannot_be_loaded_is_a_failure_too(library: Library, builder: Builder) -> None:
+def test_a_module_that_cannot_be_loaded_is_a_failure_too(registry: GraphRegistry, builder: Builder) -> None:
     builder.cached |= {"unloadable"}
-    library.fetch([("unloadable",)])
-    library.settle()
-    assert library.failed == 1
-    assert library.covering("decode", SIZES, 1) == 8
+    registry.fetch([("unloadable",)])
+    registry.settle()
+    assert registry.failed == 1
+    assert registry.covering("decode", SIZES, 1) == 8
 
 
-def test_no_process_stays_when_nothing_is_wanted(library: Library, builder: Builder) -> None:
+def test_no_process_stays_when_nothing_is_wanted(registry: GraphRegistry, builder: Builder) -> None:
     builder.may_answer.release(2)
-    library.fetch([("decode_1",)])
-    library.settle()
-    library.fetch([("decode_2",)])
-    library.settle()
-    library.close()
+    registry.fetch([("decode_1",)])
+    registry.settle()
+    registry.fetch([("decode_2",)])
+    registry.settle()
+    registry.close()
     assert builder.started == builder.closed
 
 
-def test_close_ends_a_compiler_that_runs(library: Library, builder: Builder) -> None:
+def test_close_ends_a_compiler_that_runs(registry: GraphRegistry, builder: Builder) -> None:
     with capture_logs() as logs:
-        library.fetch([("decode_1",), ("decode_2",)])
+        registry.fetch([("decode_1",), ("decode_2",)])
         assert builder.asked.acquire(timeout=60)
-        library.close()
+        registry.close()
     assert builder.order == ["decode_1"]
     assert logs == []  # an end that was asked for is no failure
-    assert library.ready == frozenset()
-    library.settle()  # nothing is waited for after
+    assert registry.ready == frozenset()
+    registry.settle()  # nothing is waited for after
 
 
-def test_an_engine_does_not_wait_for_a_compile_process_to_start(library: Library, builder: Builder) -> None:
+def test_an_engine_does_not_wait_for_a_compile_process_to_start(registry: GraphRegistry, builder: Builder) -> None:
     builder.may_start.clear()
-    library.fetch([("decode_1",)], rare=[("score_8",)])
+    registry.fetch([("decode_1",)], rare=[("score_8",)])
     assert builder.starting.wait(timeout=60)
-    assert library.pending == 1
-    assert library.covering("score", (8,), 8) is None  # which asks for it
-    assert library.pending == 2
-    closing = threading.Thread(target=library.close)
+    assert registry.pending == 1
+    assert registry.covering("score", (8,), 8) is None  # which asks for it
+    assert registry.pending == 2
+    closing = threading.Thread(target=registry.close)
     closing.start()
     builder.may_start.set()
     closing.join(timeout=60)
-    assert (library.ready, builder.started, builder.closed) == (frozenset(), 1, 1)
+    assert (registry.ready, builder.started, builder.closed) == (frozenset(), 1, 1)
 
 
-def test_an_engine_does_not_wait_for_the_one_that_compiles(library: Library) -> None:
+def test_an_engine_does_not_wait_for_the_one_that_compiles(registry: GraphRegistry) -> None:
     """Even while the other thread holds the lock, the engine's gets its graph."""
-    with library._changed:
+    with registry._changed:
         found: list[int | None] = []
-        engine = threading.Thread(target=lambda: found.append(library.covering("decode", SIZES, 1)))
+        engine = threading.Thread(target=lambda: found.append(registry.covering("decode", SIZES, 1)))
         engine.start()
         engine.join(timeout=60)
         assert found == [8]

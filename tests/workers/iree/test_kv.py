@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from workers.iree import kv
 from workers.iree.device.buffers import zero_pages
 from workers.iree.kv import HostKv
-from workers.iree.model.ops import Cache
+from workers.iree.model.kv_layout import KvLayout
 
 LAYOUTS = [pytest.param(None, id="plain"), pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
-CACHE = Cache(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
+CACHE = KvLayout(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
 
 
-def make(packed: tuple[int, int] | None, cache: Cache = CACHE) -> tuple[HostKv, NDArray[Any]]:
+def make(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> tuple[HostKv, NDArray[Any]]:
     memory = zero_pages(int(np.prod(cache.shape)) * 2)
     window = np.frombuffer(memory, np.uint16).reshape(cache.shape)
     return HostKv(window, memory, cache, packed), window
 
 
-def row_of(packed: tuple[int, int] | None, cache: Cache = CACHE) -> NDArray[Any]:
+def row_of(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> NDArray[Any]:
     """Which row each element of a slot's keys and values belongs to: [2, capacity * head_dim]."""
     row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
     if packed is None:
@@ -78,7 +78,7 @@ def test_a_slot_is_forgotten_whole_and_no_other(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are looked up in /proc")
 def test_a_slot_takes_memory_for_what_is_written_and_gives_it_back() -> None:
-    cache = Cache(layers=2, slots=4, heads=2, head_dim=64, capacity=1 << 15, tile=16)
+    cache = KvLayout(layers=2, slots=4, heads=2, head_dim=64, capacity=1 << 15, tile=16)
     host, window = make((16, 2), cache)
     assert resident(window) == 0
     for part in host._parts:

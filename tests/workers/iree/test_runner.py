@@ -202,7 +202,7 @@ def test_logits_agree_with_greedy_tokens(runner: IreeRunner) -> None:
 
 
 def test_a_rope_position_is_not_a_cache_row(runner: IreeRunner) -> None:
-    """Attention sees differences of positions: a prompt moved as a whole, even past the context, scores alike."""
+    """Attention sees differences of positions: a prompt moved as a whole, even past the context, scores the same."""
     plain = runner.logits(Chunk(0, PROMPT, 0, 0))
     moved = runner.logits(Chunk(1, PROMPT, 0, CONTEXT + 100))
     np.testing.assert_allclose(moved, plain, atol=2e-4)
@@ -297,7 +297,7 @@ def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatc
         plain.close()
 
 
-@pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "Library.open"])
+@pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "GraphRegistry.open"])
 def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     closed: list[str] = []
 
@@ -317,7 +317,7 @@ def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.M
     monkeypatch.setattr(f"workers.iree.runner.{step}", fail)
     with pytest.raises(LoadRefused, match=step):
         load()
-    opened = ["archive", "device"] if step in ("host_kv", "Library.open") else ["device"]
+    opened = ["archive", "device"] if step in ("host_kv", "GraphRegistry.open") else ["device"]
     assert closed == opened
 
 

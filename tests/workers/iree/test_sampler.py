@@ -21,7 +21,7 @@ VOCAB = 5000
 LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
 WIDE = Sampling(temperature=1.0, top_k=4000, seed=3)
 CLOSE = Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
-ALL = ("draw", "narrow", "filter", "edit", "mask", "report")
+ALL = ("unfiltered", "narrow", "filter", "edit", "mask", "report")
 CPU = ("sample", "edit", "mask", "report")
 
 
@@ -72,7 +72,7 @@ class Numpy:
 def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
     device: Any = Numpy(ready, sizes)
     required = [(kind,) for kind in ready if kind == "sample"]
-    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), draw_sizes=sizes, required=lambda: required)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), sample_sizes=sizes, required=lambda: required)
     return Sampler(device, device, device.call, plan), device
 
 
@@ -81,7 +81,7 @@ def result() -> list[Any]:
 
 
 @pytest.mark.parametrize("ready", [(), ("narrow",), ("narrow", "filter"), ("filter",), ALL, CPU], ids="-".join)
-def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
+def test_filters_give_the_same_tokens(ready: tuple[str, ...]) -> None:
     specs = [SampleSpec(CLOSE, 7), None, SampleSpec(WIDE, 9), SampleSpec(Sampling(), 4)]
     expected = [
         int(sample(np, LOGITS[row : row + 1], sampling_arrays([spec]))[0]) for row, spec in enumerate(specs) if spec
@@ -98,7 +98,7 @@ def test_filters_are_drawn_alike(ready: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (4,), (1, 2)], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
+def test_a_larger_graph_samples_the_same_tokens(ready: tuple[str, ...], sizes: tuple[int, ...], rows: int) -> None:
     """Before the exact one is there, and where there is none."""
     edited = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), Sampling(presence_penalty=0.5)))
     assert edited is not None
@@ -119,8 +119,8 @@ def test_a_larger_graph_draws_alike(ready: tuple[str, ...], sizes: tuple[int, ..
     assert ("report" in ready and bool(fitting)) == any(name.startswith("report") for name in device.called)
 
 
-@pytest.mark.parametrize("ready", [(), ("draw", "edit", "mask"), ALL, CPU], ids="-".join)
-def test_changed_logits_are_drawn_alike_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("ready", [(), ("unfiltered", "edit", "mask"), ALL, CPU], ids="-".join)
+def test_changed_logits_give_the_same_tokens_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
     processors = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), sampling))
     free = LogitsProcessors.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))

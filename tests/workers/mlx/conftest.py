@@ -1,12 +1,14 @@
 """Fixtures that load small checkpoints on MLX."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.load_options import LoadOptions, Progress
 
 collect_ignore_glob: list[str] = []
 try:
@@ -17,18 +19,14 @@ except ImportError:
 Load = Callable[..., "MlxRunner"]
 
 
-def load_runner(path: Path, **options: Any) -> "MlxRunner":
+def quiet(phase: str, done: int, total: int) -> None:
+    """Progress that no test looks at."""
+
+
+def load_runner(path: Path, progress: Progress = quiet, **options: Any) -> "MlxRunner":
     """A runner on the CPU, where tokens are exact, with small defaults."""
-    chosen: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": "auto",
-        "slots": 4,
-        "context": 256,
-        "cache_dir": path,
-        "threads": 0,
-        "progress": lambda phase, done, total: None,
-    }
-    return MlxRunner.load(path, ModelConfig.from_dir(path), **(chosen | options))
+    chosen = replace(LoadOptions(device="cpu", slots=4, context=256, cache_dir=path), **options)
+    return MlxRunner.load(path, ModelConfig.from_dir(path), chosen, progress)
 
 
 @pytest.fixture

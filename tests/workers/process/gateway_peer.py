@@ -17,7 +17,7 @@ from protocol.codec import decode_event, encode
 from protocol.commands import Command, Submit, Welcome
 from protocol.events import Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Ready, Step
 from protocol.request import Input, Limits, Sampling, TextInput
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.service import WorkerService
 from workers.process.spec import ScriptedSpec, WorkerSpec

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.errors import LoadRefused
 from workers.faults.plan import Fault, LoadFault, PlannedFault
-from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner
+from workers.load_options import LoadOptions
+from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner, options_of
 from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
 from workers.scripted.runner import ScriptedRunner
 
@@ -91,6 +93,17 @@ def test_a_backend_that_cannot_be_imported_says_what_to_install(
         BackendMissing, match=rf"{backend} backend cannot be imported: .*pip install 'baton-serve\[{backend}"
     ):
         load_runner(spec(backend, model_path=str(path)), lambda phase, done, total: None)
+
+
+def test_all_settings_of_a_load_reach_the_backend(tmp_path: Path) -> None:
+    given = spec(
+        device="d", dtype="float16", quantize="int8", max_batch_size=3, context=77, cache_dir=str(tmp_path),
+        threads=2, kv_bytes=5, workers=4,
+    )  # fmt: skip
+    assert options_of(given, ModelConfig.from_dir(make_checkpoint(tmp_path))) == LoadOptions(
+        device="d", dtype="float16", quantize="int8", slots=3, context=77, cache_dir=tmp_path,
+        threads=2, kv_bytes=5, workers=4,
+    )  # fmt: skip
 
 
 def test_the_scripted_backend_needs_no_package_and_no_model(install: Install) -> None:

@@ -40,7 +40,7 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
     monkeypatch.setattr(drivers, "cores_each", lambda workers: 8 // workers)
     small = describe_model(checkpoint, backend="iree")
     assert small.device == describe_model(checkpoint, backend="iree", workers=2).device == "local-sync"
-    monkeypatch.setattr(drivers, "FEW_PARAMETERS", 0)
+    monkeypatch.setattr(drivers, "SMALL_MODEL_PARAMETERS", 0)
     large = [describe_model(checkpoint, backend="iree", workers=workers) for workers in (1, 8)]
     assert [each.device for each in large] == ["local-task", "local-sync"]
     assert {each.digest for each in large} == {small.digest}, "the number of threads does not affect tokens"

@@ -26,7 +26,7 @@ from tests.workers.process.gateway_peer import (
 )
 from workers.engine.engine import BatchEngine
 from workers.faults.plan import raising
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.spec import WorkerSpec
 from workers.process.tokenize_queue import MAX_INLINE_COST

@@ -14,7 +14,7 @@ from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Failed, Finished, Hello, Ready
 from tests.workers.process.gateway_peer import Peer, run_scenario, scripted, service, submit
 from workers.faults.plan import Fault, raising
-from workers.process.backends import Progress
+from workers.load_options import Progress
 from workers.process.exit_codes import EXIT_CODES
 from workers.process.loading import Loaded, load
 from workers.process.service import WorkerService

@@ -1,4 +1,5 @@
-"""Compiled graphs on disk: bounded, shared by processes, repaired when damaged, the least recently used first to go."""
+"""A cache of compiled graphs on disk: bounded, shared by processes, repaired when damaged, least recently used first
+out."""
 
 import errno
 import fcntl
@@ -21,14 +22,14 @@ MAX_BYTES = 1 << 30
 """Some thousand graphs; those of one model are a dozen, of 0.1 to 0.3 MB each."""
 MAX_KEYS = 16384
 IN_USE_S = 60.0
-"""An entry that was used this lately is kept even beyond the bound: its file may not be mapped yet."""
+"""Seconds after its last use in which an entry is kept even beyond the bound: its file may not be mapped yet."""
 STALE_S = 3600.0
-"""What is unfinished for so long was left by a process that died: no module takes a fifth of it to make."""
-_MENDABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+"""Seconds after which an unfinished entry was left by a process that died: no module takes a fifth of it to make."""
+_SOLVABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class CacheError(LoadRefused):
-    """A compiled graph cannot be kept on disk: no room, no permission, or too much of it; the text says where."""
+    """Raised when a compiled graph cannot be kept on disk: no room, or too few or too many permissions."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"{folder}: cannot keep a compiled graph: {reason}; free some space or set --cache-dir")
@@ -37,7 +38,7 @@ class CacheError(LoadRefused):
 class GraphCache:
     """A folder of entries `DIGEST/` with a module and its checksum, renamed into place whole.
 
-    `KEY.key` files say which entry an earlier run made of the same inputs, so that it need not be traced again.
+    `KEY.key` files name the entry that an earlier run made of the same inputs, so that it need not be traced again.
     Threads and processes may share a folder.
     """
 
@@ -54,7 +55,7 @@ class GraphCache:
             raise CacheError(folder, "everybody can write to it, and what is in it runs here as code")
 
     def by_key(self, key: str) -> Path | None:
-        """The module that was remembered under a key."""
+        """Return the module that was remembered under a key."""
         try:
             digest = self._key(key).read_text()
         except OSError:
@@ -62,8 +63,8 @@ class GraphCache:
         return self.find(digest) if digest.isalnum() else None
 
     def remember(self, key: str, digest: str) -> None:
-        """Raises `CacheError`."""
-        with _typed(self._folder):
+        """Have `by_key` find an entry by a key. Raises `CacheError`."""
+        with _as_cache_error(self._folder):
             handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self._folder)
             try:
                 with os.fdopen(handle, "w") as out:
@@ -73,7 +74,7 @@ class GraphCache:
                 Path(temporary).unlink(missing_ok=True)
 
     def find(self, digest: str) -> Path | None:
-        """The entry's module when it is whole: a cut file would be mapped and crash the process later."""
+        """Return the entry's module if it is whole: a truncated file would be mapped and crash the process later."""
         entry = self._folder / digest
         module = entry / "module.vmfb"
         try:
@@ -84,17 +85,17 @@ class GraphCache:
         try:
             os.utime(entry)
         except OSError:
-            pass  # a cache that cannot be written serves what it has; nobody evicts from it either
+            pass  # a read-only cache serves what it has; nothing is evicted from it either
         return module
 
     def get(self, digest: str, make: Callable[[Path], None]) -> Path:
-        """The entry's module, made by `make(file)` when it is missing or damaged; one process makes it.
+        """Return the entry's module, made by `make(file)` if it is missing or damaged; one process makes it.
 
         Raises `CacheError`, and what `make` raises.
         """
         if (file := self.find(digest)) is not None:
             return file
-        with _typed(self._folder), _locked(self._folder / f"{digest}.lock"):
+        with _as_cache_error(self._folder), _locked(self._folder / f"{digest}.lock"):
             # Another process may have made it while this one waited.
             if (file := self.find(digest)) is None:
                 self._make(digest, make)
@@ -126,7 +127,7 @@ class GraphCache:
 
     def _trim(self, newest: str) -> None:
         """Remove the entries used longest ago until the rest fit; one that another process makes or uses now stays."""
-        with _typed(self._folder), _locked(self._folder / "trim.lock"):
+        with _as_cache_error(self._folder), _locked(self._folder / "trim.lock"):
             entries = [entry for entry in self._folder.iterdir() if entry.is_dir() and entry.suffix != ".tmp"]
             sizes = {entry: _size(entry) for entry in entries}
             total, now = sum(sizes.values()), time.time()
@@ -144,7 +145,8 @@ class GraphCache:
                     _discard(left)
 
     def _remove(self, entry: Path) -> bool:
-        """Out of sight first, then gone: nobody finds half an entry. False where somebody makes it anew."""
+        """Rename an entry, then remove it, so that no process finds half of it. False if another process makes it
+        anew."""
         lock = self._folder / f"{entry.name}.lock"
         with _locked(lock, wait=False) as ours:
             if ours:
@@ -156,7 +158,7 @@ class GraphCache:
 
 
 def _discard(left: Path) -> None:
-    """Remove what a process that died had begun: an entry or a key."""
+    """Remove an entry or a key that a process had begun when it died."""
     if left.is_dir():
         shutil.rmtree(left, ignore_errors=True)
     else:
@@ -164,8 +166,7 @@ def _discard(left: Path) -> None:
 
 
 def _idle(path: Path, now: float) -> float:
-    """Seconds since it was used last; without end for what is gone, and for what a clock that was wrong has stamped:
-    a use in the future would outlast everything."""
+    """Return the seconds since the last use; infinity for what is gone or was used in the future, by a wrong clock."""
     try:
         seconds = now - path.stat().st_mtime
     except OSError:
@@ -187,8 +188,10 @@ def _checksum(file: Path) -> str:
 
 @contextmanager
 def _locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock on a file, which may remove it; the kernel lets go of it when the process dies. Without
-    `wait` false is given where somebody has it."""
+    """Hold an exclusive lock on a file, which may be removed meanwhile; the kernel releases it when the process dies.
+
+    Without `wait`, yields false if another process holds it.
+    """
     while True:
         with file.open("w") as stream:
             try:
@@ -199,7 +202,7 @@ def _locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
             if _is_at(file, stream.fileno()):
                 yield True
                 return
-            # It was removed while this one waited, and the next one locks another file of that name.
+            # The file was removed during the wait, and the next process locks another file of that name.
 
 
 def _is_at(file: Path, opened: int) -> bool:
@@ -210,11 +213,11 @@ def _is_at(file: Path, opened: int) -> bool:
 
 
 @contextmanager
-def _typed(folder: Path) -> Iterator[None]:
-    """What a person can mend becomes a `CacheError`; other errors of the system are defects and pass."""
+def _as_cache_error(folder: Path) -> Iterator[None]:
+    """Turn errors that an operator can solve into `CacheError`; others are bugs and pass."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _MENDABLE:
+        if error.errno not in _SOLVABLE:
             raise
         raise CacheError(folder, error.strerror or str(error)) from error

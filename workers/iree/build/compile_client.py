@@ -1,4 +1,4 @@
-"""Gets the modules of a plan: from the cache, or from a compile process, which costs the engine's thread nothing."""
+"""The modules of a plan: from the cache, or from a compile process, which takes no time of the engine's thread."""
 
 import contextlib
 import subprocess
@@ -14,7 +14,7 @@ import msgspec
 from actors.process.parent_death import tied
 from baton_serve.start import module_command
 from workers.errors import LoadRefused
-from workers.iree.build.compile_server import Answer, Request, Start
+from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
 from workers.iree.build.compiler import COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
 
@@ -24,22 +24,22 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module that is on the disk."""
+    """A compiled module on disk."""
 
     group: Group
     file: Path
     seconds: float | None
-    """What tracing and compiling it took; None when it was found in the cache."""
+    """Seconds of tracing and compiling; None when it was found in the cache."""
 
 
 BACKGROUND = 19
-"""The niceness of a compiler beside a running engine: it takes what the engine leaves."""
+"""The niceness of a compiler beside a running engine, whose threads go first."""
 SILENCE_S = 2 * COMPILE_SECONDS
-"""A compile process that answers nothing for so long is ended."""
+"""A compile process without a result for so long is killed."""
 
 
 class Builder:
-    """Knows where compiled modules are, and starts processes for those that are not there."""
+    """Finds the compiled modules of a recipe, and starts processes for those that are missing."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises `CheckpointError` and `CacheError`."""
@@ -48,26 +48,26 @@ class Builder:
         self._compiler = recipe.compiler()
 
     def find(self, group: Group) -> Path | None:
-        """The module, when it was compiled before."""
+        """Return the module if it was compiled before."""
         return self._compiler.find(self.key(group))
 
     def key(self, group: Group) -> str:
-        """What the module is found by: known without tracing its graphs."""
+        """Return what the module is found by, without tracing its graphs."""
         return self._compiler.key(self.plan.describe(group))
 
     def process(self, *, parallel: int, niceness: int = 0) -> "CompileProcess":
-        """A compile process for this builder's plan; a context that ends it."""
+        """Start a compile process for this builder's plan; a context that ends it."""
         return CompileProcess(self, parallel, niceness)
 
 
 class CompileProcess:
-    """One `workers.iree.build.compile_server` (see there). Used by one thread, except `kill`."""
+    """A process that runs `workers.iree.build.compile_server`. Used by one thread, except `kill`."""
 
     def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
         self._builder = builder
         job = module_command("workers.iree.build.compile_server")
         self._process = subprocess.Popen(tied(job, niceness), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._tell(Start(builder.recipe, parallel))
+        self._tell(CompileStart(builder.recipe, parallel))
 
     def __enter__(self) -> Self:
         return self
@@ -77,15 +77,15 @@ class CompileProcess:
     ) -> None:
         self.close()
 
-    def ask(self, group: Group) -> None:
-        """Ask for one module; `answers` brings it."""
-        self._tell(Request(group, self._builder.key(group)))
+    def request(self, group: Group) -> None:
+        """Request one module; `results` yields it."""
+        self._tell(CompileRequest(group, self._builder.key(group)))
 
-    def answers(self, count: int) -> Iterator[Built]:
-        """The next modules, in the order in which they are done.
+    def results(self, count: int) -> Iterator[Built]:
+        """Yield the next modules, in the order in which they are done.
 
-        Raises `CompileError` for one that cannot be compiled or when the process died, `LoadRefused` where a person
-        must mend something.
+        Raises `CompileError` for one that cannot be compiled or when the process died, `LoadRefused` for a problem that
+        an operator must solve.
         """
         assert self._process.stdout is not None
         for _ in range(count):
@@ -97,25 +97,25 @@ class CompileProcess:
                 watchdog.cancel()
             if not line:
                 raise CompileError(f"the compile process ended with {self._process.wait()}")
-            answer = msgspec.json.decode(line, type=Answer)
+            answer = msgspec.json.decode(line, type=CompileResult)
             if answer.problem:
                 raise (LoadRefused if answer.refused else CompileError)(answer.problem)
             yield Built(answer.names, Path(answer.file), answer.seconds)
 
     def kill(self) -> None:
-        """End it, and with it the compilers that it runs. From any thread."""
+        """Kill the process, and with it the compilers that it runs. From any thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it and free its pipes. Nothing may be called after."""
+        """Kill the process and close its pipes. Nothing may be called after."""
         self.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # what it was to be told last
+                with contextlib.suppress(OSError):  # the process may have ended before the last request
                     stream.close()
 
-    def _tell(self, message: Start | Request) -> None:
+    def _tell(self, message: CompileStart | CompileRequest) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has died, which the next answer says
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
@@ -123,7 +123,7 @@ class CompileProcess:
 
 
 def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
-    """Every module, those that are in the cache first. Raises what `CompileProcess.answers` raises."""
+    """Yield every module, those in the cache first. Raises what `CompileProcess.results` raises."""
     missing: list[Group] = []
     for group in groups:
         if (file := builder.find(group)) is None:
@@ -134,5 +134,5 @@ def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Itera
         return
     with builder.process(parallel=min(parallel, len(missing))) as process:
         for group in missing:
-            process.ask(group)
-        yield from process.answers(len(missing))
+            process.request(group)
+        yield from process.results(len(missing))

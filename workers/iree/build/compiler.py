@@ -1,4 +1,4 @@
-"""iree-compile as a subprocess, with its results kept on disk by the digest of everything that they depend on."""
+"""iree-compile as a subprocess, and its results on disk, by the digest of everything that they depend on."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ NO_ROOM = "No space left on device"
 
 
 class CompileError(Exception):
-    """iree-compile refused a graph, crashed, or took too long; the text is what it said."""
+    """Raised when iree-compile rejects a graph, crashes, or takes too long; the text is its output."""
 
 
 class GraphRefused(CompileError, LoadRefused):
@@ -30,7 +30,7 @@ class Compiler:
     """Compiles modules for one target and caches them (`GraphCache`). Threads may share a compiler."""
 
     def __init__(self, cache_dir: Path, flags: Sequence[str], target: str, max_bytes: int = MAX_BYTES) -> None:
-        """`target` is what the flags leave to the machine: the CPU's features when they say `host`.
+        """`target` is what the flags leave to the machine: the CPU's features where they name `host`.
 
         Raises `CacheError`.
         """
@@ -40,16 +40,16 @@ class Compiler:
         self._target = target
 
     def key(self, source: str) -> str:
-        """The digest of a text and of how it would be compiled."""
+        """Return the digest of a text and of how it would be compiled."""
         parts = [source, *self._flags, version.VERSION, self._target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def find(self, key: str) -> Path | None:
-        """The module that `compile` made for a key, in this process or another."""
+        """Return the module that `compile` made for a key, in this process or another."""
         return self._cache.by_key(key)
 
     def compile(self, text: str, key: str = "") -> Path:
-        """The compiled module's file, to be found again by `key` if one is given.
+        """Return the compiled module's file, to be found again by `key` if one is given.
 
         Raises `CompileError` and `CacheError`.
         """
@@ -68,7 +68,7 @@ class Compiler:
         if done.returncode:
             if NO_ROOM in done.stderr:
                 raise CacheError(self._folder, NO_ROOM)
-            if done.returncode < 0:  # by the kernel, most likely, which had no memory left for it
+            if done.returncode < 0:  # most likely by the kernel, which had no memory left
                 raise CompileError(f"iree-compile was ended by signal {-done.returncode}")
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-3:]
             raise GraphRefused(

@@ -1,4 +1,4 @@
-"""From JAX functions to one MLIR module that iree-compile takes."""
+"""Lowering of JAX functions to one MLIR module that iree-compile takes."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 import jax
 from jax import export
 
-from workers.iree.kernels.ir.builder import ELEMENT, tensor
+from workers.iree.kernels.ir.mlir_types import ELEMENTS, tensor
 
-# JAX only traces here. Left to itself it looks for accelerators, says that it found no TPU, and reserves most of a GPU.
+# JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a GPU.
 jax.config.update("jax_platforms", "cpu")
 
 SCOPE = "model"
 """The parameter archive's name in the module."""
 PARAMETER = "parameter."
-"""What the module's names of parameters start with."""
+"""Prefix of the module's globals that hold parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Graph:
     in_place: tuple[int, int] | None = None
     """(input, result) that share one buffer: the result is written over the input."""
     pure: bool = False
-    """Uses no parameters; its function is given none."""
+    """The function takes no parameters."""
 
 
 def struct(shape: Sequence[int], dtype: str) -> jax.ShapeDtypeStruct:
@@ -39,13 +39,13 @@ def struct(shape: Sequence[int], dtype: str) -> jax.ShapeDtypeStruct:
 
 
 def type_of(value: Any) -> str:
-    return tensor(tuple(value.shape), ELEMENT[str(value.dtype)])
+    return tensor(tuple(value.shape), ELEMENTS[str(value.dtype)])
 
 
 def module(graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]) -> str:
-    """The text of one module with an entry point for each graph; they share the parameters.
+    """Return the text of one module with an entry point for each graph; they share the parameters.
 
-    `bodies` are the kernels that the functions may call; those that they call are put in.
+    `bodies` are the kernels that the functions may call; those that they call are inserted.
     """
     called: set[str] = set()
     functions: list[str] = []
@@ -73,7 +73,7 @@ def _export(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], bodies
 
 
 def _private(graph: str, text: str, called: set[str]) -> str:
-    """The functions of an exported module under names of their own, calling kernels where JAX had custom calls.
+    """Return the functions of an exported module under names of their own, with kernels in place of custom calls.
 
     Adds the kernels' names to `called`.
     """
@@ -92,13 +92,13 @@ def _private(graph: str, text: str, called: set[str]) -> str:
 
 
 def _strip_locations(text: str) -> str:
-    """Source locations hold paths and line numbers: they would give equal programs different digests."""
+    """Remove source locations: paths and line numbers would give equal programs different digests."""
     text = re.sub(r"^#loc.*\n", "", text, flags=re.MULTILINE)
     return re.sub(r" loc\((?:#loc\d*|unknown|\"[^\"]*\"(?:\(#loc\d*\))?)\)", "", text)
 
 
 def _entry(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], results: Sequence[str]) -> str:
-    """The public function: takes the inputs, loads the parameters, marks what is updated in place."""
+    """Return the public function: it takes the inputs, loads the parameters, and marks what is updated in place."""
     first_scalar = len(graph.inputs) - graph.scalars
     arguments, lines, values, types = [], [], [], []
     for i, spec in enumerate(graph.inputs):

@@ -1,4 +1,4 @@
-"""What decides the graphs of a model: from a recipe every process traces the same ones."""
+"""The recipe of a model's graphs: every process traces the same ones from it."""
 
 from pathlib import Path
 
@@ -6,18 +6,19 @@ from msgspec import Struct
 
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.plan import Plan, decode_buckets, prefill_chunks
+from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
-from workers.iree.kernels.attention.attention import POSITIONS
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.matmul.arithmetic import arithmetic_of
-from workers.iree.kernels.matmul.quantized_product import choose_dot
-from workers.iree.model.ops import Cache
-from workers.iree.model.packing import GROUPS
+from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.matmul.packing import GROUPS
+from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
+from workers.load_options import LoadOptions
 from workers.precision import Dtype, Quantize
 
 PLAIN_TILE = 16
@@ -25,13 +26,13 @@ PLAIN_TILE = 16
 
 
 class Recipe(Struct, frozen=True):
-    """The arguments of a load that matter to its graphs. Travels to the compile process as JSON."""
+    """The options of a load that its graphs depend on. It is sent to the compile process as JSON."""
 
     model: str
-    """The checkpoint's directory; its config.json and what its files say of their tensors are read."""
+    """The checkpoint's directory, of which config.json and the headers of the tensors are read."""
     dtype: Dtype
     local: bool
-    """As the device's."""
+    """See `Device.local`."""
     slots: int
     context: int
     flags: tuple[str, ...]
@@ -40,43 +41,33 @@ class Recipe(Struct, frozen=True):
     cache_dir: str
     quantize: Quantize = "none"
     threads: int = 1
-    """The device's, where it is local."""
+    """Compute threads of a local device."""
 
     @classmethod
-    def of(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        device: Device,
-        *,
-        dtype: Dtype,
-        quantize: Quantize,
-        slots: int,
-        context: int,
-        cache_dir: Path,
-    ) -> "Recipe":
-        """The recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
-        ops = choose_ops(config, dtype, local=device.local, threads=device.threads)
+    def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
+        """Return the recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
+        ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads)
         device.check(ops.dtype)
-        if quantize != "none" and not isinstance(ops, TiledOps):
+        if options.quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(
-                f"device: {device.uri!r} has no products with {quantize} weights for this model: leave --quantize out"
+                f"device: {device.uri!r} has no products with {options.quantize} weights for this model: "
+                "leave --quantize out"
             )
         return cls(
             model=str(path),
-            dtype=dtype,
-            quantize=quantize,
+            dtype=options.dtype,
+            quantize=options.quantize,
             local=device.local,
-            slots=slots,
-            context=config.choose_context(context),
+            slots=options.slots,
+            context=config.choose_context(options.context),
             flags=device.compile_flags(),
             target=device.compile_target(),
-            cache_dir=str(cache_dir),
+            cache_dir=str(options.cache_dir),
             threads=device.threads,
         )
 
-    def plan(self) -> Plan:
-        """Raises `CheckpointError`."""
+    def plan(self) -> GraphPlan:
+        """Return the graphs. Raises `CheckpointError`."""
         config = ModelConfig.from_dir(Path(self.model))
         ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
         tiled = isinstance(ops, TiledOps)
@@ -84,22 +75,22 @@ class Recipe(Struct, frozen=True):
             only = f"run on CPUs only, in widths that are multiples of {LANES}: take a CPU or --backend mlx"
             problem = f"the experts of {config.family} {only}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        cache = Cache.of(config, self.slots, self.context, POSITIONS if isinstance(ops, TiledOps) else PLAIN_TILE)
+        cache = KvLayout.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)
-        # One decode graph where its rows cost next to nothing and kernels may change with their number.
+        # One decode graph where rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
-        return Plan(config, ops, cache, stored, buckets, prefill_chunks(self.context))
+        return GraphPlan(config, ops, cache, stored, buckets, prefill_chunks(self.context))
 
     def compiler(self) -> Compiler:
-        """Raises `CacheError`."""
+        """Return the compiler with its cache. Raises `CacheError`."""
         return Compiler(Path(self.cache_dir), self.flags, self.target)
 
 
 def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1) -> TiledOps | PlainOps:
-    """Kernels of our own on a CPU, where the model's widths are multiples of a vector; plain StableHLO elsewhere.
+    """Return the kernels for CPUs where the model's widths are whole vectors, and plain StableHLO elsewhere.
 
     `dtype` "auto" is the checkpoint's.
     """
@@ -107,9 +98,9 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int =
     widths = [config.hidden_size, config.ffn, config.head_dim]
     if config.experts is not None:
         widths.append(config.experts.ffn)
-    pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of what is turned, in pairs of bfloat16
+    pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of the rotated lanes, in pairs of bfloat16
     if local and pairs and all(width % LANES == 0 for width in widths):
         cpu = Cpu.of_host()
-        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_dot(cpu.features)
+        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
         return TiledOps(kind, arithmetic, dot, threads, cpu.pause)
     return PlainOps(kind)

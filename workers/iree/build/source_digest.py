@@ -20,7 +20,7 @@ _NAME = re.compile(r"[\w.]+")
 
 @functools.cache
 def source_digest(module: str, root: Path = ROOT) -> str:
-    """The hexadecimal SHA-256 over the names and texts of `source_files`."""
+    """Return the hexadecimal SHA-256 over the names and texts of `source_files`."""
     digest = hashlib.sha256()
     for name, file in sorted(source_files(module, root).items()):
         text = file.read_bytes()
@@ -30,7 +30,7 @@ def source_digest(module: str, root: Path = ROOT) -> str:
 
 
 def source_files(module: str, root: Path = ROOT) -> dict[str, Path]:
-    """The files of `module`, of everything it imports that lies under `root`, and of the packages that contain them.
+    """Return the files of `module`, of everything it imports that lies under `root`, and of the packages around them.
 
     Imports inside functions count. Raises `LookupError` when there is no such module.
     """
@@ -48,7 +48,7 @@ def source_files(module: str, root: Path = ROOT) -> dict[str, Path]:
 
 
 def imported_modules(source: str) -> Iterator[str]:
-    """The modules that a source may import: of `from a import b` both `a` and `a.b`, for `b` may be a module."""
+    """Yield the modules that a source may import: of `from a import b` both `a` and `a.b`, for `b` may be a module."""
     for package, names, plain in _IMPORT.findall(source):
         if package:
             yield package
@@ -58,7 +58,7 @@ def imported_modules(source: str) -> Iterator[str]:
 
 
 def _file_of(module: str, root: Path) -> Path | None:
-    """None for what is no module of ours: a library, or a name inside a module."""
+    """Return None for what is no module of ours: a library, or a name inside a module."""
     path = root.joinpath(*module.split("."))
     found = (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())
     return next(found, None) if module else None

@@ -1,4 +1,4 @@
-"""The model's weights as the device wants them: packed once into one file that is kept on disk.
+"""The weight archive: a model's weights as the device reads them, packed once into one file on disk.
 
 The file is mapped, not read: graphs and processes share its pages, and no second copy of the weights is made. It is
 written tensor by tensor, in the safetensors format, with gaps so that each tensor can be used where it is mapped.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -23,19 +23,18 @@ from workers.checkpoints.checkpoint import Weights, config_digest
 from workers.errors import LoadRefused
 from workers.iree.model.ops import Ops
 from workers.iree.model.stored_parameters import Stored, build
+from workers.load_options import Progress
 
 FORMAT = 3
-"""Raise it when the contents of an archive change for the same key."""
+"""The version of the contents, to be raised when they change for the same key."""
 MAX_BYTES = 64 << 30
 """Of all archives in a cache folder together."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
 
-Progress = Callable[[str, int, int], None]
-
 
 class ArchiveError(LoadRefused):
-    """The packed weights cannot be kept on disk; the text says where and why."""
+    """Raised when the packed weights cannot be kept on disk; the text says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Layout:
     """Where each tensor lies in the file."""
 
     header: bytes
-    """The file's beginning: a length and the JSON that names the tensors."""
+    """The beginning of the file: a length, and the JSON that names the tensors."""
     offsets: tuple[int, ...]
     """Of each tensor, from the start of the file."""
     size: int
@@ -56,7 +55,7 @@ class Layout:
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + stored.nbytes
             starts.append(start)
-            # As bytes: the graphs say what they are.
+            # As bytes: the graphs know the types.
             table[stored.name] = {"dtype": "U8", "shape": [stored.nbytes], "data_offsets": [start, end]}
         text = json.dumps(table).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
@@ -74,7 +73,7 @@ class Archive:
         self._lock = lock
 
     def close(self) -> None:
-        """The file may go from now on; what is mapped of it stays readable."""
+        """Allow other processes to remove the file; what is mapped of it stays readable."""
         if self._lock is not None:
             self._lock.close()
 
@@ -87,11 +86,11 @@ def open_archive(
     progress: Progress,
     max_bytes: int = MAX_BYTES,
 ) -> Archive:
-    """The parameters of a checkpoint as `wanted`; made on first use, then found in `cache_dir`.
+    """Open the parameters of a checkpoint as `wanted`; they are packed on first use, then found in `cache_dir`.
 
-    A new archive makes room: those used least recently go until all are `max_bytes` together, except those that are
-    open and the new one. Raises `CheckpointError` for tensors that are missing or have another shape than config.json
-    says, `ArchiveError` when there is no room or no permission.
+    A new archive makes room: the least recently used ones are removed until all are `max_bytes` together, except those
+    that are open and the new one. Raises `CheckpointError` for tensors that are missing or whose shape does not follow
+    from config.json, `ArchiveError` when there is no room or no permission.
     """
     folder = cache_dir / "weights"
     file = folder / f"{_digest(weights.directory, wanted)}.safetensors"
@@ -102,16 +101,16 @@ def open_archive(
     except OSError as error:
         if not _whole(file, layout):
             raise _cannot_keep(folder, layout, error) from error
-        return Archive(file, layout.size, None)  # found on a disk that cannot be written, where nothing is removed
+        return Archive(file, layout.size, None)  # on a read-only disk, where nothing is removed
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        while not _whole(file, layout):  # what another process made it may remove before it is locked here
+        while not _whole(file, layout):  # another process that made it may remove it before the lock is taken
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _whole(file, layout):
                 _write(file, layout, wanted, weights, ops, progress)
                 _make_room_if_allowed(folder, file, max_bytes)
             fcntl.flock(lock, fcntl.LOCK_SH)
-        with contextlib.suppress(OSError):  # another user's: it is in use all the same
+        with contextlib.suppress(OSError):  # another user's file
             os.utime(file)
         return Archive(file, layout.size, lock)
     except OSError as error:
@@ -128,7 +127,7 @@ def _cannot_keep(folder: Path, layout: Layout, error: OSError) -> ArchiveError:
 
 
 def _make_room_if_allowed(folder: Path, kept: Path, max_bytes: int) -> None:
-    """What another user keeps here, or another process has just removed, costs room and not this load."""
+    """Make room, and warn where that fails: for another user's archives, or one that has just been removed."""
     try:
         _make_room(folder, kept, max_bytes)
     except OSError as error:
@@ -136,10 +135,9 @@ def _make_room_if_allowed(folder: Path, kept: Path, max_bytes: int) -> None:
 
 
 def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:
-    """Remove the archives used least recently until all are `max_bytes` together.
+    """Remove the least recently used archives until all are `max_bytes` together.
 
-    Their empty locks stay: a process may be about to lock one, and must not find itself with another file than the
-    next process.
+    Their empty lock files stay: a process may be about to lock one, and the next one must lock the same file.
     """
     files = sorted(((file, file.stat()) for file in folder.glob("*.safetensors")), key=lambda each: each[1].st_mtime)
     total = sum(stat.st_size for _, stat in files)
@@ -158,7 +156,7 @@ def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:
 
 
 def _digest(path: Path, wanted: Sequence[Stored]) -> str:
-    """Of the checkpoint's content and of the layout. Times count too: they tell weights that were trained on."""
+    """Return the digest of the checkpoint and the layout. Times of files tell weights that were trained further."""
     stamps = [(file.name, file.stat().st_mtime_ns) for file in sorted(path.glob("*.safetensors"))]
     layout = [(stored.name, stored.shape, stored.dtype, repr(stored.packing)) for stored in wanted]
     parts = [FORMAT, config_digest(path), stamps, layout]
@@ -166,7 +164,7 @@ def _digest(path: Path, wanted: Sequence[Stored]) -> str:
 
 
 def _whole(file: Path, layout: Layout) -> bool:
-    """The file is there at its full length: it came whole under its name, but may have been cut since."""
+    """Return whether the file has its full length: it was renamed whole, but may have been truncated since."""
     try:
         return file.stat().st_size == layout.size
     except OSError:
@@ -194,7 +192,7 @@ def _write(
 def _pack(
     out: BinaryIO, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
-    """One tensor after the other, so that one at a time is in memory."""
+    """Write one tensor after the other, so that one at a time is in memory."""
     out.write(layout.header)
     for done, (stored, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
         progress("pack weights", done, len(wanted))

@@ -1,4 +1,4 @@
-"""The CPU that graphs are compiled for and computed on, as the kernel describes it. Imports nothing of IREE."""
+"""The CPU that graphs are compiled for and run on, as the operating system describes it. Imports nothing of IREE."""
 
 import platform
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ LLVM_NAMES = {
     "avx_vnni": "avxvnni",
     "asimdhp": "fullfp16",
 }
-"""Of features that the kernel calls by another name."""
+"""LLVM's names of features that Linux names otherwise."""
 ROUNDING = frozenset({"avx2", "avx512bf16", "avx512f", "f16c", "fma", "fullfp16", "sse4a"})
-"""Features by which kernels choose their instructions, and so how a sum is rounded. Those for integers are not: their
-sums are exact."""
+"""Features by which kernels choose instructions that round sums differently. Those for integers are not among them:
+their sums are exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Cpu:
 
     @property
     def pause(self) -> str:
-        """LLVM's intrinsic by which a core says that it only waits; empty where none is known."""
+        """LLVM's intrinsic by which a core tells that it only waits; empty where none is known."""
         return "llvm.x86.sse2.pause" if self.machine == "x86_64" else ""
 
 
 def _host_features() -> frozenset[str]:
-    """What `--iree-llvmcpu-target-cpu=host` will see, from the kernel's list."""
+    """Return the features that `--iree-llvmcpu-target-cpu=host` will find, from /proc/cpuinfo."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip().lower() in ("flags", "features"):
                 return frozenset(LLVM_NAMES.get(flag, flag) for flag in value.split())
     except OSError:
-        pass  # not Linux: no tile is chosen by a feature there
+        pass  # not Linux: no instruction is chosen by a feature there
     return frozenset()

@@ -1,4 +1,4 @@
-"""IREE's devices: which there are, how modules are compiled for them, and how data gets there and back."""
+"""IREE devices: opening them, compile flags, loading of modules, and copies of data to and from them."""
 
 import mmap
 import sys
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from workers.errors import LoadRefused
 from workers.host.cores import usable_cores
 from workers.host.probe import short
-from workers.iree.device.buffers import Input, Resident, zero_pages
+from workers.iree.device.buffers import DeviceBuffer, Input, zero_pages
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
-from workers.iree.device.waiting import give_way
+from workers.iree.device.thread_policy import yield_to_compute_threads
 
 GENERIC_FLAGS = (
     "--iree-opt-level=O3",
@@ -48,15 +48,15 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "uint32": rt.HalElementType.UINT_32,
 }
 STAGING_BYTES = 1 << 16
-"""Of results for which one piece of the host's memory is kept: the tokens of a step, not its logits."""
+"""The largest result for which one buffer of host memory is kept: the tokens of a step, not its logits."""
 
 
 class DeviceError(LoadRefused):
-    """A device cannot be used; the text says which, why, and what there is instead."""
+    """Raised when a device cannot be used; the text names it, the reason, and the alternatives."""
 
 
 def available_drivers() -> list[str]:
-    """The drivers that the installed runtime was built with; a machine may lack the hardware for some."""
+    """Return the drivers of the installed runtime; a machine may lack the hardware for some."""
     return sorted(rt.query_available_drivers())
 
 
@@ -75,9 +75,9 @@ class Device:
             )
         on_cpu = self.driver in LOCAL_DRIVERS
         self.local = on_cpu and not generic
-        """The host reads and writes its memory."""
+        """Whether the host reads and writes the device's memory."""
         self.threads = threads or usable_cores() if on_cpu else 1
-        """That compute."""
+        """Compute threads."""
         if on_cpu:
             rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
         try:
@@ -92,17 +92,17 @@ class Device:
                 "`baton doctor` shows which devices work here"
             ) from error
         if self.driver == DEFAULT_DEVICE:
-            give_way()
+            yield_to_compute_threads()
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)
         self._compiled: list[rt.VmModule] = []
         self._types: dict[int, np.dtype[Any]] = {}
-        """numpy's, by the runtime's number, which takes long to look up."""
+        """numpy's types by the runtime's numbers, which take long to look up."""
         self._staging: rt.HalBuffer | None = None
-        """Where a device that is not local leaves small results for the host."""
+        """Host memory that a device which is not local copies small results to."""
 
     def compile_flags(self) -> tuple[str, ...]:
-        """iree-compile's flags for this device. Raises `DeviceError` where no backend is known for the driver."""
+        """Return iree-compile's flags for this device. Raises `DeviceError` for a driver without a backend."""
         if self.driver in LOCAL_DRIVERS:
             return (*COMMON_FLAGS, *(CPU_FLAGS if self.local else GENERIC_FLAGS))
         if self._gpu is None:
@@ -117,11 +117,11 @@ class Device:
         return self._gpu.flags
 
     def compile_target(self) -> str:
-        """What of the target the flags do not say."""
+        """Return what the target depends on besides the flags."""
         return Cpu.of_host().digest if self.driver in LOCAL_DRIVERS else sys.platform
 
     def check(self, dtype: str) -> None:
-        """Raises `DeviceError` for a number type that graphs cannot compute with here."""
+        """Raise `DeviceError` for a number type that graphs cannot compute with on this device."""
         if self._gpu is not None and (lack := self._gpu.lacks(dtype)):
             others = [other for other in ("float16", "float32") if not self._gpu.lacks(other)]
             raise DeviceError(
@@ -133,7 +133,7 @@ class Device:
 
         Raises `DeviceError` where they do not fit, or the driver does not take the module.
         """
-        # `rt.VmModule.mmap` opens files for writing, which those of another user and of a read-only disk are not for.
+        # `rt.VmModule.mmap` opens files for writing, which fails for another user's and on a read-only disk.
         with module.open("rb") as file:
             compiled = rt.VmModule.wrap_buffer(self.instance, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self._compiled.append(compiled)
@@ -144,17 +144,17 @@ class Device:
         try:
             context = rt.VmContext(self.instance, modules=[*modules, compiled])
         except (RuntimeError, ValueError, MemoryError) as error:
-            if self._gpu is None:  # a module that is not whole, or of another program: no fault of the CPU's
+            if self._gpu is None:  # the module is truncated, or another program's: the CPU is not the cause
                 raise
             raise DeviceError(f"device: {self.uri!r} does not take the model's graphs: {short(error)}") from error
         return Module(context, compiled)
 
     def close(self) -> None:
-        """Free the device; the owner has let go of its modules and buffers.
+        """Free the device, after its owner has released modules and buffers.
 
-        The compiled files go last. Whoever drops the last reference to one calls into Python; a device's thread that
-        did so, late in clearing up after a call, would wait for the lock that this thread holds while it waits for
-        the device's threads to end.
+        The compiled files are released last. Dropping the last reference to one calls into Python; if a thread of the
+        device did so, late in cleaning up after a call, it would wait for the GIL, which this thread holds while it
+        waits for the device's threads to end.
         """
         self._staging = None
         del self._hal, self._device
@@ -162,7 +162,7 @@ class Device:
 
     @property
     def allocated(self) -> int:
-        """Bytes of buffers that are alive, results and inputs of calls included; 0 where the runtime does not count."""
+        """The bytes of live buffers, results and inputs of calls included; 0 if the runtime does not count."""
         counts = self._device.allocator.statistics
         kinds = ("host_bytes", "device_bytes")
         return sum(int(counts.get(f"{kind}_allocated", 0)) - int(counts.get(f"{kind}_freed", 0)) for kind in kinds)
@@ -177,18 +177,18 @@ class Device:
             element_type=int(_ELEMENT_TYPES[element or array.dtype.name]),
         )
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Resident:
-        """A buffer that stays on the device, all zero. Raises `DeviceError` when there is no room."""
+    def zeros(self, shape: Sequence[int], dtype: str) -> DeviceBuffer:
+        """Allocate a zeroed buffer on the device. Raises `DeviceError` when there is no room."""
         bits = np.dtype(np.uint32 if dtype in ("float32", "int32", "uint32") else np.uint16)
         size = int(np.prod(shape, dtype=np.int64)) * bits.itemsize
         try:
             if self.local:
                 return self._resident(shape, dtype, bits, size)
-            return Resident(self.upload(np.zeros(shape, bits), dtype), size, None)
+            return DeviceBuffer(self.upload(np.zeros(shape, bits), dtype), size, None)
         except (RuntimeError, MemoryError, OSError) as error:
             raise DeviceError(f"device: {self.uri!r} has no room for {size} bytes of KV cache") from error
 
-    def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> Resident:
+    def _resident(self, shape: Sequence[int], dtype: str, bits: np.dtype[Any], size: int) -> DeviceBuffer:
         memory = zero_pages(size)
         window = np.frombuffer(memory, bits).reshape(tuple(shape))
         # The buffer keeps the array, and the array the memory, for as long as the device may use it.
@@ -198,11 +198,11 @@ class Device:
             allowed_usage=int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
         )
         view = rt.HalBufferView(buffer, list(shape), int(_ELEMENT_TYPES[dtype]))
-        return Resident(view, size, window, memory)
+        return DeviceBuffer(view, size, window, memory)
 
     def input(self, shape: Sequence[int], dtype: str) -> Input:
-        """What calls read from again and again. Raises `DeviceError` when there is no room."""
-        return Input(self, self.zeros(shape, dtype) if self.local else None, shape, dtype)
+        """Allocate an input that is written for each call. Raises `DeviceError` when there is no room."""
+        return Input(self.upload, self.zeros(shape, dtype) if self.local else None, shape, dtype)
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
@@ -211,18 +211,18 @@ class Device:
         return self._read_back(view)
 
     def numbers(self, view: rt.HalBufferView) -> list[int]:
-        """A result of a few integers."""
+        """Return a result of a few integers."""
         values = self._mapped(view) if self.local else self.download(view)
         numbers: list[int] = values.tolist()
         return numbers
 
     def _mapped(self, view: rt.HalBufferView) -> NDArray[Any]:
-        """A result where it lies, for as long as the view does."""
+        """Return a result in place, valid as long as the view."""
         mapped: NDArray[Any] = view.map().asarray(view.shape, self._type(view))
         return mapped
 
     def _read_back(self, view: rt.HalBufferView) -> NDArray[Any]:
-        """A result by way of memory that host and device both see.
+        """Copy a result through memory that host and device both see.
 
         `rt.DeviceArray` has the device write into an array of numpy's instead, which Vulkan takes at whole pages only.
         """
@@ -250,7 +250,7 @@ class Device:
 
 
 def _described(driver: rt.HalDriver, name: str, uri: str) -> tuple[str, Gpu | None]:
-    """What the device is called that a URI names by number or path, or the first one, and what a GPU's driver says.
+    """Return the name of the device that a URI names by number or path, or of the first one, and a GPU's description.
 
     Raises `ValueError` where the driver lists no such device.
     """

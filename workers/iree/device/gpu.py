@@ -1,4 +1,4 @@
-"""GPUs as iree-compile's targets: its flags for each driver, from what the runtime's driver says of a device.
+"""GPUs as targets of iree-compile: its flags for each driver, from the runtime's description of a device.
 
 Imports nothing of IREE. What compiles without a device is seen by `python bench/gpu_check.py --compile-only`.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COMMON_FLAGS = ("--iree-input-type=stablehlo",)
-"""Of every target."""
+"""Flags of every target."""
 # Fused reductions with several results, as in sampling, cannot be distributed by the CUDA backend.
 GPU_FLAGS = ("--iree-opt-level=O2", "--iree-dispatch-creation-enable-aggressive-fusion=false")
 GPU_TARGETS: Mapping[str, str] = {
@@ -22,7 +22,7 @@ NEEDS: Mapping[str, str] = {
     "hip": "needs an AMD GPU and ROCm (libamdhip64)",
     "vulkan": "needs the Vulkan loader (libvulkan.so.1) and a driver, such as mesa-vulkan-drivers",
 }
-"""What a person must have for a driver of IREE's to find a device."""
+"""What IREE's drivers need to find a device."""
 CUDA_TARGETS = (60, 70, 75, 80, 86, 89)
 """Compute capabilities that iree-compile 3.13 knows; it has no description of Hopper and refuses sm_90."""
 VULKAN_TARGETS: Mapping[int, str] = {0x10DE: "pascal", 0x1002: "rdna1"}
@@ -37,13 +37,13 @@ class Gpu:
     """A GPU as its driver describes it."""
 
     driver: str
-    """Of `GPU_TARGETS`."""
+    """One of `GPU_TARGETS`."""
     facts: Mapping[str, str]
-    """The driver's own words, by the driver's own names; there may be none."""
+    """The driver's properties by their names; there may be none."""
 
     @classmethod
     def of(cls, driver: str, text: str) -> "Gpu":
-        """From `HalDriver.dump_device_info`: lines of `name: value`, a value may be a list of `name=value`."""
+        """Parse `HalDriver.dump_device_info`: lines of `name: value`, where a value may be a list of `name=value`."""
         facts: dict[str, str] = {}
         for line in text.splitlines():
             name, _, value = line.lstrip("- ").partition(": ")
@@ -53,7 +53,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """As iree-compile names it: `sm_80`, `gfx942` and the like; empty where its default is to be taken."""
+        """The name that iree-compile has for it, such as `sm_80` or `gfx942`; empty for iree-compile's default."""
         if self.driver == "cuda":
             major, _, minor = self.facts.get("gpu-compute-capability", "0.0").partition(".")
             return cuda_target(10 * int(major) + int(minor))
@@ -62,13 +62,14 @@ class Gpu:
         return self._vulkan_target()
 
     def _vulkan_target(self) -> str:
-        """The default has no 16-bit numbers, and no operations of subgroups: every device with Vulkan runs it."""
+        """Return the target for Vulkan. The default, without 16-bit types and subgroup operations, runs on every
+        device."""
         if not all(self.facts.get(feature) == "yes" for feature in VULKAN_HALVES):
             return ""
         return VULKAN_TARGETS.get(int(self.facts.get("vendor_id", "0"), 16), "")
 
     def lacks(self, dtype: str) -> str:
-        """Why a model of this type cannot be computed here; empty where it can."""
+        """Return why a model of this type cannot run on this GPU; empty if it can."""
         if self.driver != "vulkan" or dtype == "float32":
             return ""
         if dtype == "bfloat16":
@@ -79,20 +80,20 @@ class Gpu:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """iree-compile's."""
+        """iree-compile's flags."""
         return gpu_flags(self.driver, self.architecture)
 
 
 def gpu_flags(driver: str, architecture: str) -> tuple[str, ...]:
-    """iree-compile's flags for one of `GPU_TARGETS`, whether there is such a device here or not.
+    """Return iree-compile's flags for one of `GPU_TARGETS`, whether there is such a device or not.
 
-    Without an `architecture` the compiler takes its default; for hip it has none.
+    Without an `architecture` the compiler uses its default; for hip it has none.
     """
     named = (GPU_TARGETS[driver] + architecture,) if architecture else ()
     return (*COMMON_FLAGS, *GPU_FLAGS, f"--iree-hal-target-device={driver}", *named)
 
 
 def cuda_target(capability: int) -> str:
-    """The newest target that the compiler knows and the GPU runs: its code is PTX, which newer GPUs take as well."""
+    """Return the newest target that the compiler knows and the GPU runs: its code is PTX, which newer GPUs run too."""
     known = [target for target in CUDA_TARGETS if target <= capability]
     return f"sm_{known[-1]}" if known else ""

@@ -1,51 +1,61 @@
-"""A dense layer as one kernel of many phases (`chain`), for steps of a few rows."""
+"""A dense layer as one fused kernel, for decode steps of a few rows."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.attention.attention import Attention, Cached
-from workers.iree.kernels.attention.rope_and_cache import Place, Placing
-from workers.iree.kernels.ir.builder import LANES, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.fused import Chain, counters
-from workers.iree.kernels.ir.partition import Share, share_of
-from workers.iree.kernels.matmul.activation_quantization import ROUND_GROUP, Rounding, rounded_rows
-from workers.iree.kernels.matmul.glu import Gate
-from workers.iree.kernels.matmul.linear import add_gated, add_linear, stride
-from workers.iree.kernels.matmul.quantized_linear import add_product
-from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
+from workers.iree.kernels.attention.attention import (
+    allocate_state,
+    write_attention,
+    write_merged_attention,
+    write_split_attention,
+)
+from workers.iree.kernels.attention.item import AttentionInputs
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, RopeAndCacheItem
+from workers.iree.kernels.attention.shape import Attention
+from workers.iree.kernels.ir.arithmetic import row_stride
+from workers.iree.kernels.ir.fused_kernel import FusedKernel, barrier_counters
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import Partition
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.activation_quantization import MAX_GROUP, ActivationQuantization, ActivationQuantizer
+from workers.iree.kernels.matmul.linear import write_glu_linear, write_linear
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.quantized_linear import write_quantized_linear
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.row_blocks import live_rows
-from workers.iree.kernels.matmul.tiling import Cut
-from workers.iree.kernels.norm import Norm, Normed
-from workers.iree.model.packing import Packing
+from workers.iree.kernels.matmul.tiling import GemmTiling
+from workers.iree.kernels.rowwise.glu import Glu
+from workers.iree.kernels.rowwise.norm import Norm, NormOperands
 
-PHASES = 12
-"""At most."""
+MAX_STAGES = 12
+"""Stages that a layer may have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packings:
-    """How the matrices of a layer are stored: of few bits, or None, plainly."""
+class LayerPackings:
+    """How the matrices of a layer are stored: quantized with a packing, or None in the model's type."""
 
     of: Sequence[Packing | None] = (None, None, None, None)
     """Those of qkv, o, gate_up and down."""
-    dot: Dot = "plain"
-    planes: int = 1
-    """Of what they are multiplied by: see `rounding.Rounded`."""
+    dot: IntegerDot = "plain"
+    limbs: int = 1
+    """Limbs of the activations that quantized matrices are multiplied by: see `ActivationQuantization`."""
 
     @property
     def name(self) -> str:
-        """For names of kernels; empty where all are plain."""
+        """A part of the kernel's name; empty where no matrix is quantized."""
         return "".join(f"_{packing.name if packing else 'plain'}" for packing in self.of) if any(self.of) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class FusedLayer:
     """The sizes of a layer, and which of its weights there are."""
 
-    place: Place
+    rope_and_cache: RopeAndCache
     attention: Attention
     hidden: int
     ffn: int
@@ -56,27 +66,28 @@ class Layer:
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
-    packings: Packings = Packings()
+    """Only live rows are computed."""
+    packings: LayerPackings = LayerPackings()
     pause: str = ""
-    """See `Chain`."""
+    """See `FusedKernel`."""
 
     @property
     def rows(self) -> int:
-        return self.place.heads.batch * self.place.heads.tokens
+        return self.attention.shape.batch * self.attention.shape.tokens
 
     @property
-    def counters(self) -> int:
-        """Of a graph with all layers."""
-        return counters(self.place.heads.layers, PHASES)
+    def barrier_counters(self) -> int:
+        """Counters of a graph with all layers."""
+        return barrier_counters(self.attention.shape.layers, MAX_STAGES)
 
 
-def layer(name: str, kind: Layer) -> str:
-    """Words [rows, stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries, keys and
-    values (, their bias), what `Place.function` takes from the angles on, the weights of o (, its bias), those of the
-    norm that follows, of gate and up, of down, those of the last norm; the counters
-    -> x after both additions, its norm as words [rows, stride], the cache, the counters.
+def fused_layer(name: str, kind: FusedLayer) -> str:
+    """Packed words [rows, row_stride] of width hidden, x f32 [rows, hidden] (, live int32 [1]), the weights of queries,
+    keys and values (, their bias), what `rope_and_cache` takes from the angles on, the weights of o (, its bias), those
+    of the norm that follows, of gate and up, of down, those of the last norm; the barrier counters
+    -> x after both additions, its norm as packed words [rows, row_stride], the cache, the counters.
     """
-    return _Layer(name, kind).text()
+    return _Body(name, kind).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,171 +96,178 @@ class _Matrix:
 
     inputs: int
     packing: Packing | None
-    weights: Value
-    bias: Value | None
+    weights: Memory
+    bias: Memory | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a matrix is multiplied by: words [rows, stride], and what they are rounded to where it has few bits."""
+    """What a matrix is multiplied by: packed words [rows, row_stride], and what quantizes them where the matrix is."""
 
-    words: Value
-    rounding: Rounding | None
+    words: Memory
+    quantizer: ActivationQuantizer | None
 
 
-class _Layer:
-    """The operands and the phases of a layer's kernel."""
+class _Body:
+    """The operands and the stages of the kernel."""
 
-    def __init__(self, name: str, kind: Layer) -> None:
-        self._kind, heads = kind, kind.place.heads
+    def __init__(self, name: str, kind: FusedLayer) -> None:
+        self._kind, shape = kind, kind.attention.shape
         qkv, o, up, down = kind.packings.of
-        self._arithmetic, self._threads = kind.place.arithmetic, kind.attention.threads
-        self._d = d = Kernel(name, self._threads)
-        self._mixed_width = heads.queries * heads.head_dim
-        width = self._mixed_width + 2 * heads.heads * heads.head_dim
-        self._h, self._x = d.take(self._words(kind.hidden), "i32"), d.take((kind.rows, kind.hidden), "f32")
-        self._live = d.take((1,), "i32") if kind.live else None
+        self._arithmetic, self._threads = kind.attention.arithmetic, kind.attention.threads
+        self._kernel = kernel = Kernel(name, self._threads)
+        self._mixed_width = shape.query_heads * shape.head_dim
+        width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
+        self._h, self._x = kernel.input(self._words(kind.hidden), "i32"), kernel.input((kind.rows, kind.hidden), "f32")
+        self._live = kernel.input((1,), "i32") if kind.live else None
         self._qkv = self._matrix(width, kind.hidden, qkv, kind.biases[0])
-        self._heads = d.between((kind.rows, width), "f32")
-        queries = d.between((kind.rows, self._mixed_width // self._arithmetic.word), "i32")
-        self._placing = Placing(kind.place, d, self._heads, queries)
+        self._heads = kernel.scratch((kind.rows, width), "f32")
+        queries = kernel.scratch((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
+        self._rope = RopeAndCacheItem(kind.rope_and_cache, kernel, self._heads, queries)
         self._o = self._matrix(kind.hidden, self._mixed_width, o, kind.biases[1])
         self._after_attention = self._norm_weights(kind.norms[0])
         self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
         self._down = self._matrix(kind.hidden, kind.ffn, down)
         self._after_mlp = self._norm_weights(kind.norms[1])
-        counts = d.change((kind.counters,), "i32")
-        self._rows = d.code.index(kind.rows) if self._live is None else live_rows(d.code, self._live, kind.rows)
-        number = d.code.extract_index(self._placing.layer, [d.code.index(0)])
-        self._room = None if kind.attention.split else kind.attention.room(d.code)
-        self._chain = Chain(d, PHASES, counts, number, kind.pause)
+        counters = kernel.in_place((kind.barrier_counters,), "i32")
+        self._rows = kernel.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
+        number = self._rope.layer.load_index([0])
+        self._state = None if kind.attention.split else allocate_state(kernel.code, kind.attention)
+        self._fused = FusedKernel(kernel, MAX_STAGES, counters, number, kind.pause)
 
     def _words(self, width: int) -> tuple[int, int]:
-        return (self._kind.rows, stride(width, self._arithmetic))
+        return (self._kind.rows, row_stride(width, self._arithmetic))
 
     def _matrix(self, outputs: int, inputs: int, packing: Packing | None, bias: bool = False) -> _Matrix:
         shape, element = (outputs // LANES, inputs * LANES), self._arithmetic.element
         if packing is not None:
             shape, element = packing.stored_shape(outputs, inputs), "i8"
-        weights = self._d.take(shape, element)
-        return _Matrix(inputs, packing, weights, self._d.take((outputs,), "f32") if bias else None)
+        weights = self._kernel.input(shape, element)
+        return _Matrix(inputs, packing, weights, self._kernel.input((outputs,), "f32") if bias else None)
 
-    def _norm_weights(self, norm: Norm) -> tuple[Value | None, Value | None]:
+    def _norm_weights(self, norm: Norm) -> tuple[Memory | None, Memory | None]:
         after, before = (
-            self._d.take((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
+            self._kernel.input((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
         )
         return after, before
 
-    def _left(self, matrix: _Matrix, words: Value | None = None) -> _Left:
-        """What a matrix will be multiplied by."""
-        words = words or self._d.between(self._words(matrix.inputs), "i32")
+    def _left(self, matrix: _Matrix, words: Memory | None = None) -> _Left:
+        """Return the memory of what a matrix will be multiplied by."""
+        words = words or self._kernel.scratch(self._words(matrix.inputs), "i32")
         if matrix.packing is None:
             return _Left(words, None)
-        planes = self._kind.packings.planes
-        kind = rounded_rows(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, planes)
-        levels, sums = self._d.between(kind.levels_shape, "i32"), self._d.between(kind.sums_shape, "f32")
-        return _Left(words, Rounding(kind, words, levels, sums))
+        limbs = self._kind.packings.limbs
+        kind = ActivationQuantization.of(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, limbs)
+        levels, scales = self._kernel.scratch(kind.levels_shape, "i32"), self._kernel.scratch(kind.scales_shape, "f32")
+        return _Left(words, ActivationQuantizer(kind, words, levels, scales))
 
-    def text(self) -> str:
-        """All phases."""
-        kind, d = self._kind, self._d
+    def function(self) -> str:
+        """Add all stages and return the kernel's text."""
+        kind, kernel = self._kind, self._kernel
         floats = (kind.rows, kind.hidden)
         begun = self._left(self._qkv, self._h)
         mixed, normed, gated = (self._left(matrix) for matrix in (self._o, self._up, self._down))
-        delta, between = (d.between(floats, "f32") for _ in range(2))
-        total, out = d.give(floats, "f32"), d.give(self._words(kind.hidden), "i32")
+        delta, between = (kernel.scratch(floats, "f32") for _ in range(2))
+        total, out = kernel.output(floats, "f32"), kernel.output(self._words(kind.hidden), "i32")
 
-        self._round(begun.rounding)
-        self._product(begun, self._qkv, self._heads)
+        self._quantize(begun.quantizer)
+        self._linear(begun, self._qkv, self._heads)
         self._attention(mixed.words)
-        self._round(mixed.rounding)
-        self._product(mixed, self._o, delta)
-        of_attention, of_mlp = (norm.multiplier for norm in kind.norms)
-        attended = Normed(self._x, delta, *self._after_attention, between, normed.words, of_attention)
-        self._norm(attended, normed.rounding)
-        self._gated(normed, gated)
-        self._product(gated, self._down, delta)
-        self._norm(Normed(between, delta, *self._after_mlp, total, out, of_mlp), None)
-        return self._chain.end()
+        self._quantize(mixed.quantizer)
+        self._linear(mixed, self._o, delta)
+        after_attention, after_mlp = (norm.multiplier for norm in kind.norms)
+        attended = NormOperands(self._x, delta, *self._after_attention, between, normed.words, after_attention)
+        self._norm(attended, normed.quantizer)
+        self._glu(normed, gated)
+        self._linear(gated, self._down, delta)
+        self._norm(NormOperands(between, delta, *self._after_mlp, total, out, after_mlp), None)
+        return self._fused.function()
 
-    def _product(self, left: _Left, matrix: _Matrix, out: Value) -> None:
-        code, live, words, weights = self._d.code, self._live, left.words, matrix.weights
-        if left.rounding is None or matrix.packing is None:
-            cut = Cut(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
-            shares = cut.shares(self._threads)
-            self._chain.phase(
-                shares, lambda share: add_linear(code, share, cut, words, weights, out, matrix.bias, live)
+    def _linear(self, left: _Left, matrix: _Matrix, out: Memory) -> None:
+        code, live, words, weights, bias = self._kernel.code, self._live, left.words, matrix.weights, matrix.bias
+        if left.quantizer is None or matrix.packing is None:
+            tiling = GemmTiling(self._kind.rows, weights.shape[0], matrix.inputs, self._arithmetic, 1, self._kind.live)
+            self._fused.stage(
+                tiling.partitions(self._threads),
+                lambda part: write_linear(code, part, tiling, words, weights, out, bias, live),
             )
             return
-        rounding, dot = left.rounding, self._kind.packings.dot
-        p = Product(rounding.kind, out.shape[-1], matrix.packing, dot, self._threads)
-        factors = Factors(rounding.levels, rounding.sums, weights)
-        self._chain.phase(p.workgroups, lambda share: add_product(code, share, p, factors, out, matrix.bias, live))
+        quantizer, dot = left.quantizer, self._kind.packings.dot
+        matmul = QuantizedMatmul(quantizer.kind, out.shape[-1], matrix.packing, dot, self._threads)
+        operands = QuantizedOperands(quantizer.levels, quantizer.scales, weights)
+        self._fused.stage(
+            matmul.workgroups, lambda part: write_quantized_linear(code, part, matmul, operands, out, bias, live)
+        )
 
-    def _gated(self, left: _Left, out: _Left) -> None:
-        kind, code, live = self._kind, self._d.code, self._live
-        if left.rounding is None:
-            cut = Cut(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
+    def _glu(self, left: _Left, out: _Left) -> None:
+        """Stages: the products of gate and up, and act(gate) * up, quantized where `down` is."""
+        kind, code, live = self._kind, self._kernel.code, self._live
+        if left.quantizer is None:
+            tiling = GemmTiling(kind.rows, kind.ffn // LANES, kind.hidden, self._arithmetic, 2, kind.live)
 
-            def work(share: Share) -> None:
-                add_gated(code, share, cut, left.words, self._up.weights, out.words, kind.activation, live)
+            def work(part: Partition) -> None:
+                write_glu_linear(code, part, tiling, left.words, self._up.weights, out.words, kind.activation, live)
 
-            self._chain.phase(cut.shares(self._threads), work)
-            self._round(out.rounding)
+            self._fused.stage(tiling.partitions(self._threads), work)
+            self._quantize(out.quantizer)
             return
-        halves = self._d.between((kind.rows, 2 * kind.ffn), "f32")
-        self._product(left, self._up, halves)
-        gate, rounding = Gate(halves, out.words, self._arithmetic, kind.activation), out.rounding
-        size = math.gcd(kind.ffn, ROUND_GROUP) if rounding is None else rounding.kind.group
+        halves = self._kernel.scratch((kind.rows, 2 * kind.ffn), "f32")
+        self._linear(left, self._up, halves)
+        glu, quantizer = Glu(halves, out.words, self._arithmetic, kind.activation), out.quantizer
+        size = math.gcd(kind.ffn, MAX_GROUP) if quantizer is None else quantizer.kind.group
 
-        def part(row: str, number: str) -> None:
-            low = code.mul(number, size)
-            gate.columns(code, row, low, code.add(low, size))
-            if rounding is not None:
-                rounding.group(code, row, number)
+        def group(row: Value, number: Value) -> None:
+            low = number * size
+            glu.columns(code, row, low, low + size)
+            if quantizer is not None:
+                quantizer.group(code, row, number)
 
-        self._each_part(kind.ffn // size, part)
+        self._each_group(kind.ffn // size, group)
 
-    def _round(self, rounding: Rounding | None) -> None:
-        if rounding is not None:
-            code = self._d.code
-            self._each_part(rounding.kind.groups, lambda row, number: rounding.group(code, row, number))
+    def _quantize(self, quantizer: ActivationQuantizer | None) -> None:
+        """A stage that quantizes the rows, where there is a quantizer."""
+        if quantizer is not None:
+            code = self._kernel.code
+            self._each_group(quantizer.kind.groups, lambda row, number: quantizer.group(code, row, number))
 
-    def _each_part(self, parts: int, work: Callable[[str, str], None]) -> None:
-        """A phase: `work` for every live row and each of its parts."""
-        code = self._d.code
-        self._each(parts, 2 * self._threads, lambda item: work(code.div(item, parts), code.rem(item, parts)))
+    def _each_group(self, groups: int, work: Callable[[Value, Value], None]) -> None:
+        """A stage that does `work` for every live row and each of its groups."""
+        self._each(groups, 2 * self._threads, lambda item: work(item // groups, item % groups))
 
-    def _each(self, parts: int, most: int, work: Callable[[str], None]) -> None:
-        """A phase: `work` for each item of the live rows, so many of a row after those of the row before, in `most`
-        shares or fewer. What nobody reads of the other rows stays what it is."""
-        code = self._d.code
+    def _each(self, items: int, most: int, work: Callable[[Value], None]) -> None:
+        """A stage that does `work` for each item of the live rows, `items` of a row after those of the row before, in
+        `most` partitions or fewer. Padding rows stay what they are."""
 
-        def some(share: Share) -> None:
-            low, high = share_of(code, share, code.mul(self._rows, parts))
-            code.repeat(low, high, 1, work)
+        def some(part: Partition) -> None:
+            low, high = part.even_range(self._rows * items)
+            self._kernel.code.repeat(low, high, work)
 
-        self._chain.phase(min(self._kind.rows * parts, most), some)
+        self._fused.stage(min(self._kind.rows * items, most), some)
 
-    def _norm(self, normed: Normed, rounding: Rounding | None) -> None:
-        code = self._d.code
+    def _norm(self, normed: NormOperands, quantizer: ActivationQuantizer | None) -> None:
+        """A stage that norms the rows, and quantizes them where there is a quantizer."""
+        code = self._kernel.code
 
-        def row(number: str) -> None:
+        def row(number: Value) -> None:
             normed.row(code, number, self._kind.eps, self._arithmetic)
-            if rounding is not None:
-                rounding.row(code, number)
+            if quantizer is not None:
+                quantizer.row(code, number)
 
         self._each(1, self._threads, row)
 
-    def _attention(self, out: Value) -> None:
-        """Norms of heads, rotation, writing to the cache; then attention."""
-        kind, code, placing = self._kind.attention, self._d.code, self._placing
-        self._each(self._kind.place.heads.heads, 2 * self._threads, placing.item)
-        cached = Cached(placing.queries, placing.slots, placing.rows, placing.layer, placing.cache)
-        room, rows = self._room, self._rows
-        if room is not None:
-            self._chain.phase(kind.whole_shares, lambda share: kind.add_whole(code, share, cached, out, room, rows))
+    def _attention(self, out: Memory) -> None:
+        """Stages: norms of heads, rotation and writing to the cache; then attention."""
+        kind, code, rope = self._kind.attention, self._kernel.code, self._rope
+        self._each(kind.shape.kv_heads, 2 * self._threads, rope.write)
+        inputs = AttentionInputs(rope.queries, rope.slots, rope.rows, rope.layer, rope.cache)
+        state, live = self._state, self._rows
+        if state is not None:
+            self._fused.stage(kind.partitions, lambda part: write_attention(code, part, kind, inputs, out, state, live))
             return
-        sums = self._d.between(kind.sums_shape, "f32")
-        self._chain.phase(kind.shared_shares, lambda share: kind.add_shared(code, share, cached, sums, rows))
-        self._chain.phase(kind.joined_shares, lambda share: kind.add_joined(code, share, sums, placing.rows, out, rows))
+        partials = self._kernel.scratch(kind.partials_shape, "f32")
+        self._fused.stage(
+            kind.split_partitions, lambda part: write_split_attention(code, part, kind, inputs, partials, live)
+        )
+        self._fused.stage(
+            kind.merge_partitions, lambda part: write_merged_attention(code, part, kind, partials, rope.rows, out, live)
+        )

@@ -1,4 +1,4 @@
-"""The operations for every other device: plain StableHLO, which attends to the whole capacity under a mask."""
+"""The operations for every device but a CPU: plain StableHLO, which attends to the whole capacity under a mask."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.model.ops import Angles, Cache, Dense, Flow, Place, Shape
-from workers.iree.model.packing import Packed
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 
 NEGATIVE = np.float32(-1e30)
 
 
-class Apart:
-    """`jax.numpy`, except that gathered rows and indices are memory by the time they are reduced.
+class MaterializingNumpy:
+    """`jax.numpy`, except that gathered rows and indices are in memory before they are reduced.
 
-    What a reduction computes of them by itself are vectors of `index` that its threads share, of which IREE makes no
-    SPIR-V.
+    A reduction that computes them itself has vectors of `index` in memory that its threads share, which IREE cannot
+    compile to SPIR-V.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +41,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class PlainOps:
-    """Plain StableHLO: weights [outputs, inputs], cache rows in order, attention over the whole capacity."""
+    """`workers.iree.model.ops.Ops` with weights [outputs, inputs] and the rows of the KV cache in order."""
 
     dtype: str
 
@@ -53,10 +54,10 @@ class PlainOps:
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, width), self.dtype
 
-    def rows(self, table: jax.Array | Packed, which: jax.Array) -> jax.Array:
-        if isinstance(table, Packed):
+    def embedding(self, table: Weight, tokens: jax.Array) -> jax.Array:
+        if isinstance(table, PackedMatrix):
             raise TypeError("plain StableHLO has no packed weights")
-        return table[which].astype(jnp.float32)
+        return table[tokens].astype(jnp.float32)
 
     def norm(
         self,
@@ -75,20 +76,20 @@ class PlainOps:
     def linear(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         outputs: int,
         bias: jax.Array | None = None,
         live: jax.Array | None = None,
     ) -> jax.Array:
-        if isinstance(weight, Packed):
+        if isinstance(weight, PackedMatrix):
             raise TypeError("plain StableHLO has no products with packed weights")
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def gated(
+    def glu(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         inputs: int,
         ffn: int,
         activation: Activation,
@@ -103,37 +104,37 @@ class PlainOps:
         self,
         x: jax.Array,
         router: jax.Array,
-        up: jax.Array | Packed,
-        down: jax.Array | Packed,
+        up: Weight,
+        down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 
-    def layer(
+    def fused_layer(
         self,
-        flow: Flow,
-        weights: Dense,
-        angles: Angles | None,
-        cache: Cache,
+        state: LayerState,
+        weights: DenseWeights,
+        angles: RopeAngles | None,
+        cache: KvLayout,
         number: int,
         config: ModelConfig,
-        where: Place,
-    ) -> Flow | None:
+        step: StepRows,
+    ) -> LayerState | None:
         return None
 
-    def place(
+    def rope_and_cache(
         self,
         qkv: jax.Array,
-        angles: Angles | None,
+        angles: RopeAngles | None,
         norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
-        cache: Cache,
+        cache: KvLayout,
         layer: int,
         config: ModelConfig,
-        where: Place,
+        step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        batch, tokens = where.rows.shape
+        batch, tokens = step.rows.shape
         split = (config.heads, config.heads + cache.heads)
         q, k, v = jnp.split(qkv.reshape(batch * tokens, -1, cache.head_dim), split, axis=1)
         if norms is not None:
@@ -141,34 +142,34 @@ class PlainOps:
         if angles is not None:
             q, k = _rotate(q, angles), _rotate(k, angles)
         q = q * np.float32(config.attention_scale)
-        head = where.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
+        head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.head_dim)
         for part, new in enumerate((k, v)):
             base = (2 * layer + part) * cache.slots * cache.heads
-            at = (base + head[:, None, :]) * cache.capacity + where.rows[:, :, None]
+            at = (base + head[:, None, :]) * cache.capacity + step.rows[:, :, None]
             # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
             at, rows = lax.optimization_barrier((at.reshape(-1), new.astype(self.dtype).reshape(-1, cache.head_dim)))
             flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
         return q.astype(self.dtype), flat.reshape(kv.shape)
 
     def attend(
-        self, q: jax.Array, kv: jax.Array, cache: Cache, layer: int, config: ModelConfig, where: Place
+        self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
-        batch, tokens = where.rows.shape
+        batch, tokens = step.rows.shape
         group = config.heads // cache.heads
         mine = kv[layer]
         if batch == 1:
             # Behind a barrier: SPIR-V cannot be made of a product that reads through the slot's number.
-            mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, where.slots[0], 1, axis=1))
+            mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, step.slots[0], 1, axis=1))
         elif batch < cache.slots:
-            mine = mine[:, where.slots]
+            mine = mine[:, step.slots]
         shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
         q = q.reshape(batch, tokens, cache.heads, group, cache.head_dim)
         score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
         if config.attention_cap is not None:
             score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
-        last, at = where.rows[:, :, None, None, None], jnp.arange(cache.attended, dtype=jnp.int32)
+        last, at = step.rows[:, :, None, None, None], jnp.arange(cache.attended, dtype=jnp.int32)
         seen, window = at <= last, config.plan[layer].window
         if window is not None:
             seen = seen & (at > last - window)
@@ -191,8 +192,8 @@ def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Arr
     return (_unit(x.reshape(len(x), -1), config.rms_eps) * weight).reshape(x.shape)
 
 
-def _rotate(x: jax.Array, angles: Angles) -> jax.Array:
-    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]. Pairs are the halves of what is turned."""
+def _rotate(x: jax.Array, angles: RopeAngles) -> jax.Array:
+    """RoPE on the first lanes of x, float32 [rows, heads, head_dim]: its pairs are the halves of the rotated lanes."""
     half = angles.cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = angles.cos[:, None, :], angles.sin[:, None, :]

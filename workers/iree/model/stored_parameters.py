@@ -1,4 +1,4 @@
-"""How each parameter of a model is stored: packed as it is, packed with few bits, or in rows."""
+"""How each parameter of a model is stored in the weight archive: packed, packed and quantized, or in rows."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, quantize
 from workers.checkpoints.weights import Weights
-from workers.iree.kernels.ir.builder import LANES
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
-from workers.iree.model.packing import Packed, Packing, made_format, restore, stored_format
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import Quantize
 
@@ -26,17 +27,17 @@ TILES_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of the archive."""
+    """One tensor of the weight archive."""
 
     parameter: Parameter
     shape: Shape
     dtype: str
     packing: Packing | None
-    """Of a matrix of few bits; `shape` and `dtype` are then those of its bytes."""
+    """Of a quantized matrix; `shape` and `dtype` are then those of its bytes."""
 
-    def typed(self, array: jax.Array) -> jax.Array | Packed:
-        """The tensor in a graph, as `Ops` takes it."""
-        return array if self.packing is None else Packed(array, self.packing, self.parameter.sources[0][1][1])
+    def typed(self, array: jax.Array) -> Weight:
+        """Return the tensor of a graph as `Ops` takes it."""
+        return array if self.packing is None else PackedMatrix(array, self.packing, self.parameter.sources[0][1][1])
 
     @property
     def name(self) -> str:
@@ -48,9 +49,9 @@ class Stored:
 
 
 def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Quantize) -> list[Stored]:
-    """Every parameter as it will lie in the archive; a tied head of few bits is the embedding.
+    """Return every parameter as the archive stores it. A tied head that is quantized is the embedding.
 
-    Reads the files' headers only; raises `CheckpointError`.
+    Reads the files' headers only. Raises `CheckpointError`.
     """
     stored = [_stored(parameter, ops, weights, kind) for parameter in parameters(config, ops.dtype)]
     packed = {each.name for each in stored if each.packing is not None}
@@ -59,21 +60,21 @@ def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Qua
 
 
 def quantization_of(stored: Sequence[Stored]) -> str:
-    """What the matrices are: "int8", "int4", "int4+int8" when there are both, empty when none is of few bits."""
+    """Return the types of the quantized matrices: "int8", "int4", "int4+int8" for both, empty for none."""
     return "+".join(sorted({f"int{each.packing.format.bits}" for each in stored if each.packing is not None}))
 
 
 def build(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
-    """The tensor's values. Raises `CheckpointError`."""
+    """Return the tensor's values. Raises `CheckpointError`."""
     parameter, packing = stored.parameter, stored.packing
     if packing is None:
         whole = _whole(parameter, weights, parameter.dtype)
         return ops.store(whole) if parameter.matrix else whole
     # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
-    return np.concatenate([_few_bits(*source, parameter.dtype, weights, packing) for source in parameter.sources])
+    return np.concatenate([_packed(*source, parameter.dtype, weights, packing) for source in parameter.sources])
 
 
-def _few_bits(name: str, shape: Shape, dtype: str, weights: Weights, packing: Packing) -> NDArray[np.int8]:
+def _packed(name: str, shape: Shape, dtype: str, weights: Weights, packing: Packing) -> NDArray[np.int8]:
     if weights.format(name) is None:
         return _quantized(weights.take(name, shape).astype(_NUMPY[dtype], copy=False), packing)
     return packing.pack(restore(weights.take_quantized(name, shape), packing.format))
@@ -81,8 +82,8 @@ def _few_bits(name: str, shape: Shape, dtype: str, weights: Weights, packing: Pa
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
     tail = parameter.sources[0][1][1:]
-    few_bits = parameter.few_bits and isinstance(ops, TiledOps)
-    if few_bits and (format := _format(parameter, weights, kind)) is not None:
+    quantizable = parameter.quantizable and isinstance(ops, TiledOps)
+    if quantizable and (format := _format(parameter, weights, kind)) is not None:
         packing = Packing(format)
         return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
     if not parameter.matrix:
@@ -91,7 +92,8 @@ def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) ->
 
 
 def _format(parameter: Parameter, weights: Weights, kind: Quantize) -> GroupFormat | None:
-    """One that holds those that the checkpoint has, where every part has one; the one asked for, where none has."""
+    """Return a format that holds those of the checkpoint, where every part is quantized; the one asked for, where no
+    part is."""
     formats = {weights.format(name) for name, _ in parameter.sources}
     inputs = parameter.sources[0][1][1]
     found = {each for each in formats if each is not None}
@@ -101,7 +103,7 @@ def _format(parameter: Parameter, weights: Weights, kind: Quantize) -> GroupForm
 
 
 def _quantized(matrix: NDArray[Any], packing: Packing) -> NDArray[np.int8]:
-    """A few tiles at a time: quantizing takes several times the memory of what is quantized."""
+    """Quantize a matrix, a few tiles at a time: it takes several times the memory of what is quantized."""
     step = TILES_AT_ONCE * LANES
     parts = [packing.pack(quantize(matrix[at : at + step], packing.format)) for at in range(0, len(matrix), step)]
     return np.concatenate(parts)

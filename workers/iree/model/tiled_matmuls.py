@@ -1,4 +1,4 @@
-"""The products of a CPU's graphs: of rows with packed matrices, those of few bits and those of experts included."""
+"""The products of a CPU's graphs: linear layers, GLU and experts, with plain or quantized packed weights."""
 
 from dataclasses import dataclass, field
 
@@ -7,47 +7,50 @@ import jax.numpy as jnp
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.matmul.activation_quantization import Rounded, round_rows, rounded_rows
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.glu import gate
-from workers.iree.kernels.matmul.linear import gated, linear, stride
-from workers.iree.kernels.matmul.quantized_linear import product
-from workers.iree.kernels.matmul.quantized_product import Dot, Product
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
+from workers.iree.kernels.matmul.linear import glu_linear, linear
+from workers.iree.kernels.matmul.quantized_linear import quantized_linear
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
-from workers.iree.kernels.moe.quantized_experts import PackedExperts, packed_down, packed_up
+from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantized_experts_down, quantized_experts_up
 from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
-from workers.iree.model.packing import Packed
+from workers.iree.model.packed_matrix import PackedMatrix, Weight
 
 
 @dataclass(slots=True)
-class TiledProducts:
-    """What multiplies (see `workers.iree.model.ops.Ops`). Collects the kernels that it used in `bodies`, by name."""
+class TiledMatmuls:
+    """The operations of `workers.iree.model.ops.Ops` that multiply.
+
+    `bodies` collects the kernels that they use, by name.
+    """
 
     dtype: str
     arithmetic: Arithmetic
-    dot: Dot = "plain"
-    """For weights of few bits."""
+    dot: IntegerDot = "plain"
+    """For quantized weights."""
     threads: int = 1
-    """That share a kernel's work. They change how it is split, and no result."""
+    """Threads that share a kernel's work. Their number changes how it is partitioned, and no result."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
-    def planes(self) -> int:
-        """Of activations that weights of few bits are multiplied by: float32 asks for what float32 would give."""
+    def limbs(self) -> int:
+        """Limbs of the activations that quantized weights are multiplied by: in float32 as exact as float32 is."""
         return 3 if self.dtype == "float32" else 1
 
     def linear(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         outputs: int,
         bias: jax.Array | None = None,
         live: jax.Array | None = None,
     ) -> jax.Array:
-        if isinstance(weight, Packed):
-            return self._linear_packed(x, weight, outputs, bias, live)
+        if isinstance(weight, PackedMatrix):
+            return self._quantized_linear(x, weight, outputs, bias, live)
         tiles, steps, _, k = weight.shape
         rows, inputs = x.shape[0], steps * k
         name = named(f"baton_linear_{rows}_{tiles}_{inputs}", bias=bias, live=live)
@@ -64,43 +67,43 @@ class TiledProducts:
         out: jax.Array = call(name, floats(rows, tiles * LANES), x, weight.reshape(tiles, -1), bias, live)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
-    def _linear_packed(
-        self, x: jax.Array, weight: Packed, outputs: int, bias: jax.Array | None, live: jax.Array | None
+    def _quantized_linear(
+        self, x: jax.Array, weight: PackedMatrix, outputs: int, bias: jax.Array | None, live: jax.Array | None
     ) -> jax.Array:
-        rows = x.shape[0]
-        rounded, levels, sums = self._round(x, weight)
-        tiled = Product(rounded, weight.data.shape[0] * LANES, weight.packing, self.dot, self.threads)
-        name = named(tiled.name, bias=bias, live=live)
-        self.bodies[name] = product(name, tiled, bias=bias is not None, live=live is not None)
-        out: jax.Array = call(name, floats(rows, tiled.outputs), levels, sums, weight.data, bias, live)
+        activations, levels, scales = self._quantize(x, weight)
+        outputs_of_tiles = weight.data.shape[0] * LANES
+        matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.dot, self.threads)
+        name = named(matmul.name, bias=bias, live=live)
+        self.bodies[name] = quantized_linear(name, matmul, bias=bias is not None, live=live is not None)
+        out: jax.Array = call(name, floats(x.shape[0], outputs_of_tiles), levels, scales, weight.data, bias, live)
         return out[:, :outputs]
 
-    def _round(self, x: jax.Array, weight: Packed) -> tuple[Rounded, jax.Array, jax.Array]:
-        """An operand as a matrix of few bits wants it."""
-        rounded = rounded_rows(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.planes)
-        self.bodies[rounded.name] = round_rows(rounded)
-        shapes = [(rounded.levels_shape, jnp.int32), (rounded.sums_shape, jnp.float32)]
-        levels, sums = call(rounded.name, [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes], x)
-        return rounded, levels, sums
+    def _quantize(self, x: jax.Array, weight: PackedMatrix) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
+        """Quantize an operand for a quantized matrix: levels and scales."""
+        kind = ActivationQuantization.of(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs)
+        self.bodies[kind.name] = quantize_rows(kind)
+        shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
+        levels, scales = call(kind.name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x)
+        return kind, levels, scales
 
-    def gated(
+    def glu(
         self,
         x: jax.Array,
-        weight: jax.Array | Packed,
+        weight: Weight,
         inputs: int,
         ffn: int,
         activation: Activation,
         live: jax.Array | None = None,
     ) -> jax.Array:
         rows, tiles = x.shape[0], ffn // LANES
-        result = words(rows, stride(ffn, self.arithmetic))
-        if isinstance(weight, Packed):
-            name = f"baton_gate_{rows}_{ffn}"
-            self.bodies[name] = gate(name, rows, ffn, self.arithmetic, activation)
+        result = words(rows, row_stride(ffn, self.arithmetic))
+        if isinstance(weight, PackedMatrix):
+            name = f"baton_glu_{rows}_{ffn}"
+            self.bodies[name] = glu(name, rows, ffn, self.arithmetic, activation)
             halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live))
             return halves
-        name = named(f"baton_gated_{rows}_{tiles}_{inputs}", live=live)
-        self.bodies[name] = gated(
+        name = named(f"baton_glu_linear_{rows}_{tiles}_{inputs}", live=live)
+        self.bodies[name] = glu_linear(
             name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
         )
         out: jax.Array = call(name, result, x, weight.reshape(2 * tiles, -1), live)
@@ -110,8 +113,8 @@ class TiledProducts:
         self,
         x: jax.Array,
         router: jax.Array,
-        up: jax.Array | Packed,
-        down: jax.Array | Packed,
+        up: Weight,
+        down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
     ) -> jax.Array:
@@ -123,45 +126,51 @@ class TiledProducts:
             grouped: group(grouped, m, live=live is not None),
             combined: combine(combined, m),
         }
-        per, lists = m.experts.per_token, (numbers(m.pairs), *(numbers(m.groups + 1) for _ in range(2)))
+        per, lists = m.experts.per_token, tuple(numbers(size) for size in m.list_sizes)
         logits = self.linear(x, router, m.experts.count, None, live)
         chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits)
-        places = call(grouped, lists, chosen, live)
-        mixed = self._experts_up(m, x, up, places, config.activation)
-        added = self._experts_down(m, mixed, down, places)
+        groups = call(grouped, lists, chosen, live)
+        mixed = self._experts_up(m, x, up, groups, config.activation)
+        added = self._experts_down(m, mixed, down, groups)
         out: jax.Array = call(combined, floats(m.rows, m.hidden), added, weights)
         return out
 
     def _experts_up(
-        self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array], activation: Activation
+        self,
+        m: Mixture,
+        x: jax.Array,
+        weight: Weight,
+        groups: list[jax.Array],
+        activation: Activation,
     ) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight)
-        self.bodies[name] = (
-            experts_up(name, m, self.arithmetic, activation, threads=self.threads)
-            if e is None
-            else packed_up(name, e, self.arithmetic, activation)
-        )
-        result = words(m.pairs, stride(m.experts.ffn, self.arithmetic))
-        out: jax.Array = call(name, result, *operands, *places)
+        if e is None:
+            self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+        else:
+            self.bodies[name] = quantized_experts_up(name, e, self.arithmetic, activation)
+        result = words(m.pairs, row_stride(m.experts.ffn, self.arithmetic))
+        out: jax.Array = call(name, result, *operands, *groups)
         return out
 
-    def _experts_down(self, m: Mixture, x: jax.Array, weight: jax.Array | Packed, places: list[jax.Array]) -> jax.Array:
+    def _experts_down(self, m: Mixture, x: jax.Array, weight: Weight, groups: list[jax.Array]) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight)
         self.bodies[name] = (
-            experts_down(name, m, self.arithmetic, threads=self.threads) if e is None else packed_down(name, e)
+            experts_down(name, m, self.arithmetic, threads=self.threads)
+            if e is None
+            else quantized_experts_down(name, e)
         )
-        out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *places)
+        out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *groups)
         return out
 
     def _expert_operands(
-        self, name: str, m: Mixture, x: jax.Array, weight: jax.Array | Packed
-    ) -> tuple[str, PackedExperts | None, list[jax.Array]]:
-        """The product's name, how its weights are packed where they are of few bits, and what it multiplies."""
-        if not isinstance(weight, Packed):
+        self, name: str, m: Mixture, x: jax.Array, weight: Weight
+    ) -> tuple[str, QuantizedExperts | None, list[jax.Array]]:
+        """Return the product's name, how it is computed where the weight is quantized, and its operands."""
+        if not isinstance(weight, PackedMatrix):
             return name, None, [x, weight.reshape(len(weight), -1)]
-        rounded, levels, sums = self._round(x, weight)
-        packed = PackedExperts(m, rounded, weight.packing, self.dot, self.threads)
-        return f"{name}_{weight.packing.name}", packed, [levels, sums, weight.data]
+        activations, levels, scales = self._quantize(x, weight)
+        quantized = QuantizedExperts(m, activations, weight.packing, self.dot, self.threads)
+        return f"{name}_{weight.packing.name}", quantized, [levels, scales, weight.data]
 
 
 def _mixture_of(config: ModelConfig, rows: int) -> Mixture:

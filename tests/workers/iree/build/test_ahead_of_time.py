@@ -7,8 +7,9 @@ import pytest
 from tests.workers.iree.conftest import CONTEXT
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.ahead_of_time import compile_ahead
-from workers.iree.build.plan import Plan
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions
 
 
 def test_what_a_runner_has_is_found_and_the_rest_compiled(
@@ -17,19 +18,14 @@ def test_what_a_runner_has_is_found_and_the_rest_compiled(
     ready = shared_runner.graphs.ready
     groups = [group for group in shared_runner.graphs.builder.plan.everything() if ready >= set(group)]
     missing = ("report_1",)  # one of several: compiling takes seconds
-    monkeypatch.setattr(Plan, "everything", lambda plan: [*groups, missing])
+    monkeypatch.setattr(GraphPlan, "everything", lambda plan: [*groups, missing])
     phases: list[str] = []
     built = list(
         compile_ahead(
             checkpoint,
             ModelConfig.from_dir(checkpoint),
-            device="local-task",
-            dtype="float32",
-            slots=8,
-            context=CONTEXT,
-            cache_dir=cache_dir,
-            threads=0,
-            progress=lambda phase, done, total: phases.append(f"{phase} {done}/{total}"),
+            LoadOptions(device="local-task", dtype="float32", slots=8, context=CONTEXT, cache_dir=cache_dir),
+            lambda phase, done, total: phases.append(f"{phase} {done}/{total}"),
         )
     )
     assert sorted(module.group for module in built) == sorted([*groups, missing])

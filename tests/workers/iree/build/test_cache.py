@@ -50,12 +50,12 @@ def test_made_once_and_found(tmp_path: Path) -> None:
     assert other.find("b") is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no checksum"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "gone", "no checksum"])
 def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
     cache, make = GraphCache(tmp_path), Making()
     file = cache.get("a", make)
     whole = file.read_bytes()
-    if damage == "cut":
+    if damage == "truncated":
         file.write_bytes(whole[:-1])
     elif damage == "changed":
         file.write_bytes(whole[:100] + b"\xff" + whole[101:])

@@ -37,20 +37,20 @@ def test_compiled_in_a_process_and_found_without_one(recipe: Recipe, monkeypatch
 def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recipe: Recipe) -> None:
     builder = Builder(recipe)
     with builder.process(parallel=1) as process:
-        process.ask(("decode_none",))
+        process.request(("decode_none",))
         with pytest.raises(CompileError, match="invalid literal"):
-            list(process.answers(1))
-        process.ask(COPY)
-        assert [built.group for built in process.answers(1)] == [COPY]
+            list(process.results(1))
+        process.request(COPY)
+        assert [built.group for built in process.results(1)] == [COPY]
 
 
 def test_another_model_than_was_asked_for_is_refused(recipe: Recipe) -> None:
     builder = Builder(recipe)
     builder.plan = replace(builder.plan, cache=replace(builder.plan.cache, slots=3))
     with builder.process(parallel=1) as process:
-        process.ask(COPY)
+        process.request(COPY)
         with pytest.raises(CompileError, match=r"config\.json or this program changed"):
-            list(process.answers(1))
+            list(process.results(1))
 
 
 def test_what_a_person_must_mend_stays_a_sentence(recipe: Recipe) -> None:
@@ -59,14 +59,14 @@ def test_what_a_person_must_mend_stays_a_sentence(recipe: Recipe) -> None:
     folder.rmdir()
     folder.touch()
     with builder.process(parallel=1) as process:
-        process.ask(COPY)
+        process.request(COPY)
         with pytest.raises(LoadRefused, match="cannot keep a compiled graph: File exists"):
-            list(process.answers(1))
+            list(process.results(1))
 
 
 def test_a_process_that_dies_is_an_error(recipe: Recipe) -> None:
     with Builder(recipe).process(parallel=1) as process:
         process.kill()
-        process.ask(COPY)
+        process.request(COPY)
         with pytest.raises(CompileError, match="the compile process ended with -9"):
-            list(process.answers(1))
+            list(process.results(1))

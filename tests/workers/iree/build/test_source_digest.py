@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.iree.build import plan as graphs
+from workers.iree.build import graph_plan as graphs
 from workers.iree.build.source_digest import ROOT, imported_modules, source_digest, source_files
 
 TREE = {
@@ -74,7 +74,7 @@ def test_a_module_that_is_not_there_is_refused(tree: Path) -> None:
 def test_the_graphs_are_made_of_model_and_kernels_and_not_of_the_service() -> None:
     files = set(source_files(graphs.__name__))
     assert {
-        "workers.iree.build.plan",
+        "workers.iree.build.graph_plan",
         "workers.iree.model.decoder",
         "workers.iree.kernels.attention.attention",
         "workers.sampling.sample",

@@ -12,13 +12,14 @@ from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.errors import LoadRefused
 from workers.iree.build import weight_archive as archive
-from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, Progress, open_archive
-from workers.iree.kernels.matmul.arithmetic import Pairs, Singles
+from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, open_archive
+from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
+from workers.load_options import Progress
 
-OPS = TiledOps("float32", Singles("f32", 16))
+OPS = TiledOps("float32", FloatFma("f32", 16))
 
 
 def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
@@ -56,7 +57,7 @@ def test_made_once(packing: Packing) -> None:
 def test_each_layout_is_its_own(packing: Packing) -> None:
     assert packing.made()
     assert packing.made(PlainOps("float32"))
-    assert packing.made(TiledOps("bfloat16", Pairs()))
+    assert packing.made(TiledOps("bfloat16", Bf16Dot()))
 
 
 def test_renewed_with_the_checkpoint(packing: Packing) -> None:
@@ -65,11 +66,11 @@ def test_renewed_with_the_checkpoint(packing: Packing) -> None:
     assert packing.made()
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
 def test_repaired(packing: Packing, damage: str) -> None:
     assert packing.made()
     (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
-    if damage == "cut":
+    if damage == "truncated":
         file.write_bytes(file.read_bytes()[:-64])
     else:
         file.unlink()
@@ -129,7 +130,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     open_plain(path, tmp_path)
     (lock,) = (tmp_path / "weights").glob("*.lock")
     lock.unlink()
-    lock.mkdir()  # whoever opens it for writing fails, root included
+    lock.mkdir()  # opening it for writing fails, for root as well
     open_plain(path, tmp_path)
     make_checkpoint(path, seed=1)
     monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)

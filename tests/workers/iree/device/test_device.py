@@ -64,10 +64,10 @@ def test_a_driver_that_graphs_are_not_compiled_for(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("driver", [driver for driver in GPU_TARGETS if driver in available_drivers()])
 def test_what_a_machine_must_have_is_said(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     def missing(_: str) -> None:
-        raise ValueError("Error creating driver: c/runtime/driver.c:1: NOT_FOUND; no library here")
+        raise ValueError("Error creating driver: c/runtime/driver.c:1: NOT_FOUND; no registry here")
 
     monkeypatch.setattr(rt, "get_driver", missing)
-    words = rf"device: '{driver}' cannot be opened on this machine: no library here; it {re.escape(NEEDS[driver])}\."
+    words = rf"device: '{driver}' cannot be opened on this machine: no registry here; it {re.escape(NEEDS[driver])}\."
     with pytest.raises(DeviceError, match=f"{words} `baton doctor` shows"):
         Device(driver, 0)
 

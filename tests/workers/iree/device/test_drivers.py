@@ -41,9 +41,9 @@ def test_a_small_model_is_computed_by_the_thread_that_asks(
     spare: int,
     chosen: tuple[str, int],
 ) -> None:
-    """Whoever shares the cores with it; a larger one where one core is all that it gets."""
+    """Whatever shares the cores with it; a larger model where it gets one core alone."""
     config = ModelConfig.from_dir(checkpoint)
-    monkeypatch.setattr(drivers, "FEW_PARAMETERS", parameter_count(config) + spare)
+    monkeypatch.setattr(drivers, "SMALL_MODEL_PARAMETERS", parameter_count(config) + spare)
     monkeypatch.setattr(drivers, "cores_each", lambda workers: CORES // workers)
     assert choose_device(device, threads, config, workers) == chosen
 

@@ -83,7 +83,7 @@ def test_drivers_that_graphs_are_compiled_for() -> None:
     [("cuda", "sm_80", "bfloat16"), ("hip", "gfx942", "bfloat16"), ("vulkan", "", "float32")],
 )
 def test_a_decode_step_compiles(tmp_path: Path, cache_dir: Path, driver: str, architecture: str, dtype: Any) -> None:
-    """All graphs, also those that draw: `python bench/gpu_check.py --compile-only`."""
+    """All graphs, including those that sample: `python bench/gpu_check.py --compile-only`."""
     path, flags = make_checkpoint(tmp_path / "model", layers=1), gpu_flags(driver, architecture)
     recipe = Recipe(str(path), dtype, False, 2, 32, flags, driver, str(cache_dir))
     assert recipe.compiler().compile(recipe.plan().module(("decode_2",))).stat().st_size > 0

@@ -16,14 +16,14 @@ from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantiz
 from workers.host.memory import MemoryRefused
 from workers.iree import runner as runner_module
 from workers.iree.device.device import DeviceError
-from workers.iree.kernels.matmul.arithmetic import Pairs
-from workers.iree.model.packing import Packing, made_format, restore, stored_format
+from workers.iree.kernels.ir.arithmetic import Bf16Dot
+from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import Quantize
 
-OPS = TiledOps("bfloat16", Pairs())
+OPS = TiledOps("bfloat16", Bf16Dot())
 
 
 def stored(path: Path, kind: Quantize = "none", ops: TiledOps | PlainOps = OPS) -> dict[str, Stored]:
@@ -31,7 +31,7 @@ def stored(path: Path, kind: Quantize = "none", ops: TiledOps | PlainOps = OPS) 
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
-def test_matrices_are_made_of_few_bits(tmp_path: Path, kind: Quantize, bits: int) -> None:
+def test_matrices_are_quantized(tmp_path: Path, kind: Quantize, bits: int) -> None:
     made = stored(make_checkpoint(tmp_path), kind)
     packed = {name: each for name, each in made.items() if each.packing is not None}
     matrices = {f"{layer}.{part}" for layer in (0, 1) for part in ("qkv", "o", "gate_up", "down")}
@@ -54,7 +54,7 @@ def test_matrices_are_made_of_few_bits(tmp_path: Path, kind: Quantize, bits: int
         (True, "none", None, {"embedding": False, "head": False}),
     ],
 )
-def test_a_tied_head_of_few_bits_is_stored_once(
+def test_a_quantized_tied_head_is_stored_once(
     tmp_path: Path, tied: bool, kind: Quantize, bits: Literal[4] | None, expected: dict[str, bool]
 ) -> None:
     made = stored(make_checkpoint(tmp_path, tied=tied, quantized_bits=bits), kind)

@@ -1,13 +1,20 @@
-"""A softmax that is made of parts: weights are relative to the greatest score so far, and two parts become one."""
+"""An online softmax: weights are relative to the greatest score so far, and two partial results merge into one.
+
+Milakov and Gimelshein, https://arxiv.org/abs/1805.02867; Dao et al., https://arxiv.org/abs/2205.14135.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.operations import fma
+from workers.iree.kernels.ir.value import Value, constant
 
-LOW = "-1.0e30"
+LOW = -1.0e30
 """Below every score, and finite: the difference of two is zero and not NaN."""
 SERIES = (
     1.9875691500e-4,
@@ -19,83 +26,80 @@ SERIES = (
     1.0,
     1.0,
 )
-"""exp(x) / x^0 .. x^7 around 0, the last first."""
+"""Coefficients of exp(x) around 0, from x^7 to x^0."""
 LN2 = (0.693359375, -2.12194440e-4)
-"""The natural logarithm of 2 in two parts, of which the first times a small whole number is exact."""
+"""The natural logarithm of 2 in two parts, of which the first times a small integer is exact."""
 SHIFT = 3.0 * 2**22
-"""Added to a number it leaves no bits behind the point: the sum's last bits are the nearest whole number."""
-LEAST = -87.0
-"""What is smaller is raised to this: its power would have no exponent."""
-INTS = f"vector<{LANES}xi32>"
+"""Rounds a number that it is added to: the sum has no fraction, and its last bits are the nearest integer."""
+MIN_EXPONENT = -87.0
+"""Smaller arguments of exp are raised to this: the result would have no exponent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Softened:
-    """A softmax in the making: what some positions add to a row, relative to the greatest score among them."""
+class SoftmaxState:
+    """The softmax of some positions of a row, relative to the greatest score among them."""
 
-    top: str
-    """That score, in every lane,"""
-    mass: str
-    """the weights' sums by lane,"""
-    sums: tuple[str, ...]
-    """and the weighted sums of the values, 16 lanes each."""
+    top: Value
+    """The greatest score, in every lane."""
+    mass: Value
+    """The sums of the weights, by lane."""
+    sums: tuple[Value, ...]
+    """The weighted sums of the values, 16 lanes each."""
 
     @staticmethod
     def width(head_dim: int) -> int:
-        """float32 values that hold one."""
+        """Return the number of float32 that hold a state."""
         return head_dim + 2 * LANES
 
     @classmethod
     def empty(cls, code: Code, head_dim: int) -> Self:
-        """No positions."""
+        """Return the softmax of no positions."""
         zero = code.floats(0.0)
         return cls(code.floats(LOW), zero, (zero,) * (head_dim // LANES))
 
     @classmethod
-    def of(cls, flat: Sequence[str]) -> Self:
-        """What `flat` gave."""
+    def of(cls, flat: Sequence[Value]) -> Self:
+        """Return the state whose `flat` this is."""
         *sums, mass, top = flat
         return cls(top, mass, tuple(sums))
 
     @classmethod
-    def read(cls, code: Code, source: Value, at: Sequence[str]) -> Self:
-        """What `write` put to [*at, 0 .. width]."""
+    def load(cls, source: Memory, at: Sequence[Index]) -> Self:
+        """Load what `store` stored to [*at, 0 .. width]."""
         lanes = range(0, source.shape[-1], LANES)
-        return cls.of([code.read(source, [*at, code.index(lane)]) for lane in lanes])
+        return cls.of([source.load_vector([*at, lane]) for lane in lanes])
 
-    def flat(self) -> list[str]:
+    def flat(self) -> list[Value]:
         return [*self.sums, self.mass, self.top]
 
-    def write(self, code: Code, target: Value, at: Sequence[str]) -> None:
+    def store(self, target: Memory, at: Sequence[Index]) -> None:
         for i, part in enumerate(self.flat()):
-            code.put(part, LANES, target, [*at, code.index(i * LANES)])
+            target.store(part, [*at, i * LANES])
 
-    def join(self, code: Code, after: Self) -> "Softened":
-        """Both together (https://arxiv.org/abs/2205.14135). One of no positions changes no bit of the other."""
-        top = code.greater(self.top, after.top)
-        old, new = (power(code, code.let(f"arith.subf {each.top}, {top} : {FLOATS}")) for each in (self, after))
+    def merge(self, after: Self) -> "SoftmaxState":
+        """Return the softmax of the positions of both. A state of no positions changes no bit of the other."""
+        top = self.top.maximum(after.top)
+        old, new = exp(self.top - top), exp(after.top - top)
 
-        def both(a: str, b: str) -> str:
-            return code.let(f"vector.fma {a}, {old}, {code.let(f'arith.mulf {b}, {new} : {FLOATS}')} : {FLOATS}")
+        def rescaled(a: Value, b: Value) -> Value:
+            return fma(a, old, b * new)
 
-        sums = tuple(both(a, b) for a, b in zip(self.sums, after.sums, strict=True))
-        return Softened(top, both(self.mass, after.mass), sums)
+        sums = tuple(rescaled(a, b) for a, b in zip(self.sums, after.sums, strict=True))
+        return SoftmaxState(top, rescaled(self.mass, after.mass), sums)
 
 
-def power(code: Code, x: str) -> str:
-    """exp(x) for x <= 0, to two units in the last place and 1 for 0; Cephes' expf with fused multiply-adds.
+def exp(x: Value) -> Value:
+    """Return exp(x) for x <= 0, to two units in the last place and 1 for 0: Cephes' expf with fused multiply-adds.
 
     https://www.netlib.org/cephes/
     """
-    x = code.greater(code.floats(LEAST), x)
-    shifted = code.let(f"vector.fma {x}, {code.floats(math.log2(math.e))}, {code.floats(SHIFT)} : {FLOATS}")
-    whole = code.let(f"arith.subf {shifted}, {code.floats(SHIFT)} : {FLOATS}")
+    x = constant(x.code, MIN_EXPONENT, x.type).maximum(x)
+    shifted = fma(x, math.log2(math.e), SHIFT)
+    whole = shifted - SHIFT
     for part in LN2:
-        x = code.let(f"vector.fma {whole}, {code.floats(-part)}, {x} : {FLOATS}")
-    sum_ = code.floats(SERIES[0])
-    for factor in SERIES[1:]:
-        sum_ = code.let(f"vector.fma {sum_}, {x}, {code.floats(factor)} : {FLOATS}")
-    bits = [code.let(f"vector.bitcast {value} : {FLOATS} to {INTS}") for value in (sum_, shifted)]
-    exponent = code.let(f"arith.shli {bits[1]}, {code.constant(f'dense<23> : {INTS}')} : {INTS}")
-    raised = code.let(f"arith.addi {bits[0]}, {exponent} : {INTS}")
-    return code.let(f"vector.bitcast {raised} : {INTS} to {FLOATS}")
+        x = fma(whole, -part, x)
+    sum_ = constant(x.code, SERIES[0], x.type)
+    for coefficient in SERIES[1:]:
+        sum_ = fma(sum_, x, coefficient)
+    bits, exponent = sum_.bitcast("i32"), shifted.bitcast("i32")
+    return (bits + (exponent << 23)).bitcast("f32")

@@ -1,247 +1,163 @@
-"""A builder of MLIR text for dispatches whose every instruction is chosen here.
+"""The code of one workgroup: typed values, control flow and local memory.
 
-A `Code` is the body of one workgroup in the arith, scf, tensor, memref and vector dialects. Nothing in it is left for
-the compiler to tile, vectorize or reorder, so two graphs with the same body compute the same bits.
+Nothing in it is left for the compiler to tile, vectorize or reorder, so two graphs with the same body compute the same
+bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-LANES = 16
-"""Lanes of a vector: one AVX-512 register of float32; narrower machines use several registers."""
-LINE = 64
-"""Bytes of a line of the cache."""
-SIZES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i8": 1}
-"""Bytes of an element."""
-FLOATS = f"vector<{LANES}xf32>"
-ELEMENT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int32": "i32", "uint32": "ui32"}
-"""MLIR's names of the element types."""
+from workers.iree.kernels.ir.memory import Index, Memory, memref
+from workers.iree.kernels.ir.mlir_lines import MlirLines
+from workers.iree.kernels.ir.mlir_types import F32_VECTOR, INDEX, LANES, Type
+from workers.iree.kernels.ir.value import Number, Value, constant
 
 
-def tensor(shape: Sequence[int | str], element: str) -> str:
-    """`tensor((2, "?"), "f32")` -> `tensor<2x?xf32>`."""
-    return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
+class Code(MlirLines):
+    """The body of one workgroup, as methods that append to it. Regions are functions that append their operations."""
 
+    def constant(self, value: Number, type: Type) -> Value:
+        """Return a constant scalar, or a vector with the number in every lane."""
+        return constant(self, value, type)
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An SSA tensor, or a piece of memory: its name, and what its type is made of."""
+    def index(self, value: Index) -> Value:
+        """Return a constant index; one that is a value already stays."""
+        return value if isinstance(value, Value) else constant(self, value, INDEX)
 
-    name: str
-    shape: tuple[int, ...]
-    element: str
-    memory: bool = False
+    def floats(self, value: float) -> Value:
+        """Return a vector with the same float32 in every lane."""
+        return constant(self, value, F32_VECTOR)
 
-    @property
-    def type(self) -> str:
-        kind = tensor(self.shape, self.element)
-        return kind.replace("tensor", "memref", 1) if self.memory else kind
-
-
-@dataclass(slots=True)
-class Code:
-    """Lines of SSA form. Constants are made once and stand before everything else."""
-
-    lines: list[str] = field(default_factory=list)
-    _constants: dict[str, str] = field(default_factory=dict)
-    _count: int = 0
-
-    def name(self) -> str:
-        self._count += 1
-        return f"%v{self._count}"
-
-    def let(self, expression: str) -> str:
-        """Append an operation with one result and return the result's name."""
-        name = self.name()
-        self.lines.append(f"{name} = {expression}")
-        return name
-
-    def do(self, statement: str) -> None:
-        """Append an operation without results."""
-        self.lines.append(statement)
-
-    def constant(self, value: str) -> str:
-        """`constant("0.0 : f32")`."""
-        if value not in self._constants:
-            self._constants[value] = self.name()
-        return self._constants[value]
-
-    def index(self, value: int) -> str:
-        return self.constant(f"{value} : index")
-
-    def floats(self, value: float | str) -> str:
-        """A constant vector with the same float32 in every lane; a string is taken as MLIR writes it."""
-        return self.constant(f"dense<{_literal(value)}> : {FLOATS}")
-
-    def add(self, a: str, b: str | int) -> str:
-        """The sum of two indices."""
-        return a if b == 0 else self.let(f"arith.addi {a}, {self.index(b) if isinstance(b, int) else b} : index")
-
-    def mul(self, a: str, b: int) -> str:
-        """The product of an index and a number."""
-        return a if b == 1 else self.let(f"arith.muli {a}, {self.index(b)} : index")
-
-    def div(self, a: str, b: int) -> str:
-        return a if b == 1 else self.quotient(a, self.index(b))
-
-    def rem(self, a: str, b: int) -> str:
-        return self.index(0) if b == 1 else self.remainder(a, self.index(b))
-
-    def quotient(self, a: str, b: str) -> str:
-        """Of two indices."""
-        return self.let(f"arith.divui {a}, {b} : index")
-
-    def remainder(self, a: str, b: str) -> str:
-        return self.let(f"arith.remui {a}, {b} : index")
-
-    def least(self, a: str, b: str) -> str:
-        return self.let(f"arith.minui {a}, {b} : index")
-
-    def most(self, a: str, b: str) -> str:
-        return self.let(f"arith.maxui {a}, {b} : index")
-
-    def minus(self, a: str, b: str | int) -> str:
-        """The difference of two indices."""
-        return a if b == 0 else self.let(f"arith.subi {a}, {self.index(b) if isinstance(b, int) else b} : index")
-
-    def number(self, index: str) -> str:
-        """An index as an int32."""
-        return self.let(f"arith.index_cast {index} : index to i32")
-
-    def spread(self, scalar: str, element: str = "f32", lanes: int = LANES) -> str:
-        """A scalar in every lane."""
-        return self.let(f"vector.broadcast {scalar} : {element} to vector<{lanes}x{element}>")
-
-    def read(self, source: Value, at: Sequence[str], lanes: int = LANES) -> str:
-        """`lanes` neighbours along the last dimension."""
-        if source.memory:
-            kind = f"vector<{lanes}x{source.element}>"
-            return self.let(f"vector.load {source.name}[{', '.join(at)}] : {source.type}, {kind}")
-        zero = self.constant(f"{'0' if source.element == 'i32' else '0.0'} : {source.element}")
-        kind = f"vector<{lanes}x{source.element}>"
-        where = ", ".join(at)
-        return self.let(
-            f"vector.transfer_read {source.name}[{where}], {zero} {{in_bounds = [true]}} : {source.type}, {kind}"
-        )
-
-    def write(self, vector: str, lanes: int, target: Value, at: Sequence[str]) -> Value:
-        """`target` with `lanes` neighbours replaced."""
-        kind = f"vector<{lanes}x{target.element}>"
-        where = ", ".join(at)
-        text = f"vector.transfer_write {vector}, {target.name}[{where}] {{in_bounds = [true]}} : {kind}, {target.type}"
-        return Value(self.let(text), target.shape, target.element)
-
-    def put(self, vector: str, lanes: int, target: Value, at: Sequence[str]) -> None:
-        """Replace `lanes` neighbours in memory."""
-        kind = f"vector<{lanes}x{target.element}>"
-        self.do(f"vector.store {vector}, {target.name}[{', '.join(at)}] : {target.type}, {kind}")
-
-    def set(self, scalar: str, target: Value, at: Sequence[str]) -> None:
-        """Replace one element in memory."""
-        self.do(f"memref.store {scalar}, {target.name}[{', '.join(at)}] : {target.type}")
-
-    def prefetch(self, source: Value, at: Sequence[str], locality: int = 3) -> None:
-        """Have a line of memory brought to the first cache, with a locality of 2 to the second, of 0 to the first for
-        one use; one that is out of bounds is not."""
-        self.do(f"memref.prefetch {source.name}[{', '.join(at)}], read, locality<{locality}>, data : {source.type}")
-
-    def room(self, shape: tuple[int, ...], element: str) -> Value:
-        """Memory of the workgroup's own, on the stack: to be asked for outside of loops."""
-        kind = tensor(shape, element).replace("tensor", "memref", 1)
-        properties = "<{alignment = 64 : i64, operandSegmentSizes = array<i32: 0, 0>}>"
-        return Value(self.let(f'"memref.alloca"() {properties} : () -> {kind}'), shape, element, memory=True)
-
-    def extract(self, source: Value, at: Sequence[str]) -> str:
-        kind = "memref.load" if source.memory else "tensor.extract"
-        return self.let(f"{kind} {source.name}[{', '.join(at)}] : {source.type}")
-
-    def extract_index(self, source: Value, at: Sequence[str]) -> str:
-        """An int32 element as an index."""
-        return self.let(f"arith.index_cast {self.extract(source, at)} : i32 to index")
-
-    def empty(self, shape: tuple[int, ...], element: str) -> Value:
-        return Value(self.let(f"tensor.empty() : {tensor(shape, element)}"), shape, element)
+    def iota(self, start: int = 0, lanes: int = LANES) -> Value:
+        """Return a vector of consecutive int32 from `start` on."""
+        kind, numbers = Type("i32", lanes), ", ".join(map(str, range(start, start + lanes)))
+        return Value(self, self.constant_name(f"dense<[{numbers}]> : {kind}"), kind)
 
     def loop(
         self,
-        low: str,
-        high: str,
-        step: int,
-        carried: Sequence[tuple[str, str]],
-        body: Callable[[str, list[str]], Sequence[str]],
-    ) -> list[str]:
-        """`scf.for`: `carried` are (initial value, type); `body` gets the index and their names and gives the next."""
-        index, names = self.name(), [self.name() for _ in carried]
-        types = ", ".join(kind for _, kind in carried)
-        head = f"scf.for {index} = {low} to {high} step {self.index(step)}"
-        start = ", ".join(f"{name} = {initial}" for name, (initial, _) in zip(names, carried, strict=True))
-        result = self.name()
-        self.do(f"{result}:{len(carried)} = {head} iter_args({start}) -> ({types}) {{")
-        following = body(index, names)
-        self.do(f"scf.yield {', '.join(following)} : {types}")
-        self.do("}")
-        return [f"{result}#{i}" for i in range(len(carried))]
+        low: Index,
+        high: Index,
+        carried: Sequence[Value],
+        body: Callable[[Value, list[Value]], Sequence[Value]],
+        step: int = 1,
+    ) -> list[Value]:
+        """Loop from `low` to below `high` (`scf.for`) and return the values that the last turn gave.
 
-    def repeat(self, low: str, high: str, step: int, body: Callable[[str], None]) -> None:
-        """A loop that carries nothing."""
-        index = self.name()
-        self.do(f"scf.for {index} = {low} to {high} step {self.index(step)} {{")
+        `body` gets each index with the values so far, first `carried`, and returns the next ones.
+        """
+        index, types = self._value(INDEX), ", ".join(str(each.type) for each in carried)
+        values = [self._value(each.type) for each in carried]
+        start = ", ".join(f"{value.name} = {each.name}" for value, each in zip(values, carried, strict=True))
+        result, head = self.name(), self._for(index, low, high, step)
+        self.do(f"{result}:{len(carried)} = {head} iter_args({start}) -> ({types}) {{")
+        self._yield("loop", body(index, values), values)
+        self.do("}")
+        return [Value(self, f"{result}#{i}", each.type) for i, each in enumerate(carried)]
+
+    def repeat(self, low: Index, high: Index, body: Callable[[Value], None], step: int = 1) -> None:
+        """Loop over indices from `low` to below `high` without values that are carried."""
+        index = self._value(INDEX)
+        self.do(f"{self._for(index, low, high, step)} {{")
         body(index)
         self.do("}")
 
-    def switch(self, index: str, cases: Mapping[int, Callable[[], None]], default: Callable[[], None]) -> None:
-        """Run the case of this number, or the default."""
-        self.do(f"scf.index_switch {index}")
-        for number, body in cases.items():
-            self.do(f"case {number} {{")
+    def loop_while(
+        self,
+        start: Sequence[Value],
+        condition: Callable[[list[Value]], tuple[Value, Sequence[Value]]],
+        body: Callable[[list[Value]], Sequence[Value]],
+    ) -> list[Value]:
+        """Loop as long as a condition holds (`scf.while`) and return the values that it passed last.
+
+        `condition` gets the values, first `start`, and returns a bit and what it passes to `body`, which returns the
+        next values.
+        """
+        values = [self._value(each.type) for each in start]
+        result, at = self.name(), len(self.lines)
+        self.do("")
+        goes_on, passed = condition(values)
+        if goes_on.type != Type("i1"):
+            raise TypeError(f"loop_while: the condition is {goes_on.type}, not i1")
+        inputs, outputs = (", ".join(str(each.type) for each in some) for some in (values, passed))
+        carried = ", ".join(f"{value.name} = {each.name}" for value, each in zip(values, start, strict=True))
+        count = f":{len(passed)}" if len(passed) > 1 else ""
+        returned = f"({outputs})" if len(passed) > 1 else outputs
+        self.lines[at] = f"{result}{count} = scf.while ({carried}) : ({inputs}) -> {returned} {{"
+        self.do(f"scf.condition({goes_on.name}) {', '.join(each.name for each in passed)} : {outputs}")
+        given = [self._value(each.type) for each in passed]
+        self.do(f"}} do {{\n^bb0({', '.join(f'{each.name}: {each.type}' for each in given)}):")
+        self._yield("loop_while", body(given), values)
+        self.do("}")
+        return [Value(self, f"{result}#{i}", each.type) for i, each in enumerate(passed)]
+
+    def when(self, condition: Value, body: Callable[[], None]) -> None:
+        """Run `body` if a bit is set."""
+        self.begin_when(condition)
+        body()
+        self.end_when()
+
+    def begin_when(self, condition: Value) -> None:
+        """Run what is appended before `end_when` if a bit is set."""
+        if condition.type != Type("i1"):
+            raise TypeError(f"when: the condition is {condition.type}, not i1")
+        self.do(f"scf.if {condition.name} {{")
+
+    def end_when(self) -> None:
+        self.do("}")
+
+    def choose(self, condition: Value, yes: Callable[[], Value], no: Callable[[], Value]) -> Value:
+        """Return the value of `yes` if a bit is set, otherwise that of `no`; the other one's code is not run."""
+        result, at = self.name(), len(self.lines)
+        self.do("")
+        first = yes()
+        self.lines[at] = f"{result} = scf.if {condition.name} -> ({first.type}) {{"
+        self._yield("choose", [first], [first])
+        self.do("} else {")
+        self._yield("choose", [no()], [first])
+        self.do("}")
+        return Value(self, result, first.type)
+
+    def switch(self, number: Value, cases: Mapping[int, Callable[[], None]], default: Callable[[], None]) -> None:
+        """Run the case of an index, or the default."""
+        self.do(f"scf.index_switch {number.name}")
+        for case, body in cases.items():
+            self.do(f"case {case} {{")
             body()
             self.do("scf.yield\n}")
         self.do("default {")
         default()
         self.do("}")
 
-    def carry(self, low: str, high: str, step: int, target: Value, body: Callable[[str, Value], Value]) -> Value:
-        """A loop that carries one tensor."""
+    def allocate(self, shape: tuple[int, ...], element: str) -> Memory:
+        """Allocate memory on the workgroup's stack; call it outside of loops."""
+        properties = "<{alignment = 64 : i64, operandSegmentSizes = array<i32: 0, 0>}>"
+        name = self.let(f'"memref.alloca"() {properties} : () -> {memref(shape, element)}')
+        return Memory(self, name, shape, element)
 
-        def turn(index: str, names: list[str]) -> list[str]:
-            return [body(index, Value(names[0], target.shape, target.element)).name]
+    def intrinsic(self, name: str, operands: Sequence[Value], type: Type) -> Value:
+        """Call an intrinsic of LLVM that returns a value."""
+        return Value(self, self.let(self._call(name, operands, str(type))), type)
 
-        (name,) = self.loop(low, high, step, [(target.name, target.type)], turn)
-        return Value(name, target.shape, target.element)
+    def intrinsic_statement(self, name: str) -> None:
+        """Call an intrinsic of LLVM without operands and results."""
+        self.do(self._call(name, [], "()"))
 
-    def part(self, vector: str, lanes: int, element: str, first: int, count: int) -> str:
-        """`count` lanes of a vector from `first` on."""
-        kept = ", ".join(map(str, range(first, first + count)))
-        kind = f"vector<{lanes}x{element}>"
-        return self.let(f"vector.shuffle {vector}, {vector} [{kept}] : {kind}, {kind}")
+    def _call(self, name: str, operands: Sequence[Value], result: str) -> str:
+        names, types = (", ".join(parts) for parts in ([x.name for x in operands], [str(x.type) for x in operands]))
+        return f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result}'
 
-    def sum_lanes(self, vector: str, lanes: int = LANES) -> str:
-        """The sum of a float32 vector's lanes, halves onto halves: an order that no compiler chooses."""
-        return self._fold(
-            vector, lanes, lambda low, high, half: self.let(f"arith.addf {low}, {high} : vector<{half}xf32>")
-        )
+    def _for(self, index: Value, low: Index, high: Index, step: int) -> str:
+        ends = [self.index(each) for each in (low, high)]
+        for each in ends:
+            if each.type != INDEX:
+                raise TypeError(f"a loop's end is {each.type}, not index")
+        return f"scf.for {index.name} = {ends[0].name} to {ends[1].name} step {self.index(step).name}"
 
-    def greater(self, a: str, b: str, lanes: int = LANES) -> str:
-        """Lane by lane the greater, and `b` where one is not a number: one instruction, as `arith.maxnumf` is not."""
-        kind = f"vector<{lanes}xf32>"
-        above = self.let(f"arith.cmpf ogt, {a}, {b} : {kind}")
-        return self.let(f"arith.select {above}, {a}, {b} : vector<{lanes}xi1>, {kind}")
+    def _yield(self, operation: str, values: Sequence[Value], like: Sequence[Value]) -> None:
+        types = [each.type for each in like]
+        if [each.type for each in values] != types:
+            given = ", ".join(str(each.type) for each in values)
+            raise TypeError(f"{operation}: the body gives ({given}), not ({', '.join(map(str, types))})")
+        self.do(f"scf.yield {', '.join(each.name for each in values)} : {', '.join(map(str, types))}")
 
-    def greatest_lane(self, vector: str, lanes: int = LANES) -> str:
-        return self._fold(vector, lanes, self.greater)
-
-    def _fold(self, vector: str, lanes: int, join: Callable[[str, str, int], str]) -> str:
-        """A vector's lanes joined to one float32, halves with halves."""
-        while lanes > 1:
-            half = lanes // 2
-            low, high = (self.part(vector, lanes, "f32", at, half) for at in (0, half))
-            vector, lanes = join(low, high, half), half
-        return self.let(f"vector.extract {vector}[0] : f32 from vector<1xf32>")
-
-    def text(self) -> str:
-        heads = [f"{name} = arith.constant {value}" for value, name in self._constants.items()]
-        return "\n".join([*heads, *self.lines])
-
-
-def _literal(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.9e}"
+    def _value(self, type: Type) -> Value:
+        return Value(self, self.name(), type)

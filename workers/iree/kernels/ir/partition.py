@@ -1,50 +1,49 @@
-"""How the work of a kernel is shared out among threads."""
+"""How the work of a kernel is divided among threads."""
 
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.value import Value
 
-SHARES = 7
+PARTITIONS_PER_THREAD = 7
 """Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
 (IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Which of how many shares of the work is done."""
+class Partition:
+    """One of `count` parts of the work."""
 
-    number: str
+    number: Value
     count: int
 
+    def even_range(self, total: Value) -> tuple[Value, Value]:
+        """Return the first of `total` items in this part, and the end. Parts with one item more come first."""
 
-def workgroups(parts: int, threads: int) -> int:
-    """How many workgroups share `parts` of the work."""
-    return min(parts, SHARES * threads)
+        def first(part: Value) -> Value:
+            return (part * total + (self.count - 1)) // self.count
+
+        return first(self.number), first(self.number + 1)
+
+    def tapered_range(self, total: int) -> tuple[Value, Value]:
+        """Return the first of `total` items in this part, and the end; each part is smaller than the one before.
+
+        The first has nearly two of `count` equal shares and the last next to none, so that threads that began at
+        different times, or run at different speeds, end together (trapezoid self-scheduling,
+        https://doi.org/10.1109/71.205655).
+        """
+        return self.tapered_start(total), self.tapered_start(total, self.number + 1)
+
+    def tapered_start(self, total: int, part: Value | None = None) -> Value:
+        """Return the first item of this part or another one, as `tapered_range` divides them."""
+        left = self.count - (self.number if part is None else part)
+        return total - left * left * total // (self.count * self.count)
+
+    def next(self) -> Value:
+        """Return the part that the thread which has this one most likely takes next, as threads take turns; the last
+        one where there are no more."""
+        return (self.number + max(1, self.count // PARTITIONS_PER_THREAD)).minimum(self.count - 1)
 
 
-def share_of(code: Code, share: Share, count: str) -> tuple[str, str]:
-    """The first of `count` things that a share is of, and the end: shares with one more come first."""
-
-    def first(end: int) -> str:
-        before = code.let(f"arith.muli {code.add(share.number, end)}, {count} : index")
-        return code.div(code.add(before, share.count - 1), share.count)
-
-    return first(0), first(1)
-
-
-def share_end(code: Code, number: str, count: int, parts: int) -> str:
-    """Where share `number` of `count` begins, and the one before it ends: each is smaller than the one before.
-
-    The first has nearly two of `count` shares of the work, and the last next to none, so that threads that began at
-    different times, or run at different speeds, end together (trapezoid self-scheduling,
-    https://doi.org/10.1109/71.205655).
-    """
-    left = code.let(f"arith.subi {code.index(count)}, {number} : index")
-    rest = code.div(code.mul(code.let(f"arith.muli {left}, {left} : index"), parts), count * count)
-    return code.let(f"arith.subi {code.index(parts)}, {rest} : index")
-
-
-def share_after(code: Code, share: Share) -> str:
-    """The share that whoever has this one most likely takes next, as threads take turns; the last one where there are
-    no more."""
-    return code.least(code.add(share.number, max(1, share.count // SHARES)), code.index(share.count - 1))
+def partition_count(parts: int, threads: int) -> int:
+    """Return how many workgroups the work is divided among, of which `parts` is the finest division."""
+    return min(parts, PARTITIONS_PER_THREAD * threads)

@@ -1,28 +1,24 @@
-"""Products with a packed weight: plain, with a bias, and the gated pair of an MLP."""
+"""Linear layers with a packed weight: plain, with a bias, and the gated linear unit (GLU) of an MLP."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.builder import FLOATS, LANES, Code, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.partition import Share, share_after, share_end
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.prefetch import Fetch, both, shared, straight
-from workers.iree.kernels.matmul.tiling import Cut
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import Partition
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.prefetch import Prefetch, prefetch_ahead, prefetch_both, prefetch_next_group
+from workers.iree.kernels.matmul.tiling import GemmTiling
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
-PADDING = LANES
-"""Words after each row of a left operand: rows a power of two apart would fall into the same lines of the cache."""
-GROUP_BYTES = 256 << 10
-"""Weights that all rows pass by before the next are read: what the second cache holds."""
+L2_WEIGHT_BYTES = 256 << 10
+"""Weights that all rows are multiplied by before the next are read: what L2 holds."""
 
-_Tile = Callable[[str, int, str, int, Fetch], None]
-"""Sums a set of tiles for a block of rows: the first tile, how many, the first row, how many, and what to fetch."""
-
-
-def stride(inputs: int, arithmetic: Arithmetic) -> int:
-    """Words between rows of a left operand."""
-    return inputs // arithmetic.word + PADDING
+_WriteTiles = Callable[[Value, int, Value, int, Prefetch], None]
+"""Writes a tile group for a block of rows: its first tile, how many, the first row, how many, and what to prefetch."""
 
 
 def linear(
@@ -36,48 +32,46 @@ def linear(
     threads: int = 1,
     live: bool = False,
 ) -> str:
-    """words [rows, stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
+    """Packed words [rows, row_stride], a weight [tiles, inputs / k, 16, k] (, bias f32 [tiles * 16]) (, live i32 [1])
     -> f32 [rows, tiles * 16], of which the first `live` rows are computed.
     """
-    cut = Cut(rows, tiles, inputs, arithmetic, 1, live)
-    d = Kernel(name, cut.shares(threads))
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((tiles, inputs * LANES), arithmetic.element)
-    offsets = d.take((tiles * LANES,), "f32") if bias else None
-    number = d.take((1,), "i32") if live else None
-    out = d.give((rows, tiles * LANES), "f32")
-    add_linear(d.code, Share(d.workgroup(), d.workgroups), cut, x, w, out, offsets, number)
-    return d.function()
+    tiling = GemmTiling(rows, tiles, inputs, arithmetic, 1, live)
+    kernel = Kernel(name, tiling.partitions(threads))
+    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input((tiles, inputs * LANES), arithmetic.element)
+    offsets = kernel.input((tiles * LANES,), "f32") if bias else None
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((rows, tiles * LANES), "f32")
+    write_linear(kernel.code, kernel.partition, tiling, x, w, out, offsets, number)
+    return kernel.function()
 
 
-def add_linear(
+def write_linear(
     code: Code,
-    share: Share,
-    cut: Cut,
-    x: Value,
-    w: Value,
-    out: Value,
-    offsets: Value | None = None,
-    live: Value | None = None,
+    partition: Partition,
+    tiling: GemmTiling,
+    x: Memory,
+    w: Memory,
+    out: Memory,
+    offsets: Memory | None = None,
+    live: Memory | None = None,
 ) -> None:
-    """Write a share of `linear`."""
+    """Write a partition of the work of `linear`."""
 
-    def tile(at: str, span: int, first: str, count: int, fetch: Fetch) -> None:
-        which = [code.add(first, i) for i in range(count)]
-        tiles = [code.add(at, i) for i in range(span)]
-        sums = sums_of(code, x, which, w, tiles, cut.inputs, cut.arithmetic, fetch)
-        column = code.mul(at, LANES)
+    def write(at: Value, group_tiles: int, first: Value, count: int, prefetch: Prefetch) -> None:
+        rows, tiles = [first + i for i in range(count)], [at + i for i in range(group_tiles)]
+        sums = gemm_tile(code, x, rows, w, tiles, tiling.inputs, tiling.arithmetic, prefetch)
+        column = at * LANES
         for row, totals in enumerate(sums):
             for i, total in enumerate(totals):
                 if offsets is not None:
-                    start = code.read(offsets, [code.add(column, i * LANES)])
-                    total = code.let(f"arith.addf {total}, {start} : {FLOATS}")
-                code.put(total, LANES, out, [code.add(first, row), code.add(column, i * LANES)])
+                    total = total + offsets.load_vector([column + i * LANES])
+                out.store(total, [first + row, column + i * LANES])
 
-    _each(code, share, cut, live, w, tile)
+    _each_tile_group(code, partition, tiling, live, w, write)
 
 
-def gated(
+def glu_linear(
     name: str,
     rows: int,
     tiles: int,
@@ -88,167 +82,146 @@ def gated(
     threads: int = 1,
     live: bool = False,
 ) -> str:
-    """act(gate) * up: words [rows, stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
-    -> words [rows, stride], of which the first `live` rows are computed.
+    """act(gate) * up: packed words [rows, row_stride], a weight [2 * tiles, inputs / k, 16, k] (, live i32 [1])
+    -> packed words [rows, row_stride], of which the first `live` rows are computed.
 
     The first half of the weight is the gate's (https://arxiv.org/abs/2002.05202).
     """
-    cut = Cut(rows, tiles, inputs, arithmetic, 2, live)
-    d = Kernel(name, cut.shares(threads))
-    x = d.take((rows, stride(inputs, arithmetic)), "i32")
-    w = d.take((2 * tiles, inputs * LANES), arithmetic.element)
-    number = d.take((1,), "i32") if live else None
-    out = d.give((rows, stride(tiles * LANES, arithmetic)), "i32")
-    add_gated(d.code, Share(d.workgroup(), d.workgroups), cut, x, w, out, activation, number)
-    return d.function()
+    tiling = GemmTiling(rows, tiles, inputs, arithmetic, 2, live)
+    kernel = Kernel(name, tiling.partitions(threads))
+    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input((2 * tiles, inputs * LANES), arithmetic.element)
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((rows, row_stride(tiles * LANES, arithmetic)), "i32")
+    write_glu_linear(kernel.code, kernel.partition, tiling, x, w, out, activation, number)
+    return kernel.function()
 
 
-def add_gated(
+def write_glu_linear(
     code: Code,
-    share: Share,
-    cut: Cut,
-    x: Value,
-    w: Value,
-    out: Value,
+    partition: Partition,
+    tiling: GemmTiling,
+    x: Memory,
+    w: Memory,
+    out: Memory,
     activation: Activation,
-    live: Value | None = None,
+    live: Memory | None = None,
 ) -> None:
-    """Write a share of `gated`."""
-    arithmetic, words = cut.arithmetic, LANES // cut.arithmetic.word
+    """Write a partition of the work of `glu_linear`."""
+    arithmetic, words = tiling.arithmetic, LANES // tiling.arithmetic.per_word
 
-    def tile(at: str, span: int, first: str, count: int, fetch: Fetch) -> None:
-        which = [code.add(first, i) for i in range(count)]
-        halves = [[code.add(code.add(at, half), i) for i in range(span)] for half in (0, cut.tiles)]
-        turns = [[*halves[0], *halves[1]]] if cut.together(count) else halves
-        parts = [sums_of(code, x, which, w, each, cut.inputs, arithmetic, fetch) for each in turns]
-        column = code.mul(at, words)
+    def write(at: Value, group_tiles: int, first: Value, count: int, prefetch: Prefetch) -> None:
+        rows = [first + i for i in range(count)]
+        halves = [[at + half + i for i in range(group_tiles)] for half in (0, tiling.tiles)]
+        turns = [[*halves[0], *halves[1]]] if tiling.sums_both_halves(count) else halves
+        parts = [gemm_tile(code, x, rows, w, each, tiling.inputs, arithmetic, prefetch) for each in turns]
+        column = at * words
         for row in range(count):
             totals = [total for part in parts for total in part[row]]
-            for i, (gate, up) in enumerate(zip(totals[:span], totals[span:], strict=True)):
-                product = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gate)}, {up} : {FLOATS}")
-                where = [code.add(first, row), code.add(column, i * words)]
-                code.put(arithmetic.words(code, product), words, out, where)
+            for i, (gate, up) in enumerate(zip(totals[:group_tiles], totals[group_tiles:], strict=True)):
+                product = ACTIVATIONS[activation](gate) * up
+                at_row, at_column = first + row, column + i * words
+                out.store(arithmetic.pack(product), [at_row, at_column])
 
-    _each(code, share, cut, live, w, tile)
-
-
-def silu(code: Code, x: str) -> str:
-    """x / (1 + exp(-x)) (https://arxiv.org/abs/1702.03118)."""
-    power = code.let(f"math.exp {code.let(f'arith.negf {x} : {FLOATS}')} : {FLOATS}")
-    below = code.let(f"arith.addf {power}, {code.floats(1.0)} : {FLOATS}")
-    return code.let(f"arith.divf {x}, {below} : {FLOATS}")
+    _each_tile_group(code, partition, tiling, live, w, write)
 
 
-def gelu_tanh(code: Code, x: str) -> str:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (https://arxiv.org/abs/1606.08415)."""
-    square = code.let(f"arith.mulf {x}, {x} : {FLOATS}")
-    cube = code.let(f"arith.mulf {square}, {x} : {FLOATS}")
-    inner = code.let(f"vector.fma {cube}, {code.floats(0.044715)}, {x} : {FLOATS}")
-    bent = code.let(
-        f"math.tanh {code.let(f'arith.mulf {inner}, {code.floats((2 / math.pi) ** 0.5)} : {FLOATS}')} : {FLOATS}"
-    )
-    half = code.let(f"arith.mulf {x}, {code.floats(0.5)} : {FLOATS}")
-    return code.let(f"vector.fma {half}, {bent}, {half} : {FLOATS}")
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Code, str], str]] = {"silu": silu, "gelu_tanh": gelu_tanh}
-
-
-def _each(code: Code, share: Share, cut: Cut, live: Value | None, w: Value, tile: _Tile) -> None:
-    """Call `tile` for a share of the sets of tiles and all rows, or the `live` ones; the rows in blocks."""
-
-    def begin(number: str, span: int) -> str:
-        """The first set of a share."""
-        return share_end(code, number, share.count, cut.sets(span))
-
-    def share_of(span: int) -> tuple[str, str]:
-        """The first set of the share, and the end."""
-        return begin(share.number, span), begin(code.add(share.number, 1), span)
-
-    def blocks(height: int, end: str, last: str) -> None:
-        span, several = cut.span(height), cut.heights.blocks(height) > 1
-        low, high = share_of(span)
-        later = begin(share_after(code, share), span)
-
-        def rows_of(number: str) -> None:
-            at, following = cut.first_tile(code, number, span), code.add(number, 1)
-            within = code.let(f"arith.cmpi ult, {following}, {high} : index")
-            following = code.let(f"arith.select {within}, {following}, {later} : index")
-            distance = code.minus(cut.first_tile(code, following, span), at)
-
-            def block(row: str) -> None:
-                fetch = straight(code, w, span, height)
-                if several:
-                    fetch = both(fetch, shared(code, w, distance, code.div(row, height)))
-                tile(at, span, code.least(row, last), height, fetch)
-
-            code.repeat(code.index(0), end, height, block)
-
-        code.repeat(low, high, 1, rows_of)
-
-    def all_rows() -> None:
-        height = min(cut.rows, cut.block)
-        span, rest = cut.span(height), cut.rows % height
-        whole = code.index(cut.rows - rest)
-        per = max(1, GROUP_BYTES // cut.size(span))
-
-        def some(low: str, high: str, first: str, count: int) -> None:
-            fetch = straight(code, w, span, count)
-            code.repeat(low, high, 1, lambda at: tile(cut.first_tile(code, at, span), span, first, count, fetch))
-
-        def group(low: str, high: str) -> None:
-            code.repeat(code.index(0), whole, height, lambda first: some(low, high, first, height))
-            if rest:
-                some(low, high, whole, rest)
-
-        low, high = share_of(span)
-        if cut.rows > height:
-            code.repeat(low, high, per, lambda at: group(at, code.least(code.add(at, per), high)))
-        else:
-            some(low, high, code.index(0), height)
-
+def _each_tile_group(
+    code: Code, partition: Partition, tiling: GemmTiling, live: Memory | None, w: Memory, write: _WriteTiles
+) -> None:
+    """Call `write` for a partition of the tile groups and all rows, or the live ones; the rows in blocks."""
     if live is not None:
-        cut.heights.choose(code, live, blocks)
+        _live_rows(code, partition, tiling, live, w, write)
     else:
-        all_rows()
+        _all_rows(code, partition, tiling, w, write)
 
 
-def sums_of(
+def _live_rows(
+    code: Code, partition: Partition, tiling: GemmTiling, live: Memory, w: Memory, write: _WriteTiles
+) -> None:
+    """Call `write` for the live rows: all blocks of rows for one tile group, then for the next."""
+
+    def blocks(height: int, end: Value, last: Value) -> None:
+        tiles, several = tiling.group_tiles(height), tiling.row_blocks.min_blocks(height) > 1
+        low, high = partition.tapered_range(tiling.groups(tiles))
+        later = partition.tapered_start(tiling.groups(tiles), partition.next())
+
+        def group(number: Value) -> None:
+            at, following = tiling.first_tile(number, tiles), number + 1
+            following = (following < high).select(following, later)
+            distance = tiling.first_tile(following, tiles) - at
+
+            def block(row: Value) -> None:
+                prefetch = prefetch_ahead(w, tiles, height)
+                if several:
+                    prefetch = prefetch_both(prefetch, prefetch_next_group(w, distance, row // height))
+                write(at, tiles, row.minimum(last), height, prefetch)
+
+            code.repeat(0, end, block, height)
+
+        code.repeat(low, high, group)
+
+    tiling.row_blocks.choose(code, live, blocks)
+
+
+def _all_rows(code: Code, partition: Partition, tiling: GemmTiling, w: Memory, write: _WriteTiles) -> None:
+    """Call `write` for all rows: so many tile groups as L2 holds for all blocks of rows, then the next ones."""
+    height = min(tiling.rows, tiling.block_rows)
+    tiles, rest = tiling.group_tiles(height), tiling.rows % height
+    whole = code.index(tiling.rows - rest)
+    groups_in_l2 = max(1, L2_WEIGHT_BYTES // tiling.group_bytes(tiles))
+
+    def block(low: Value, high: Value, first: Value, count: int) -> None:
+        prefetch = prefetch_ahead(w, tiles, count)
+        code.repeat(low, high, lambda at: write(tiling.first_tile(at, tiles), tiles, first, count, prefetch))
+
+    def all_blocks(low: Value, high: Value) -> None:
+        code.repeat(0, whole, lambda first: block(low, high, first, height), height)
+        if rest:
+            block(low, high, whole, rest)
+
+    low, high = partition.tapered_range(tiling.groups(tiles))
+    if tiling.rows > height:
+        code.repeat(low, high, lambda at: all_blocks(at, (at + groups_in_l2).minimum(high)), groups_in_l2)
+    else:
+        block(low, high, code.index(0), height)
+
+
+def gemm_tile(
     code: Code,
-    x: Value,
-    rows: list[str],
-    w: Value,
-    tiles: list[str],
+    x: Memory,
+    rows: list[Value],
+    w: Memory,
+    tiles: list[Value],
     inputs: int,
     arithmetic: Arithmetic,
-    fetch: Fetch,
-) -> list[list[str]]:
-    """float32 [16] of each of some rows and tiles."""
-    steps, lefts = inputs // arithmetic.k, arithmetic.k // arithmetic.word
-    unroll = next(n for n in (4 // lefts, 2, 1) if steps % n == 0)
-    zero = code.floats(0.0)
+    prefetch: Prefetch,
+) -> list[list[Value]]:
+    """Return float32 [16] of each of some rows and tiles."""
+    steps, words = inputs // arithmetic.k, arithmetic.k // arithmetic.per_word
+    unroll = next(n for n in (4 // words, 2, 1) if steps % n == 0)
     # Registers: a sum of each row and tile, all parts of each tile, one of a row's words, and what parts are made by.
-    roomy = len(tiles) * (len(rows) + lefts) + 2 <= 2 * arithmetic.sums
+    roomy = len(tiles) * (len(rows) + words) + 2 <= 2 * arithmetic.accumulators
 
-    def turn(at: str, sums: list[str]) -> list[str]:
+    def add(at: Value, sums: list[Value]) -> list[Value]:
         sums = list(sums)
         per = LANES * arithmetic.k
-        fetch(tiles, code.mul(at, per), unroll * per)
+        prefetch(tiles, at * per, unroll * per)
         for ahead in range(unroll):
-            step = code.add(at, ahead)
-            offset, word = code.mul(step, per), code.mul(step, lefts)
-            whole = [arithmetic.load(code, w, [tile, offset]) for tile in tiles] if roomy else []
-            for part in range(lefts):
+            step = at + ahead
+            offset, word = step * per, step * words
+            whole = [arithmetic.load(w, [tile, offset]) for tile in tiles] if roomy else []
+            for part in range(words):
                 right = [parts[part] for parts in whole] or [
-                    arithmetic.load_part(code, w, [tile, offset], part) for tile in tiles
+                    arithmetic.load_part(w, [tile, offset], part) for tile in tiles
                 ]
-                column = code.add(word, part)
+                column = word + part
                 for number, row in enumerate(rows):
-                    left = arithmetic.spread(code, code.extract(x, [row, column]))
+                    left = arithmetic.broadcast(x.load([row, column]))
                     for i in range(len(tiles)):
                         at_sum = number * len(tiles) + i
-                        sums[at_sum] = arithmetic.dot(code, sums[at_sum], right[i], left)
+                        sums[at_sum] = arithmetic.dot(sums[at_sum], right[i], left)
         return sums
 
-    flat = code.loop(code.index(0), code.index(steps), unroll, [(zero, FLOATS)] * (len(rows) * len(tiles)), turn)
+    flat = code.loop(0, steps, [code.floats(0.0)] * (len(rows) * len(tiles)), add, unroll)
     return [flat[row * len(tiles) : (row + 1) * len(tiles)] for row in range(len(rows))]

@@ -1,64 +1,62 @@
-"""How weights are fetched before they are needed (docs/adr/0024)."""
+"""Prefetching of weights before they are needed (docs/adr/0024)."""
 
 from collections.abc import Callable, Sequence
 
-from workers.iree.kernels.ir.builder import LINE, SIZES, Code, Value
+from workers.iree.kernels.ir.memory import L1, L1_ONCE, L2, Memory
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, INDEX, size_of
+from workers.iree.kernels.ir.value import Value, constant
 
-AHEAD = 3072
-"""Bytes of each tile that are on their way to the first cache while it is summed. The CPU itself looks ahead no further
-than a page's end, and what it fetches alone does not come in time where several rows keep its arithmetic busy."""
-FEW = 4
+FEW_ROWS = 4
 """Rows so few that a product waits for nothing but memory. Its weights are fetched in two steps, for more lines can be
-waited for before the second cache than before the first."""
-FAR = 4096
-"""Bytes that are on their way to the second cache then,"""
-NEAR = 1024
-"""and to the first, as lines that are read once: those of the rows stay."""
-SHARING = 2
-"""Blocks of rows that fetch the next set of tiles between them."""
+waited for before L2 than before L1."""
+DISTANCES = ((3072, L1),)
+"""Bytes of each tile that are on their way to a cache while the tile is summed. The CPU itself looks ahead no further
+than a page's end, and what it prefetches alone does not come in time where several rows keep its arithmetic busy."""
+FEW_ROWS_DISTANCES = ((4096, L2), (1024, L1_ONCE))
+"""The same for few rows. Lines of weights are read once, and those of the rows stay in L1."""
+SHARING_BLOCKS = 2
+"""Blocks of rows that prefetch the next group of tiles between them."""
 
-Fetch = Callable[[Sequence[str], str, int], None]
-"""Write what fetches weights while some tiles are read from an element on, so many elements of each."""
+Prefetch = Callable[[Sequence[Value], Value, int], None]
+"""Writes the prefetches of weights while some tiles are read from an element on, so many elements of each."""
 
 
-def straight(code: Code, w: Value, span: int, rows: int) -> Fetch:
-    """For one block of rows: what will be read of each of the tiles, rows of `w` of two bytes or four; where that is
-    beyond a tile's end, of the tile `span` further on."""
-    length, size = w.shape[-1], SIZES[w.element]
+def prefetch_ahead(w: Memory, group_tiles: int, rows: int) -> Prefetch:
+    """Prefetch what one block of rows will read of each of the tiles, rows of `w` of two bytes or four; beyond a tile's
+    end, the tile of the next group."""
+    length, size = w.shape[-1], size_of(w.element)
 
-    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
-        for distance, locality in ((FAR, 2), (NEAR, 0)) if rows <= FEW else ((AHEAD, 3),):
-            soon = code.add(at, distance // size)
-            beyond = code.let(f"arith.cmpi uge, {soon}, {code.index(length)} : index")
-            skipped = code.let(f"arith.select {beyond}, {code.index((span - 1) * length)}, {code.index(0)} : index")
-            start = code.add(soon, skipped)
-            for line in range(0, count, LINE // size):
+    def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
+        for distance, cache in FEW_ROWS_DISTANCES if rows <= FEW_ROWS else DISTANCES:
+            soon = at + distance // size
+            start = soon + (soon >= length).select(constant(w.code, (group_tiles - 1) * length, INDEX), 0)
+            for line in range(0, count, CACHE_LINE // size):
                 for tile in tiles:
-                    code.prefetch(w, [tile, code.add(start, line)], locality)
+                    w.prefetch([tile, start + line], cache)
 
-    return fetch
+    return prefetch
 
 
-def shared(code: Code, w: Value, following: str, block: str) -> Fetch:
-    """For one of several blocks of rows that are multiplied by the same tiles: its part of those that are `following`
-    further on, to the second cache. Memory would rest while the later blocks read what the first has fetched."""
-    part, size = w.shape[-1] // SHARING, SIZES[w.element]
+def prefetch_next_group(w: Memory, distance: Value, block: Value) -> Prefetch:
+    """Prefetch to L2, for one of several blocks of rows that are multiplied by the same tiles, its part of the tiles
+    that are `distance` further on. Memory would rest while the later blocks read what the first has fetched."""
+    part, size = w.shape[-1] // SHARING_BLOCKS, size_of(w.element)
 
-    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
-        start = code.add(code.mul(block, part), code.div(at, SHARING))
+    def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
+        start = block * part + at // SHARING_BLOCKS
         for tile in tiles:
-            after = code.add(tile, following)
-            for line in range(0, count // SHARING, LINE // size):
-                code.prefetch(w, [after, code.add(start, line)], 2)
+            after = tile + distance
+            for line in range(0, count // SHARING_BLOCKS, CACHE_LINE // size):
+                w.prefetch([after, start + line], L2)
 
-    return fetch
+    return prefetch
 
 
-def both(one: Fetch, other: Fetch) -> Fetch:
-    """One, then the other."""
+def prefetch_both(one: Prefetch, other: Prefetch) -> Prefetch:
+    """Prefetch as one, then as the other."""
 
-    def fetch(tiles: Sequence[str], at: str, count: int) -> None:
+    def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
         one(tiles, at, count)
         other(tiles, at, count)
 
-    return fetch
+    return prefetch

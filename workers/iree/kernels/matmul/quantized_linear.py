@@ -1,35 +1,69 @@
-"""Products with weights of few bits, written by hand: tile after tile, for as many rows at once as registers allow."""
+"""Linear layers with quantized weights: tile after tile, for as many rows at once as registers allow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import FLOATS, LANES, LINE, Code, Value
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.partition import Share, share_end
-from workers.iree.kernels.matmul.quantized_product import Factors, Product
-from workers.iree.kernels.matmul.quantized_tile import Fetches, fetch, fetch_straight, tile_sums
-from workers.iree.kernels.matmul.row_blocks import Heights
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
+from workers.iree.kernels.ir.partition import Partition
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_tile import (
+    Prefetches,
+    prefetch_ahead,
+    prefetch_lines,
+    quantized_gemm_tile,
+)
+from workers.iree.kernels.matmul.row_blocks import RowBlocks
 
-ROWS_IN_CACHE = 64
-"""Rows that are multiplied by a tile of weights before the next tile: their activations stay in the second cache."""
+L2_ROWS = 64
+"""Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""
 
 
-def product(name: str, p: Product, *, bias: bool = False, live: bool = False) -> str:
-    """What `rounding.round_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
+def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, live: bool = False) -> str:
+    """What `quantize_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
     -> f32 [rows, outputs], of which the first `live` rows are computed.
     """
-    d = Kernel(name, p.workgroups)
-    factors = Factors.taken(p, d)
-    offsets = d.take((p.outputs,), "f32") if bias else None
-    number = d.take((1,), "i32") if live else None
-    out = d.give((p.rounded.rows, p.outputs), "f32")
-    add_product(d.code, Share(d.workgroup(), d.workgroups), p, factors, out, offsets, number)
-    return d.function()
+    kernel = Kernel(name, matmul.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    offsets = kernel.input((matmul.outputs,), "f32") if bias else None
+    number = kernel.input((1,), "i32") if live else None
+    out = kernel.output((matmul.activations.rows, matmul.outputs), "f32")
+    write_quantized_linear(kernel.code, kernel.partition, matmul, operands, out, offsets, number)
+    return kernel.function()
+
+
+def write_quantized_linear(
+    code: Code,
+    partition: Partition,
+    matmul: QuantizedMatmul,
+    operands: QuantizedOperands,
+    out: Memory,
+    bias: Memory | None = None,
+    live: Memory | None = None,
+) -> None:
+    """Write a partition of `quantized_linear`."""
+    low, high = partition.tapered_range(matmul.tiles)
+    rows, work = matmul.activations.rows, _Work(code, matmul, operands, out, bias, low, high)
+    row_blocks = RowBlocks(rows, matmul.max_height)
+
+    def live_blocks(height: int, end: Value, last: Value) -> None:
+        count = (end + (height - 1)) // height
+        work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
+
+    if live is not None:
+        row_blocks.choose(code, live, live_blocks)
+        return
+    count = -(-rows // matmul.max_height)
+    height = -(-rows // count)
+    work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of one height into which rows are cut; the last one begins sooner rather than reach further."""
+    """The blocks of one height that rows are divided into; the last one begins sooner rather than reach further."""
 
     height: int
     least: int
@@ -38,90 +72,64 @@ class _Blocks:
     @property
     def together(self) -> int:
         """Blocks that are multiplied by a tile before the next tile."""
-        return max(1, min(self.most, ROWS_IN_CACHE // self.height))
+        return max(1, min(self.most, L2_ROWS // self.height))
 
     @property
     def sharing(self) -> int:
-        """Blocks that fetch the next tile between them."""
+        """Blocks that prefetch the next tile between them."""
         return min(self.least, self.together)
-
-
-def add_product(
-    code: Code,
-    share: Share,
-    p: Product,
-    factors: Factors,
-    out: Value,
-    bias: Value | None = None,
-    live: Value | None = None,
-) -> None:
-    """Write a share of `product`."""
-    low, high = (share_end(code, code.add(share.number, end), share.count, p.tiles) for end in (0, 1))
-    rows, work = p.rounded.rows, _Work(code, p, factors, out, bias, low, high)
-    heights = Heights(rows, p.tallest)
-
-    def of_height(height: int, end: str, last: str) -> None:
-        count = code.div(code.add(end, height - 1), height)
-        work.all_tiles(_Blocks(height, heights.blocks(height), -(-rows // height)), count, last)
-
-    if live is not None:
-        heights.choose(code, live, of_height)
-        return
-    count = -(-rows // p.tallest)
-    height = -(-rows // count)
-    work.all_tiles(_Blocks(height, count, count), code.index(count), code.index(rows - height))
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A share of a product: its operands, and the first of its tiles and their end."""
+    """A partition of a product: its operands, and the first of its tiles and their end."""
 
     code: Code
-    p: Product
-    factors: Factors
-    out: Value
-    bias: Value | None
-    low: str
-    high: str
+    matmul: QuantizedMatmul
+    operands: QuantizedOperands
+    out: Memory
+    bias: Memory | None
+    low: Value
+    high: Value
 
-    def all_tiles(self, b: _Blocks, count: str, last: str) -> None:
-        """Multiply so many blocks, the last of which begins at a certain row: as many as pass by a tile together by
-        every tile, then the others."""
+    def all_tiles(self, blocks: _Blocks, count: Value, last: Value) -> None:
+        """Multiply `count` blocks of rows, the last of which begins at row `last`: as many as go together by every
+        tile, then the others."""
         code = self.code
 
-        def some(first: str) -> None:
-            end = code.least(code.add(first, b.together), count)
+        def some(first: Value) -> None:
+            end = (first + blocks.together).minimum(count)
 
-            def tile(at: str) -> None:
-                def block(number: str) -> None:
-                    row = code.least(code.mul(number, b.height), last)
-                    self._block(b, row, at, lambda: code.minus(number, first))
+            def tile(at: Value) -> None:
+                def block(number: Value) -> None:
+                    row = (number * blocks.height).minimum(last)
+                    self._block(blocks, row, at, lambda: number - first)
 
-                code.repeat(first, end, 1, block)
+                code.repeat(first, end, block)
 
-            code.repeat(self.low, self.high, 1, tile)
+            code.repeat(self.low, self.high, tile)
 
-        code.repeat(code.index(0), count, b.together, some)
+        code.repeat(0, count, some, blocks.together)
 
-    def _block(self, b: _Blocks, first: str, at: str, turn: Callable[[], str]) -> None:
-        """Multiply the rows from `first` on by the tile `at`; `turn` is which of the blocks that it is read for."""
-        code, p = self.code, self.p
-        rows = [code.add(first, row) for row in range(b.height)]
-        column = code.mul(at, LANES)
+    def _block(self, blocks: _Blocks, first: Value, tile: Value, turn: Callable[[], Value]) -> None:
+        """Multiply the rows from `first` on by a tile; `turn` is which of the blocks that go together this is."""
+        rows = [first + row for row in range(blocks.height)]
+        column = tile * LANES
 
-        def soon(group: str, byte: str) -> Fetches:
-            return self._fetches(b, turn(), at, group, byte)
+        def soon(group: Value, byte: Value) -> Prefetches:
+            return self._prefetches(blocks, turn(), tile, group, byte)
 
-        for row, total in zip(rows, tile_sums(code, p, self.factors, at, rows, soon), strict=True):
+        sums = quantized_gemm_tile(self.code, self.matmul, self.operands, tile, rows, soon)
+        for row, total in zip(rows, sums, strict=True):
             if self.bias is not None:
-                total = code.let(f"arith.addf {total}, {code.read(self.bias, [column])} : {FLOATS}")
-            code.put(total, LANES, self.out, [row, column])
+                total = total + self.bias.load_vector([column])
+            self.out.store(total, [row, column])
 
-    def _fetches(self, b: _Blocks, turn: str, at: str, group: str, byte: str) -> Fetches:
-        """A single block of rows reads on in memory, several of them share the next tile."""
-        code, p = self.code, self.p
-        if b.together == 1:
-            return fetch_straight(code, p, self.factors, at, byte)
-        lines = -(-p.vectors // b.sharing)
-        groups_before = code.add(code.mul(turn, p.rounded.groups), group)
-        return fetch(code, self.factors, code.add(at, 1), code.mul(groups_before, lines * LINE), lines)
+    def _prefetches(self, blocks: _Blocks, turn: Value, tile: Value, group: Value, byte: Value) -> Prefetches:
+        """Prefetch what follows in memory for a single block of rows; several of them share the next tile."""
+        matmul = self.matmul
+        if blocks.together == 1:
+            return prefetch_ahead(matmul, self.operands, tile, byte)
+        lines = -(-matmul.vectors // blocks.sharing)
+        groups_before = turn * matmul.activations.groups + group
+        return prefetch_lines(self.operands, tile + 1, groups_before * (lines * CACHE_LINE), lines)

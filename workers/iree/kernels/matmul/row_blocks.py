@@ -1,47 +1,48 @@
-"""Into what blocks the rows of a product are cut: the rows of a block are multiplied by a tile of weights together.
+"""How the rows of a product are divided into blocks; the rows of a block are multiplied by a tile of weights together.
 
-A graph has as many rows as may come; those that are there, the *live* ones, are its first. A product computes these in
-blocks of one height, as few as its registers allow, and has a body of code for every height that it may need. The last
-block begins before the one in front of it ends where it would reach beyond the live rows: what is computed twice is the
-same both times.
+A graph has as many rows as a step may have. The *live* rows, those of a sequence, are its first ones, and padding rows
+follow. A product computes the live rows in blocks of one height, as few as its registers allow, and has code for every
+height that it may need. The last block begins before the end of the one in front of it where it would reach beyond the
+live rows: what is computed twice is the same both times.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import Code, Value
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.value import Value
 
-SHARE = 8
-"""A block has at most one row in so many that is computed for nobody: fewer bodies to compile, and still no step in the
-cost that is larger than this."""
+ROWS_PER_PADDING_ROW = 8
+"""A block has at most one padding row in so many: fewer heights to compile, and no step in the cost that is larger."""
 
 
-def live_rows(code: Code, live: Value, rows: int) -> str:
-    """How many of a graph's `rows` are live, as an index: int32 [1] says so, and no more than there are."""
-    return code.least(code.extract_index(live, [code.index(0)]), code.index(rows))
+def live_rows(live: Memory, rows: int) -> Value:
+    """Return how many of a graph's `rows` are live, an index: int32 [1] in memory, bounded by `rows`."""
+    return live.load_index([0]).minimum(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Heights:
+class RowBlocks:
     """The heights of a graph's blocks."""
 
     rows: int
-    """Of the graph."""
-    tallest: int
-    """What registers hold."""
+    """Rows of the graph."""
+    max_height: int
+    """Rows of a block that registers hold."""
 
     def height(self, live: int) -> int:
-        """Of the blocks of so many live rows."""
-        even = -(-live // -(-live // self.tallest))
-        step = max(1, even // SHARE)
-        return min(-(-even // step) * step, self.tallest, self.rows)
+        """Return the height of the blocks of so many live rows."""
+        even = -(-live // -(-live // self.max_height))
+        step = max(1, even // ROWS_PER_PADDING_ROW)
+        return min(-(-even // step) * step, self.max_height, self.rows)
 
     @property
     def limits(self) -> tuple[tuple[int, int], ...]:
         """(rows, height): each height is for so many live rows and fewer, down to the limit before.
 
-        As many as the next smaller power of two have a graph of their own as soon as it is compiled: until then they
-        take one of the heights that more rows need.
+        As many rows as the next smaller power of two have a graph of their own as soon as it is compiled; until then
+        they take one of the heights that more rows need.
         """
         limits: list[tuple[int, int]] = []
         for live in range((1 << (self.rows - 1).bit_length() - 1) + 1, self.rows + 1):
@@ -51,31 +52,30 @@ class Heights:
         return tuple(limits)
 
     @property
-    def all(self) -> tuple[int, ...]:
+    def heights(self) -> tuple[int, ...]:
         return tuple(sorted({height for _, height in self.limits}))
 
-    def blocks(self, height: int) -> int:
-        """Of this height that there are at least, where all rows but those of a smaller graph are live."""
+    def min_blocks(self, height: int) -> int:
+        """Return the minimum number of blocks of this height, where all rows but those of a smaller graph are live."""
         return min(-(-limit // height) for limit, its in self.limits if its == height)
 
-    def choose(self, code: Code, live: Value, blocks: Callable[[int, str, str], None]) -> None:
+    def choose(self, code: Code, live: Memory, blocks: Callable[[int, Value, Value], None]) -> None:
         """Write `blocks` for every height, with the end of the blocks and the first row of the last one; one is run.
 
-        `live` is as `live_rows` has it.
+        `live` is what `live_rows` reads.
         """
-        count = live_rows(code, live, self.rows)
+        count = live_rows(live, self.rows)
         *limits, (_, last) = self.limits
         chosen = code.index(last)
         for limit, height in reversed(limits):
-            within = code.let(f"arith.cmpi ule, {count}, {code.index(limit)} : index")
-            chosen = code.let(f"arith.select {within}, {code.index(height)}, {chosen} : index")
+            chosen = (count <= limit).select(height, chosen)
 
         def body(height: int) -> Callable[[], None]:
             def run() -> None:
-                end = code.most(count, code.index(height))
-                blocks(height, end, code.let(f"arith.subi {end}, {code.index(height)} : index"))
+                end = count.maximum(height)
+                blocks(height, end, end - height)
 
             return run
 
-        first, *others = self.all
+        first, *others = self.heights
         code.switch(chosen, {height: body(height) for height in others}, body(first))

@@ -1,70 +1,80 @@
-"""How a product is cut: into blocks of rows and *sets* of tiles, whose sums stay in registers from end to end."""
+"""The tiling of a product: blocks of rows and *groups* of weight tiles, whose sums stay in registers from end to end.
+
+A tile is 16 outputs with all of their inputs.
+"""
 
 from dataclasses import dataclass
 
-from workers.iree.kernels.ir.builder import LANES, SIZES, Code
-from workers.iree.kernels.ir.partition import workgroups
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.row_blocks import Heights
+from workers.iree.kernels.ir.arithmetic import Arithmetic
+from workers.iree.kernels.ir.mlir_types import LANES, size_of
+from workers.iree.kernels.ir.partition import partition_count
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.row_blocks import RowBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The blocks and sets of a product."""
+class GemmTiling:
+    """The row blocks and tile groups of a product."""
 
     rows: int
     tiles: int
-    """Of outputs: a gated product has twice as many of weights."""
+    """Tiles of outputs: a gated product has twice as many of weights."""
     inputs: int
     arithmetic: Arithmetic
     halves: int
-    """Tiles of weights for one of outputs."""
+    """Tiles of weights for one of outputs: 2 in a gated product."""
     live: bool
+    """Only live rows are computed."""
 
     @property
-    def heights(self) -> Heights:
-        """Of live rows. The tallest block has sums of two registers for each row, so that a row's number, once loaded,
-        is multiplied twice: with one, a CPU that starts two loads and two products at a time waits for loads."""
-        sums = self.arithmetic.sums
-        return Heights(self.rows, (2 * sums - 3) // 2 if sums >= LANES else sums + sums // 2)
+    def row_blocks(self) -> RowBlocks:
+        """The blocks of live rows. The highest block has sums of two registers for each row, so that a row's number,
+        once loaded, is multiplied twice: with one, a CPU that starts two loads and two products at a time waits for
+        loads."""
+        sums = self.arithmetic.accumulators
+        return RowBlocks(self.rows, (2 * sums - 3) // 2 if sums >= LANES else sums + sums // 2)
 
     @property
-    def block(self) -> int:
-        """Rows to sum at once where all are live. Of many rows half as many more share the work of widening the tiles,
-        where there are registers for it."""
-        usual = self.arithmetic.sums // 2
+    def block_rows(self) -> int:
+        """Rows of a block where all rows are computed. Of many rows half as many more share the work of widening the
+        tiles, where there are registers for it."""
+        usual = self.arithmetic.accumulators // 2
         return usual + usual // 4 * 2 if self.rows > 2 * usual else usual
 
-    def _side_by_side(self, height: int) -> int:
-        """Tiles of weights to sum at once, as many as there are registers for beside one of each tile's weights and
-        one of a row's numbers. A few rows alone are a few chains of sums, each of which waits for itself; and tiles
-        side by side share what is loaded of the rows, and are fetched ahead as streams of their own."""
-        sums = self.arithmetic.sums
+    def _tiles_at_once(self, height: int) -> int:
+        """Return the tiles of weights to sum at once: as many as there are registers for beside one of each tile's
+        weights and one of a row's numbers.
+
+        A few rows alone are a few chains of sums, each of which waits for itself; and tiles side by side share what is
+        loaded of the rows, and are prefetched as streams of their own.
+        """
+        sums = self.arithmetic.accumulators
         counts = (4, 3, 2) if self.halves == 1 else (8, 4, 2)
         fitting = (n for n in counts if n * height <= max(sums, 2 * sums - n - 1) and n <= self.halves * self.tiles)
         return next(fitting, 1)
 
-    def together(self, height: int) -> bool:
-        """The halves of a set are summed at once; otherwise the sums of one wait in memory for the other."""
-        return self._side_by_side(height) % self.halves == 0
+    def sums_both_halves(self, height: int) -> bool:
+        """Return whether both halves of a group are summed at once; otherwise the sums of one wait in memory."""
+        return self._tiles_at_once(height) % self.halves == 0
 
-    def span(self, height: int) -> int:
-        """Tiles of outputs of a set."""
-        return max(1, self._side_by_side(height) // self.halves)
+    def group_tiles(self, height: int) -> int:
+        """Return the tiles of outputs of a group, for blocks of this height."""
+        return max(1, self._tiles_at_once(height) // self.halves)
 
-    def sets(self, span: int) -> int:
-        """The last one begins sooner rather than reach further: a tile that is computed twice is the same twice."""
-        return -(-self.tiles // span)
+    def groups(self, group_tiles: int) -> int:
+        """Return how many groups there are. The last one begins sooner rather than reach further: a tile that is
+        computed twice is the same twice."""
+        return -(-self.tiles // group_tiles)
 
-    def first_tile(self, code: Code, number: str, span: int) -> str:
-        """Of a set."""
-        return code.least(code.mul(number, span), code.index(self.tiles - span))
+    def first_tile(self, group: Value, group_tiles: int) -> Value:
+        """Return the first tile of a group."""
+        return (group * group_tiles).minimum(self.tiles - group_tiles)
 
-    def size(self, span: int) -> int:
-        """Bytes of a set's weights."""
-        return self.halves * span * self.inputs * LANES * SIZES[self.arithmetic.element]
+    def group_bytes(self, group_tiles: int) -> int:
+        """Return the bytes of a group's weights."""
+        return self.halves * group_tiles * self.inputs * LANES * size_of(self.arithmetic.element)
 
-    def shares(self, threads: int) -> int:
-        """Into how many shares the work is cut."""
-        heights = self.heights.all if self.live else (min(self.rows, self.block),)
-        return workgroups(self.sets(max(map(self.span, heights))), threads)
+    def partitions(self, threads: int) -> int:
+        """Return how many partitions the work has."""
+        heights = self.row_blocks.heights if self.live else (min(self.rows, self.block_rows),)
+        return partition_count(self.groups(max(map(self.group_tiles, heights))), threads)

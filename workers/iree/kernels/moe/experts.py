@@ -1,174 +1,167 @@
-"""A mixture of experts: products in which each row meets the weights of its experts alone.
+"""The products of a mixture of experts: each row meets the weights of its experts alone.
 
 Every pair (see `routing`) has sums of its own: which rows share an expert changes nothing in them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.builder import FLOATS, LANES, SIZES, Code, Value
-from workers.iree.kernels.ir.dispatch import Dispatch
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.ir.partition import SHARES
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import ACTIVATIONS, GROUP_BYTES, stride, sums_of
-from workers.iree.kernels.matmul.prefetch import straight
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES, size_of
+from workers.iree.kernels.ir.operations import fma
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
+from workers.iree.kernels.matmul.prefetch import prefetch_ahead
 from workers.iree.kernels.moe.routing import Mixture
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
-SPAN = 4
-"""The most tiles of one kind that are summed at once."""
-MANY = 64
+MAX_TILES = 4
+"""The most tiles of one half that are summed at once."""
+MANY_WORKGROUPS = 64
 """Workgroups for each thread that are so many that eight at a time, as they are handed out then, are few."""
-BLOCKS = (8, 2, 1)
+PAIR_BLOCKS = (8, 2, 1)
 """Pairs of one expert that are summed at once: as many as there are left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """How the tiles of every chosen expert are split: into `each` workgroups, in units of `unit` tiles."""
+class ExpertPartition:
+    """How the tiles of every chosen expert are divided: into `each` workgroups, in units of `unit` tiles."""
 
     mixture: Mixture
     tiles: int
-    """Of one expert; where a gate and its other half are summed together, of the gate."""
+    """Tiles of one expert; where a gate and its other half are summed together, of the gate."""
     unit: int
     each: int
 
     @classmethod
-    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, span: int = 1) -> "Shares":
-        """`tile_bytes` of weights are read for a tile. All pairs of a share pass by weights that the cache holds.
+    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, max_tiles: int = 1) -> "ExpertPartition":
+        """`tile_bytes` of weights are read for a tile. All pairs of a partition use weights that L2 holds.
 
-        Few workgroups are handed out one at a time, as with `linear.SHARES`; otherwise there are many.
+        Few workgroups are handed out one at a time, as `PARTITIONS_PER_THREAD` tells; otherwise there are many.
         """
-        unit = math.gcd(tiles, span)
+        unit = math.gcd(tiles, max_tiles)
         parts = tiles // unit
-        each = max(-(-tiles * tile_bytes // GROUP_BYTES), SHARES * threads // m.groups)
-        if each * m.groups > SHARES * threads:
-            each = max(each, -(-MANY * threads // m.groups))
+        each = max(-(-tiles * tile_bytes // L2_WEIGHT_BYTES), PARTITIONS_PER_THREAD * threads // m.groups)
+        if each * m.groups > PARTITIONS_PER_THREAD * threads:
+            each = max(each, -(-MANY_WORKGROUPS * threads // m.groups))
         return cls(m, tiles, unit, max(1, min(parts, each)))
 
     @property
     def workgroups(self) -> int:
         return self.each * self.mixture.groups
 
-    @property
-    def lists(self) -> tuple[int, int, int]:
-        """The sizes of what `routing.group` gives."""
-        m = self.mixture
-        return (m.pairs, m.groups + 1, m.groups + 1)
+    def pair_blocks(self, most: int) -> list[int]:
+        """Return the numbers of pairs to sum at once, at most `most`: an expert has no more pairs than there are
+        rows."""
+        return [size for size in PAIR_BLOCKS if size <= min(most, self.mixture.rows)]
 
-    def blocks(self, most: int) -> list[int]:
-        """Pairs to sum at once, at most so many: an expert has no more of them than there are rows."""
-        return [size for size in BLOCKS if size <= min(most, self.mixture.rows)]
+    def max_tiles(self, accumulators: int) -> Callable[[int], int]:
+        """Return a function of the number of pairs: how many tiles to sum at once with so many accumulators."""
+        return lambda pairs: max(1, math.gcd(self.unit, accumulators // pairs))
 
-    def walk(
+    def each_tile(
         self,
-        code: Code,
-        places: list[Value],
-        blocks: list[int],
-        span: Callable[[int], int],
-        tile: Callable[[str, list[str], str, int], None],
+        kernel: Kernel,
+        lists: Sequence[Memory],
+        pair_blocks: list[int],
+        max_tiles: Callable[[int], int],
+        write: Callable[[Value, list[Value], Value, int], None],
     ) -> None:
-        """Call `tile(expert, pairs, first tile, tiles)` for the workgroup %id: its share of its expert's tiles, for
-        all of its pairs. `places` is what `routing.group` gives, `span` the tiles to sum at once for so many pairs.
+        """Call `write(expert, pairs, first tile, tiles)` for a workgroup: its part of an expert's tiles, for all pairs.
+
+        `lists` is what `routing.group` gives.
         """
-        order, chosen, starts = places
-        which, share = code.div("%id", self.each), code.rem("%id", self.each)
-        expert = code.extract_index(chosen, [which])
-        at, end = (code.extract_index(starts, [code.add(which, i)]) for i in range(2))
-        parts = self.tiles // self.unit
-        low, high = (code.mul(code.div(code.mul(code.add(share, i), parts), self.each), self.unit) for i in range(2))
-        for size in blocks:
-            left = code.let(f"arith.subi {end}, {at} : index")
-            whole = code.add(at, code.mul(code.div(left, size), size))
+        code, (order, chosen, starts) = kernel.code, lists
+        which, part = kernel.workgroup // self.each, kernel.workgroup % self.each
+        expert = chosen.load_index([which])
+        at, end = (starts.load_index([which + i]) for i in range(2))
+        units = self.tiles // self.unit
+        low, high = ((part + i) * units // self.each * self.unit for i in range(2))
+        for size in pair_blocks:
+            whole = at + (end - at) // size * size
 
-            def block(first: str, size: int = size) -> None:
-                pairs = [code.extract_index(order, [code.add(first, i)]) for i in range(size)]
-                step = span(size)
-                code.repeat(low, high, step, lambda first_tile: tile(expert, pairs, first_tile, step))
+            def block(first: Value, size: int = size) -> None:
+                pairs = [order.load_index([first + i]) for i in range(size)]
+                tiles = max_tiles(size)
+                code.repeat(low, high, lambda first_tile: write(expert, pairs, first_tile, tiles), tiles)
 
-            code.repeat(at, whole, size, block)
+            code.repeat(at, whole, block, size)
             at = whole
 
 
 def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
-    """words [rows, stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
-    -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
+    """Packed words [rows, row_stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
+    -> act(gate) * up of each pair, packed words [pairs, row_stride] of width ffn.
     """
-    tiles, words, most = m.up_tiles, LANES // arithmetic.word, arithmetic.sums // 2
-    size = m.hidden * LANES * SIZES[arithmetic.element]
-    shares = Shares.of(m, tiles, 2 * size, threads, SPAN)
-    d = Kernel(name, shares.workgroups)
-    code = d.code
-    x = d.take((m.rows, stride(m.hidden, arithmetic)), "i32")
-    w = d.take((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    places = [d.take((length,), "i32") for length in shares.lists]
-    out = d.give((m.pairs, stride(m.experts.ffn, arithmetic)), "i32")
+    tiles, words, most = m.up_tiles, LANES // arithmetic.per_word, arithmetic.accumulators // 2
+    tile_bytes = 2 * m.hidden * LANES * size_of(arithmetic.element)
+    partition = ExpertPartition.of(m, tiles, tile_bytes, threads, MAX_TILES)
+    kernel = Kernel(name, partition.workgroups)
+    x = kernel.input((m.rows, row_stride(m.hidden, arithmetic)), "i32")
+    w = kernel.input((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
 
-    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
-        rows = [code.div(pair, m.experts.per_token) for pair in pairs]
-        gate = code.add(code.mul(expert, 2 * tiles), first)
-        both = [code.add(code.add(gate, half), i) for half in (0, tiles) for i in range(span)]
-        sums = sums_of(code, x, rows, w, both, m.hidden, arithmetic, straight(code, w, span, len(rows)))
+    def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
+        rows = [pair // m.experts.per_token for pair in pairs]
+        gate = expert * (2 * tiles) + first
+        both = [gate + half + i for half in (0, tiles) for i in range(count)]
+        prefetch = prefetch_ahead(w, count, len(rows))
+        sums = gemm_tile(kernel.code, x, rows, w, both, m.hidden, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
-            for i, (gates, ups) in enumerate(zip(totals[:span], totals[span:], strict=True)):
-                value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
-                where = [pair, code.mul(code.add(first, i), words)]
-                code.put(arithmetic.words(code, value), words, out, where)
+            for i, (gates, ups) in enumerate(zip(totals[:count], totals[count:], strict=True)):
+                value = ACTIVATIONS[activation](gates) * ups
+                column = (first + i) * words
+                out.store(arithmetic.pack(value), [pair, column])
 
-    shares.walk(code, places, shares.blocks(most), _spans(shares, most), tile)
-    return d.function()
+    partition.each_tile(kernel, lists, partition.pair_blocks(most), partition.max_tiles(most), write)
+    return kernel.function()
 
 
 def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int = 1) -> str:
-    """words [pairs, stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
+    """Packed words [pairs, row_stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
-    tiles, inputs = m.down_tiles, m.experts.ffn
-    shares = Shares.of(m, tiles, inputs * LANES * SIZES[arithmetic.element], threads, SPAN)
-    d = Kernel(name, shares.workgroups)
-    code = d.code
-    x = d.take((m.pairs, stride(inputs, arithmetic)), "i32")
-    w = d.take((tiles * m.experts.count, inputs * LANES), arithmetic.element)
-    places = [d.take((length,), "i32") for length in shares.lists]
-    out = d.give((m.pairs, m.hidden), "f32")
+    tiles, inputs, most = m.down_tiles, m.experts.ffn, arithmetic.accumulators
+    partition = ExpertPartition.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
+    kernel = Kernel(name, partition.workgroups)
+    x = kernel.input((m.pairs, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input((tiles * m.experts.count, inputs * LANES), arithmetic.element)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, m.hidden), "f32")
 
-    def tile(expert: str, pairs: list[str], first: str, span: int) -> None:
-        at = code.add(code.mul(expert, tiles), first)
-        which, fetch = [code.add(at, i) for i in range(span)], straight(code, w, span, len(pairs))
-        sums = sums_of(code, x, pairs, w, which, inputs, arithmetic, fetch)
+    def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
+        at = expert * tiles + first
+        which, prefetch = [at + i for i in range(count)], prefetch_ahead(w, count, len(pairs))
+        sums = gemm_tile(kernel.code, x, pairs, w, which, inputs, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, total in enumerate(totals):
-                code.put(total, LANES, out, [pair, code.mul(code.add(first, i), LANES)])
+                out.store(total, [pair, (first + i) * LANES])
 
-    shares.walk(code, places, shares.blocks(arithmetic.sums // 2), _spans(shares, arithmetic.sums), tile)
-    return d.function()
-
-
-def _spans(shares: Shares, sums: int) -> Callable[[int], int]:
-    """Tiles to sum at once for so many pairs, where `sums` run side by side."""
-    return lambda pairs: max(1, math.gcd(shares.unit, sums // pairs))
+    partition.each_tile(kernel, lists, partition.pair_blocks(most // 2), partition.max_tiles(most), write)
+    return kernel.function()
 
 
 def combine(name: str, m: Mixture) -> str:
     """f32 [pairs, hidden] and the weights f32 [rows, per_token] -> their weighted sums f32 [rows, hidden]."""
     k = m.experts.per_token
-    d = Dispatch(name, m.rows)
-    code = d.code
-    x, weights = d.take((m.pairs, m.hidden), "f32"), d.take((m.rows, k), "f32")
-    out = d.give((m.rows, m.hidden), "f32")
-    row = d.workgroup()
-    shares = [code.spread(code.extract(weights, [row, code.index(i)])) for i in range(k)]
-    first = code.mul(row, k)
+    kernel = Kernel(name, m.rows)
+    x, weights = kernel.input((m.pairs, m.hidden), "f32"), kernel.input((m.rows, k), "f32")
+    out = kernel.output((m.rows, m.hidden), "f32")
+    row = kernel.workgroup
+    first, *others = (weights.load([row, i]).broadcast() for i in range(k))
+    pair = row * k
 
-    def turn(column: str, part: Value) -> Value:
-        total = code.let(f"arith.mulf {code.read(x, [first, column])}, {shares[0]} : {FLOATS}")
-        for i, share in enumerate(shares[1:], start=1):
-            value = code.read(x, [code.add(first, i), column])
-            total = code.let(f"vector.fma {value}, {share}, {total} : {FLOATS}")
-        return code.write(total, LANES, part, [code.index(0), column])
+    def some(column: Value) -> None:
+        total = x.load_vector([pair, column]) * first
+        for i, weight in enumerate(others, start=1):
+            total = fma(x.load_vector([pair + i, column]), weight, total)
+        out.store(total, [row, column])
 
-    part = code.carry(code.index(0), code.index(m.hidden), LANES, code.empty((1, m.hidden), "f32"), turn)
-    d.store(part, out, [row, "0"])
-    return d.function()
+    kernel.code.repeat(0, m.hidden, some, LANES)
+    return kernel.function()

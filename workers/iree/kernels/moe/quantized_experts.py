@@ -1,110 +1,119 @@
-"""The products of a mixture of experts with weights of few bits: those of `tile` for the pairs of one expert.
+"""The products of a mixture of experts with quantized weights: those of `quantized_tile` for the pairs of one expert.
 
-Rows are rounded as for any other product, so a pair's sums are what the expert's matrix alone would give.
+Rows are quantized as for any other product, so a pair's sums are what the expert's matrix alone would give.
 """
 
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.builder import FLOATS, LANES, Code
-from workers.iree.kernels.ir.executable import Kernel
-from workers.iree.kernels.matmul.activation_quantization import Rounded
-from workers.iree.kernels.matmul.arithmetic import Arithmetic
-from workers.iree.kernels.matmul.linear import ACTIVATIONS, stride
-from workers.iree.kernels.matmul.quantized_product import Dot, Factors, Product
-from workers.iree.kernels.matmul.quantized_tile import PREFETCH, Fetches, fetch, fetch_straight, tile_sums
-from workers.iree.kernels.moe.experts import Shares
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_tile import (
+    PREFETCH_DISTANCE,
+    Prefetches,
+    prefetch_ahead,
+    prefetch_lines,
+    quantized_gemm_tile,
+)
+from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.model.packing import Packing
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """One of a mixture's two matrices, and the rows that it is multiplied by."""
+class QuantizedExperts:
+    """One of a mixture's two quantized matrices, and the rows that it is multiplied by."""
 
     mixture: Mixture
-    rounded: Rounded
+    activations: ActivationQuantization
     packing: Packing
-    dot: Dot
+    dot: IntegerDot
     threads: int
 
-    def product(self, outputs: int) -> Product:
+    def product(self, outputs: int) -> QuantizedMatmul:
         """`outputs` are those of one expert."""
         whole = outputs * self.mixture.experts.count
-        return Product(self.rounded, whole, self.packing, self.dot, self.threads)
+        return QuantizedMatmul(self.activations, whole, self.packing, self.dot, self.threads)
 
-    def shares(self, tiles: int, kinds: int) -> Shares:
+    def partition(self, tiles: int, kinds: int) -> ExpertPartition:
         """`kinds` tiles are read for each of `tiles`."""
-        size = kinds * self.packing.tile_bytes(self.rounded.inputs)
-        return Shares.of(self.mixture, tiles, size, self.threads)
+        size = kinds * self.packing.tile_bytes(self.activations.inputs)
+        return ExpertPartition.of(self.mixture, tiles, size, self.threads)
 
 
-def packed_up(name: str, e: PackedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
-    """levels and sums of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
-    -> act(gate) * up of each pair, words [pairs, stride] of width ffn.
+def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
+    """Levels and scales of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
+    -> act(gate) * up of each pair, packed words [pairs, row_stride] of width ffn.
     """
     m, ffn = e.mixture, e.mixture.experts.ffn
-    p, shares, words = e.product(2 * ffn), e.shares(m.up_tiles, kinds=2), LANES // arithmetic.word
-    d = Kernel(name, shares.workgroups)
-    code, factors = d.code, Factors.taken(p, d)
-    places = [d.take((length,), "i32") for length in shares.lists]
-    out = d.give((m.pairs, stride(ffn, arithmetic)), "i32")
+    matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
+    kernel = Kernel(name, partition.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, row_stride(ffn, arithmetic)), "i32")
 
-    def tile(expert: str, pairs: list[str], first: str, _: int) -> None:
-        rows = [code.div(pair, m.experts.per_token) for pair in pairs]
-        gate = code.add(code.mul(expert, 2 * m.up_tiles), first)
-        sums = _gate_and_up(code, p, factors, rows, gate, m.up_tiles)
+    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
+        rows = [pair // m.experts.per_token for pair in pairs]
+        gate = expert * (2 * m.up_tiles) + first
+        sums = _gate_and_up(kernel.code, matmul, operands, rows, gate, m.up_tiles)
         for pair, (gates, ups) in zip(pairs, sums, strict=True):
-            value = code.let(f"arith.mulf {ACTIVATIONS[activation](code, gates)}, {ups} : {FLOATS}")
-            code.put(arithmetic.words(code, value), words, out, [pair, code.mul(first, words)])
+            value = ACTIVATIONS[activation](gates) * ups
+            out.store(arithmetic.pack(value), [pair, first * words])
 
-    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
-    return d.function()
+    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    return kernel.function()
 
 
-def packed_down(name: str, e: PackedExperts) -> str:
-    """levels and sums of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
+def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
+    """Levels and scales of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
     -> f32 [pairs, hidden].
     """
     m = e.mixture
-    p, shares = e.product(m.hidden), e.shares(m.down_tiles, kinds=1)
-    d = Kernel(name, shares.workgroups)
-    code, factors = d.code, Factors.taken(p, d)
-    places = [d.take((length,), "i32") for length in shares.lists]
-    out = d.give((m.pairs, m.hidden), "f32")
+    matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
+    kernel = Kernel(name, partition.workgroups)
+    operands = QuantizedOperands.of(matmul, kernel)
+    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
+    out = kernel.output((m.pairs, m.hidden), "f32")
 
-    def tile(expert: str, pairs: list[str], first: str, _: int) -> None:
-        its = code.add(code.mul(expert, m.down_tiles), first)
-        sums = tile_sums(code, p, factors, its, pairs, lambda _, at: fetch_straight(code, p, factors, its, at))
+    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
+        at = expert * m.down_tiles + first
+
+        def soon(_: Value, byte: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, at, byte)
+
+        sums = quantized_gemm_tile(kernel.code, matmul, operands, at, pairs, soon)
         for pair, total in zip(pairs, sums, strict=True):
-            code.put(total, LANES, out, [pair, code.mul(first, LANES)])
+            out.store(total, [pair, first * LANES])
 
-    shares.walk(code, places, shares.blocks(p.tallest), lambda _: 1, tile)
-    return d.function()
+    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    return kernel.function()
 
 
 def _gate_and_up(
-    code: Code, p: Product, factors: Factors, rows: list[str], gate: str, apart: int
-) -> list[tuple[str, str]]:
-    """Both sums of each row: those of the tile `gate` and of the one `apart` tiles further on, one after the other."""
-    size = p.tile_bytes
+    code: Code, matmul: QuantizedMatmul, operands: QuantizedOperands, rows: list[Value], gate: Value, apart: int
+) -> list[tuple[Value, Value]]:
+    """Return both sums of each row: of the tile `gate` and of the one `apart` tiles further on, one after the other."""
+    size = matmul.tile_bytes
     # Behind a gate's end lies the next gate, but its other half is read first, and the next gate after that.
     to_up, to_gate = code.index((apart - 1) * size), code.index(-apart * size)
 
-    def half(which: str, before: list[str]) -> list[str]:
-        tile = code.add(gate, code.mul(which, apart))
-        first = code.let(f"arith.cmpi eq, {which}, {code.index(0)} : index")
-        jump = code.let(f"arith.select {first}, {to_up}, {to_gate} : index")
+    def half(which: Value, before: list[Value]) -> list[Value]:
+        tile = gate + which * apart
+        jump = which.equals(0).select(to_up, to_gate)
 
-        def soon(_: str, at: str) -> Fetches:
-            straight = code.add(at, PREFETCH)
-            beyond = code.let(f"arith.cmpi uge, {straight}, {code.index(size)} : index")
-            further = code.let(f"arith.select {beyond}, {jump}, {code.index(0)} : index")
-            return fetch(code, factors, tile, code.add(straight, further), p.vectors)
+        def soon(_: Value, at: Value) -> Prefetches:
+            straight = at + PREFETCH_DISTANCE
+            further = (straight >= size).select(jump, 0)
+            return prefetch_lines(operands, tile, straight + further, matmul.vectors)
 
-        sums = tile_sums(code, p, factors, tile, rows, soon)
+        sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
         return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
 
-    zero = code.floats(0.0)
-    sums = code.loop(code.index(0), code.index(2), 1, [(zero, FLOATS)] * (2 * len(rows)), half)
+    sums = code.loop(0, 2, [code.floats(0.0)] * (2 * len(rows)), half)
     return list(zip(sums[::2], sums[1::2], strict=True))

@@ -1,134 +1,136 @@
-"""Tokens from logits in three dispatches, for any number of rows: `workers.sampling.sample.sample`, to the bit.
+"""Tokens from logits in three kernels, for any number of rows: `workers.sampling.sample.sample`, bitwise identical.
 
 The definition's integers are computed by the definition's own functions (`workers.sampling.fixed_point`,
-`workers.sampling.noise`), written out by `workers.iree.kernels.ir.array_namespace`. What differs is the order of work:
-each row is by itself, and what it does not ask for is not computed.
+`workers.sampling.noise`), through `workers.iree.kernels.ir.array_namespace`. What differs is the order of work: each
+row is by itself, and what its parameters do not need is not computed.
 """
 
 import math
 
-from workers.iree.kernels.ir.array_namespace import Word
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.ir.executable import dispatch
+from workers.iree.kernels.ir.memory import ROWS
+from workers.iree.kernels.ir.mlir_types import LANES, tensor
+from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.sampling.filters import filtered
-from workers.iree.kernels.sampling.logits_row import PER_BLOCK, Ask, Row, Sizes
+from workers.iree.kernels.sampling.logits_row import CELLS_PER_BLOCK, LogitsRow, Operand, RowSampling, SamplingShape
 from workers.sampling.fixed_point import is_finite
 
-PART = 128
-"""Blocks that one workgroup of the first two dispatches reads."""
+BLOCKS_PER_WORKGROUP = 128
+"""Blocks that one workgroup of the first two kernels reads."""
 
 
-def draw(name: str, vocab: int) -> str:
-    """A module with one function: logits f32 [rows, vocab], parameters int32 [rows, PARAMETERS] -> tokens int32 [rows].
+def sampling_module(name: str, vocab: int) -> str:
+    """Return a module with one function: logits f32 [rows, vocab], parameters int32 [rows, PARAMETERS] -> tokens int32
+    [rows].
 
     The tokens are those of `workers.sampling.sample.sample`.
     """
-    s = Sizes(vocab)
-    given, words, tops, sums = (each.outside for each in (s.logits, s.parameters, s.tops, s.sums))
-    tokens = ", ".join(each.outside for each in (s.tokens, s.noted, s.lanes))
+    s = SamplingShape(vocab)
+    given, words, tops, sums = (_tensor(each) for each in (s.logits, s.parameters, s.tops, s.sums))
+    results = ", ".join(_tensor(each) for each in (s.tokens, s.candidates, s.lanes))
+    tokens = _tensor(s.tokens)
     return f"""module @baton {{
 {_tops(s)}
 {_sums(s)}
 {_tokens(s)}
-  func.func public @{name}(%logits: {given}, %parameters: {words}) -> {s.tokens.outside} {{
+  func.func public @{name}(%logits: {given}, %parameters: {words}) -> {tokens} {{
     %c0 = arith.constant 0 : index
     %rows = tensor.dim %logits, %c0 : {given}
     %tops = func.call @baton_tops(%rows, %logits) : (index, {given}) -> {tops}
     %sums = func.call @baton_sums(%rows, %logits, %parameters, %tops) : (index, {given}, {words}, {tops}) -> {sums}
     %out:3 = func.call @baton_tokens(%rows, %logits, %parameters, %tops, %sums)
-      : (index, {given}, {words}, {tops}, {sums}) -> ({tokens})
-    return %out#0 : {s.tokens.outside}
+      : (index, {given}, {words}, {tops}, {sums}) -> ({results})
+    return %out#0 : {tokens}
   }}
 }}"""
 
 
-def _parts(s: Sizes) -> int:
-    return -(-s.blocks // PART)
+def _tensor(operand: Operand) -> str:
+    return tensor(["?" if size == ROWS else size for size in operand.shape], operand.element)
 
 
-def _tops(s: Sizes) -> str:
-    """The highest logit of each cell; what is not a number counts as +inf."""
-    row = Row(s)
+def _workgroups(s: SamplingShape) -> int:
+    return -(-s.blocks // BLOCKS_PER_WORKGROUP)
+
+
+def _tops(s: SamplingShape) -> str:
+    """The highest logit of each cell; NaN counts as +inf."""
+    row = LogitsRow("baton_tops", _workgroups(s), s, [s.logits], [s.tops])
     code, xp = row.code, row.xp
-    low = code.mul("%id", PART * PER_BLOCK)
-    high = code.least(code.add(low, PART * PER_BLOCK), row.index(s.top_vectors * LANES))
-    end = code.least(high, row.index(s.cells))
+    low = row.kernel.workgroup * (BLOCKS_PER_WORKGROUP * CELLS_PER_BLOCK)
+    high = (low + BLOCKS_PER_WORKGROUP * CELLS_PER_BLOCK).minimum(s.top_vectors * LANES)
+    end = high.minimum(s.cells)
 
-    def top(cell: str) -> None:
+    def top(cell: Value) -> None:
         value = row.cell(cell)
         value = xp.where(value.equals(value), value, math.inf)
         row.store(value.reduce("maxnumf", "nnan"), s.tops, cell)
 
-    code.repeat(low, end, 1, top)
-    code.repeat(end, high, 1, lambda cell: row.store(xp.array(-math.inf, "f32"), s.tops, cell))
-    return dispatch("baton_tops", [s.logits], [s.tops], _parts(s), code.text())
+    code.repeat(low, end, top)
+    code.repeat(end, high, lambda cell: row.store(xp.array(-math.inf, "f32"), s.tops, cell))
+    return row.kernel.function()
 
 
-def _sums(s: Sizes) -> str:
+def _sums(s: SamplingShape) -> str:
     """The weights of all tokens, summed by blocks, for rows that need them."""
-    row = Row(s)
-    code, ask = row.code, Ask(row)
-    low = code.mul("%id", PART)
-    high = code.least(code.add(low, PART), row.index(s.sum_vectors * LANES))
+    row = LogitsRow("baton_sums", _workgroups(s), s, [s.logits, s.parameters, s.tops], [s.sums])
+    code, sampling = row.code, RowSampling(row)
+    low = row.kernel.workgroup * BLOCKS_PER_WORKGROUP
+    high = (low + BLOCKS_PER_WORKGROUP).minimum(s.sum_vectors * LANES)
 
-    def block(at: str) -> None:
-        first = code.mul(at, PER_BLOCK)
-        last = code.least(code.add(first, PER_BLOCK), row.index(s.cells))
-        (total,) = row.xp.loop(
-            first, last, [row.number(0).spread()], lambda cell, words: [words[0] + ask.weigh(row.cell(cell))]
+    def block(at: Value) -> None:
+        first = at * CELLS_PER_BLOCK
+        last = (first + CELLS_PER_BLOCK).minimum(s.cells)
+        (total,) = code.loop(
+            first, last, [row.vector_of(0)], lambda cell, sums: [sums[0] + sampling.weights_of(row.cell(cell))]
         )
         row.store(total.reduce("add"), s.sums, at)
 
-    needed = (ask.temperature > 0.0) & (ask.free | ask.by_share)
-    code.do(f"scf.if {needed.name} {{")
-    code.repeat(low, high, 1, block)  # behind the last cell there is nothing to sum
-    code.do("}")
-    return dispatch("baton_sums", [s.logits, s.parameters, s.tops], [s.sums], _parts(s), code.text())
+    needed = (sampling.temperature > 0.0) & (sampling.unfiltered | sampling.top_p_of_all)
+    code.when(needed, lambda: code.repeat(low, high, block))  # behind the last cell there is nothing to sum
+    return row.kernel.function()
 
 
-def _tokens(s: Sizes) -> str:
-    """The tokens, and what was noted down on the way to them."""
-    row = Row(s)
-    ask, choose = Ask(row), row.xp.choose
+def _tokens(s: SamplingShape) -> str:
+    """The tokens, and the memory that finding them takes."""
+    takes = [s.logits, s.parameters, s.tops, s.sums]
+    row = LogitsRow("baton_tokens", 1, s, takes, [s.tokens, s.candidates, s.lanes])
+    sampling, choose = RowSampling(row), row.code.choose
 
-    def token() -> Word:
-        return choose(ask.greedy, lambda: _highest(row, ask), sampled)
+    def token() -> Value:
+        return choose(sampling.greedy, lambda: _greedy(row, sampling), sampled)
 
-    def sampled() -> Word:
-        return choose(ask.free, lambda: _any(row, ask), lambda: filtered(row, ask))
+    def sampled() -> Value:
+        return choose(sampling.unfiltered, lambda: _unfiltered(row, sampling), lambda: filtered(row, sampling))
 
-    found = choose(is_finite(ask.best), token, lambda: row.number(-1))
-    row.code.do(f"memref.store {found.name}, %tokens[%row] : {s.tokens.inside}")
-    inputs = [s.logits, s.parameters, s.tops, s.sums]
-    return dispatch("baton_tokens", inputs, [s.tokens, s.noted, s.lanes], 1, row.code.text())
+    return row.finish(choose(is_finite(sampling.best), token, lambda: row.number(-1)))
 
 
-def _highest(row: Row, ask: Ask) -> Word:
-    """The first of the most likely tokens."""
-    xp, none = row.xp, row.sizes.cells
-    places = Word(row.code, row.code.constant(f"dense<{list(range(LANES))}> : vector<{LANES}xi32>"), "i32", LANES)
+def _greedy(row: LogitsRow, sampling: RowSampling) -> Value:
+    """Return the first of the most likely tokens."""
+    code, xp, none = row.code, row.xp, row.shape.cells
+    places = code.iota()
 
-    def turn(at: str, words: list[Word]) -> list[Word]:
-        here = places + row.place(row.code.mul(at, LANES))
-        high = row.vector(row.sizes.tops, at) >= ask.best
-        return [xp.minimum(xp.where(high, here, none), words[0])]
+    def earlier(at: Value, first: list[Value]) -> list[Value]:
+        here = places + row.place(at * LANES)
+        high = row.vector(row.shape.tops, at) >= sampling.best
+        return [xp.minimum(xp.where(high, here, none), first[0])]
 
-    (cells,) = xp.loop(row.index(0), row.index(row.sizes.top_vectors), [row.number(none).spread()], turn)
+    (cells,) = code.loop(0, row.shape.top_vectors, [row.vector_of(none)], earlier)
     cell = cells.reduce("minui")
-    lane = xp.where(row.cell(cell.index()) >= ask.best, places, LANES).reduce("minui")
+    lane = xp.where(row.cell(cell.astype("index")) >= sampling.best, places, LANES).reduce("minui")
     return cell * LANES + lane
 
 
-def _any(row: Row, ask: Ask) -> Word:
-    """A token of all."""
-    code, s = row.code, row.sizes
-    point = ask.point(ask.all())
-    block, point = row.search(point, row.index(s.blocks), lambda at: row.load(s.sums, at, 0))
-    first = code.mul(row.xp.minimum(block, s.blocks - 1).index(), PER_BLOCK)
-    rest = code.let(f"arith.subi {row.index(s.cells)}, {first} : index")
+def _unfiltered(row: LogitsRow, sampling: RowSampling) -> Value:
+    """Return a token of all, as no filter is set."""
+    code, s = row.code, row.shape
+    point = sampling.point(sampling.total())
+    block, point = row.search(point, s.blocks, lambda at: row.load(s.sums, at))
+    first = row.xp.minimum(block, s.blocks - 1).astype("index") * CELLS_PER_BLOCK
+    rest = code.index(s.cells) - first
 
-    def weights(at: str) -> Word:
-        return ask.weigh(row.cell(code.add(first, at)))
+    def weights(at: Value) -> Value:
+        return sampling.weights_of(row.cell(first + at))
 
-    cell, lane = row.search_lane(point, code.least(rest, row.index(PER_BLOCK)), weights)
+    cell, lane = row.search_lane(point, rest.minimum(CELLS_PER_BLOCK), weights)
     return (row.place(first) + cell) * LANES + lane

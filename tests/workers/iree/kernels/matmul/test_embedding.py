@@ -10,15 +10,16 @@ from tests.workers.iree.kernels.matmul.test_quantized_linear import FORMATS, INP
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.device import Device
-from workers.iree.kernels.matmul.arithmetic import Singles
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.kernels.ir.arithmetic import FloatFma
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 WHICH = np.random.default_rng(4).permutation(OUTPUTS).astype(np.int32)
 
 
 def test_rows_are_the_weights(cache_dir: Path) -> None:
-    device, ops = Device("local-task", 0), TiledOps("float32", Singles("f32", 16))
+    device, ops = Device("local-task", 0), TiledOps("float32", FloatFma("f32", 16))
     packings = {name: Packing(format) for name, format in FORMATS.items()}
     matrices = {name: make(format) for name, format in FORMATS.items()}
     packed = {name: packing.pack(matrices[name]) for name, packing in packings.items()}
@@ -26,7 +27,7 @@ def test_rows_are_the_weights(cache_dir: Path) -> None:
     def rows(*values: Any) -> tuple[Any, ...]:
         which, *arrays, _ = values
         tables = zip(arrays, packings.values(), strict=True)
-        return tuple(ops.rows(Packed(array, packing, INPUTS), which) for array, packing in tables)
+        return tuple(ops.embedding(PackedMatrix(array, packing, INPUTS), which) for array, packing in tables)
 
     inputs = (struct(WHICH.shape, "int32"), *(struct(array.shape, "int8") for array in packed.values()))
     graph = Graph("rows", rows, inputs, pure=True)

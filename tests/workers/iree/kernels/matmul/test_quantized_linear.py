@@ -1,4 +1,4 @@
-"""Products with weights of few bits against numpy: every format, and every row the same whatever is beside it."""
+"""Products with quantized weights against numpy: every format, and every row the same whatever is beside it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +15,10 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
-from workers.iree.kernels.matmul.linear import stride
-from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 INPUTS, OUTPUTS = 384, 40
@@ -62,7 +62,7 @@ class Products:
     """Compiles all formats and numbers of rows as one module, and runs them by name."""
 
     def __init__(
-        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: Dot, formats: dict[str, GroupFormat]
+        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: IntegerDot, formats: dict[str, GroupFormat]
     ) -> None:
         self.device = Device("local-task", 0)
         self.ops = TiledOps(dtype, arithmetic, dot)
@@ -78,17 +78,17 @@ class Products:
         packing = self.packings[name]
 
         def product(x: Any, data: Any, _: Any) -> tuple[Any, ...]:
-            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS),)
+            return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS),)
 
-        width = stride(INPUTS, self.ops.arithmetic)
+        width = row_stride(INPUTS, self.ops.arithmetic)
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
         return Graph(self._entry(name, rows), product, inputs, pure=True)
 
     def _live_graph(self) -> Graph:
-        packing, width = self.packings["int4"], stride(INPUTS, self.ops.arithmetic)
+        packing, width = self.packings["int4"], row_stride(INPUTS, self.ops.arithmetic)
 
         def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
-            return (self.ops.linear(x, Packed(data, packing, INPUTS), OUTPUTS, None, live),)
+            return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS, None, live),)
 
         shapes = ((LIVE[0], width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
         return Graph("live", product, tuple(struct(*shape) for shape in shapes), pure=True)
@@ -109,8 +109,8 @@ class Products:
 
     def words(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
         """Rows as the norm before a product leaves them."""
-        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
-        width = stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.word
+        kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
+        width = row_stride(INPUTS, self.ops.arithmetic) * self.ops.arithmetic.per_word
         padded = np.zeros((len(x), width), kind)
         padded[:, :INPUTS] = x
         return padded.view(np.int32)
@@ -121,10 +121,10 @@ class Products:
 
 
 FEATURES = Cpu.of_host().features
-CASES: dict[str, tuple[str, Arithmetic, Dot, tuple[str, ...]]] = {
-    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES), tuple(FORMATS)),
-    "exact": ("float32", Singles("f32", 16), choose_dot(FEATURES), ("int8", "int4")),
-    "any CPU's": ("bfloat16", Widened(4), "plain", ("int8", "int4")),
+CASES: dict[str, tuple[str, Arithmetic, IntegerDot, tuple[str, ...]]] = {
+    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES), tuple(FORMATS)),
+    "exact": ("float32", FloatFma("f32", 16), choose_integer_dot(FEATURES), ("int8", "int4")),
+    "any CPU's": ("bfloat16", WidenedBf16(4), "plain", ("int8", "int4")),
 }
 
 
@@ -139,7 +139,7 @@ def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Produc
 def test_products(products: Products) -> None:
     exact_rows = products.ops.dtype == "float32"
     last, x = 127 << 14 if exact_rows else 127, X
-    if products.ops.arithmetic.word == 2:
+    if products.ops.arithmetic.per_word == 2:
         x = X.astype(ml_dtypes.bfloat16).astype(np.float32)
     for name, packing in products.packings.items():
         matrix = make(packing.format)
@@ -174,5 +174,5 @@ def test_zeros(products: Products) -> None:
 
 
 def test_choice() -> None:
-    assert choose_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
-    assert choose_dot({"avx512f", "avxvnni"}) == "plain"
+    assert choose_integer_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
+    assert choose_integer_dot({"avx512f", "avxvnni"}) == "plain"

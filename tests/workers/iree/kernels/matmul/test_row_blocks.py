@@ -1,24 +1,24 @@
-"""How live rows are cut into blocks; nothing is compiled."""
+"""How live rows are divided into blocks. Nothing is compiled."""
 
 import pytest
 
-from workers.iree.kernels.matmul.row_blocks import SHARE, Heights
+from workers.iree.kernels.matmul.row_blocks import ROWS_PER_PADDING_ROW, RowBlocks
 
 
-@pytest.mark.parametrize("tallest", [6, 8, 14, 24])
+@pytest.mark.parametrize("max_height", [6, 8, 14, 24])
 @pytest.mark.parametrize("rows", [5, 8, 16, 32, 48])
-def test_blocks_hold_all_live_rows_and_few_others(rows: int, tallest: int) -> None:
-    heights = Heights(rows, tallest)
+def test_blocks_hold_all_live_rows_and_few_others(rows: int, max_height: int) -> None:
+    row_blocks = RowBlocks(rows, max_height)
     for live in range(1, rows + 1):
-        height, blocks = heights.height(live), -(-live // tallest)
-        assert height <= min(rows, tallest)
+        height, blocks = row_blocks.height(live), -(-live // max_height)
+        assert height <= min(rows, max_height)
         assert height * blocks >= min(live, rows)
         even = -(-live // blocks)
-        assert height - even <= even // SHARE
+        assert height - even <= even // ROWS_PER_PADDING_ROW
 
 
 @pytest.mark.parametrize(
-    ("rows", "tallest", "limits"),
+    ("rows", "max_height", "limits"),
     [
         (8, 24, ((5, 5), (6, 6), (7, 7), (8, 8))),
         (9, 14, ((9, 9),)),
@@ -29,14 +29,14 @@ def test_blocks_hold_all_live_rows_and_few_others(rows: int, tallest: int) -> No
     ],
 )
 def test_heights_are_those_that_no_smaller_graph_has(
-    rows: int, tallest: int, limits: tuple[tuple[int, int], ...]
+    rows: int, max_height: int, limits: tuple[tuple[int, int], ...]
 ) -> None:
-    heights = Heights(rows, tallest)
-    assert heights.limits == limits
-    assert heights.all == tuple(sorted({height for _, height in limits}))
+    row_blocks = RowBlocks(rows, max_height)
+    assert row_blocks.limits == limits
+    assert row_blocks.heights == tuple(sorted({height for _, height in limits}))
 
 
 def test_blocks_of_a_height_are_as_many_as_all_its_rows_have() -> None:
-    heights = Heights(32, 14)
-    assert {height: heights.blocks(height) for height in heights.all} == dict.fromkeys(range(9, 15), 2)
-    assert [Heights(16, 14).blocks(height) for height in (8, 14)] == [2, 1]
+    row_blocks = RowBlocks(32, 14)
+    assert {height: row_blocks.min_blocks(height) for height in row_blocks.heights} == dict.fromkeys(range(9, 15), 2)
+    assert [RowBlocks(16, 14).min_blocks(height) for height in (8, 14)] == [2, 1]

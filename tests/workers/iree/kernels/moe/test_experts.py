@@ -19,18 +19,19 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.ir.builder import LANES
-from workers.iree.kernels.ir.partition import SHARES
-from workers.iree.kernels.matmul.arithmetic import Arithmetic, Singles, Widened, arithmetic_of
-from workers.iree.kernels.matmul.linear import GROUP_BYTES, stride
-from workers.iree.kernels.matmul.quantized_product import Dot, choose_dot
-from workers.iree.kernels.moe.experts import MANY, Shares
+from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
+from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
+from workers.iree.kernels.moe.experts import MANY_WORKGROUPS, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.model.packing import Packed, Packing
+from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
-"""10 tiles and 6: in spans of two. Five experts for up to 42 pairs."""
+"""10 tiles and 6: two at once. Five experts for up to 42 pairs."""
 ROWS = (1, 5, 21)
 """Blocks of one pair, of up to four, and of up to eight."""
 CONFIG = cast(ModelConfig, SimpleNamespace(hidden_size=HIDDEN, experts=EXPERTS, activation="silu"))
@@ -44,20 +45,20 @@ class Kind:
 
     dtype: str
     arithmetic: Arithmetic
-    dot: Dot
+    dot: IntegerDot
     up: GroupFormat | None
     down: GroupFormat | None
     tolerance: float
 
 
-HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_dot(FEATURES)
+HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES)
 KINDS = {
     "bfloat16": Kind("bfloat16", HOST, VNNI, None, None, 2e-2),
-    "float32": Kind("float32", Singles("f32", 16), VNNI, None, None, 2e-6),
+    "float32": Kind("float32", FloatFma("f32", 16), VNNI, None, None, 2e-6),
     "int8": Kind("bfloat16", HOST, VNNI, INT8, INT8, 3e-2),
     "int4": Kind("bfloat16", HOST, VNNI, INT4, INT4, 3e-2),
-    "int4-exact": Kind("float32", Singles("f32", 16), VNNI, INT4, INT4, 5e-6),
-    "int8-up-alone-on-any-cpu": Kind("bfloat16", Widened(4), "plain", INT8, None, 3e-2),
+    "int4-exact": Kind("float32", FloatFma("f32", 16), VNNI, INT4, INT4, 5e-6),
+    "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), "plain", INT8, None, 3e-2),
 }
 
 
@@ -104,20 +105,22 @@ class Mixtures:
 
     def _inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         matrices = [self._stored(each) for each in (self.router, *self.weights)]
-        words = struct((rows, stride(HIDDEN, self.ops.arithmetic)), "int32")
+        words = struct((rows, row_stride(HIDDEN, self.ops.arithmetic)), "int32")
         return (words, *(struct(each.shape, each.dtype.name) for each in matrices))
 
     def _graph(self, x: Any, router: Any, up: Any, down: Any, *others: Any) -> tuple[Any, ...]:
         live = others[0] if len(others) > 1 else None
         up, down = (
-            Packed(data, Packing(matrix.format), matrix.levels.shape[1]) if isinstance(matrix, Quantized) else data
+            PackedMatrix(data, Packing(matrix.format), matrix.levels.shape[1])
+            if isinstance(matrix, Quantized)
+            else data
             for data, matrix in zip((up, down), self.weights, strict=True)
         )
         return (self.ops.experts(x, router, up, down, CONFIG, live),)
 
     def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
-        kind = np.float32 if self.ops.arithmetic.word == 1 else ml_dtypes.bfloat16
-        width = stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.word
+        kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
+        width = row_stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.per_word
         words = np.zeros((len(x), width), kind)
         words[:, :HIDDEN] = x
         name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded]
@@ -166,7 +169,7 @@ def test_mixtures(mixtures: Mixtures) -> None:
         np.testing.assert_array_equal(mixtures(x[-rows:]), whole[-rows:])
 
 
-def test_rows_of_nobody_change_nothing(mixtures: Mixtures) -> None:
+def test_padding_rows_change_nothing(mixtures: Mixtures) -> None:
     x = np.random.default_rng(4).standard_normal((max(ROWS), HIDDEN)).astype(np.float32)
     whole = mixtures(x)
     for live in (1, max(ROWS) - 1, max(ROWS)):
@@ -183,15 +186,15 @@ def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
     np.testing.assert_array_equal(mixtures(x), np.broadcast_to(alone, x.shape))
 
 
-def shares(rows: int, tiles: int, size: int, threads: int, span: int = 1) -> Shares:
+def partition(rows: int, tiles: int, size: int, threads: int, max_tiles: int = 1) -> ExpertPartition:
     experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
-    return Shares.of(Mixture(rows, 64, experts), tiles, size, threads, span)
+    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, size, threads, max_tiles)
 
 
-def test_shares() -> None:
-    assert shares(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
-    assert shares(1, 64, 1024, 16).workgroups == 14 * 8 == SHARES * 16
-    assert shares(8, 64, 1024, 2).workgroups == MANY * 2
-    assert shares(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
-    assert shares(1, 64, GROUP_BYTES, 1).each == 64  # what passes by fits the cache
-    assert shares(8, 6, LANES, 2, span=4).unit == 2
+def test_partitions() -> None:
+    assert partition(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
+    assert partition(1, 64, 1024, 16).workgroups == 14 * 8 == PARTITIONS_PER_THREAD * 16
+    assert partition(8, 64, 1024, 2).workgroups == MANY_WORKGROUPS * 2
+    assert partition(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
+    assert partition(1, 64, L2_WEIGHT_BYTES, 1).each == 64  # a partition's weights fit L2
+    assert partition(8, 6, LANES, 2, max_tiles=4).unit == 2

@@ -1,4 +1,4 @@
-"""The kernels that draw, against the definition in numpy: the same token, whatever is asked for."""
+"""The sampling kernels against the definition in numpy: the same tokens for any parameters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.workers.sampling.test_top_candidates import make
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.device import Device
-from workers.iree.kernels.sampling.sample import draw
+from workers.iree.kernels.sampling.sample import sampling_module
 from workers.sampling.sample import SamplingArrays, sample
 from workers.sampling.top_candidates import CELLS, UNDECIDED, sample_top_candidates
 
@@ -24,7 +24,7 @@ def run(cache_dir: Path) -> Run:
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
 
     def call(logits: Floats, p: SamplingArrays) -> list[int]:
-        module = device.load(compiler.compile(draw("sample", logits.shape[1])), None, "")
+        module = device.load(compiler.compile(sampling_module("sample", logits.shape[1])), None, "")
         words = np.stack([field.view(np.int32) for field in p], axis=1)
         (tokens,) = module.call("sample", device.upload(logits), device.upload(words))
         return list(device.download(tokens).tolist())

@@ -1,7 +1,7 @@
-"""Which graphs a runner has: decode in batch buckets, prefill in chunk lengths, scoring, drawing, and copying rows.
+"""The graphs of a runner: decode in batch buckets, prefill in chunk lengths, scoring, sampling, and copying rows.
 
-A ladder is the sizes of one kind. The graph of a larger size does what one of a smaller does, with the same tokens on
-a CPU (docs/adr/0014), so a few of them can serve everything and the rest may come later (docs/adr/0019).
+Each kind has size buckets. A graph of a larger size computes what one of a smaller size does, with the same tokens on a
+CPU (docs/adr/0014), so a few graphs can serve everything and the rest may be compiled later (docs/adr/0019).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,11 @@ import jaxlib
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.lower import Graph, module, struct
 from workers.iree.build.source_digest import source_digest
-from workers.iree.kernels.sampling.sample import draw
-from workers.iree.model.decoder import Inputs, Parameters, forward, head
-from workers.iree.model.ops import Cache, Place
-from workers.iree.model.plain_ops import Apart, PlainOps
+from workers.iree.kernels.sampling.sample import sampling_module
+from workers.iree.model.decoder import Parameters, StepInputs, forward, head
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import StepRows
+from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
@@ -27,51 +28,51 @@ from workers.sampling import sample as sampling
 from workers.sampling.top_candidates import sample_top_candidates
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
-BLOCK = 8
-"""Rows of a prefill graph that are of one slot: fewer waste less where short prompts share a call, and eight already
-fill the registers of attention."""
+PREFILL_BLOCK = 8
+"""Rows of a prefill graph that belong to one slot: fewer waste less where short prompts share a call, and eight
+already fill the registers of attention."""
 FIRST_CHUNK = 128
-"""The prefill graph that serves until the others are there: neither short prompts nor long ones pay much for it."""
+"""The prefill graph that serves until the others are ready: it costs neither short prompts nor long ones much."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
 SAMPLE = "sample"
-"""The graph that draws, on a CPU: for any number of rows and whatever they ask for
+"""The graph that samples on a CPU, for any number of rows and all of their parameters
 (`workers.iree.kernels.sampling.sample`)."""
-DRAWS = (("draw", "narrow"),)
-"""Graphs that draw on other devices, those of one module together."""
-RARE_DRAWS = (("edit", "mask"), ("report",))
-"""What else is done with logits: a request pays for what it uses."""
-WIDE_DRAWS = (("filter",),)
-"""What draws on other devices where few tokens do not tell."""
+SAMPLING = (("unfiltered", "narrow"),)
+"""Graphs that sample on other devices, those of one module together."""
+ON_DEMAND = (("edit", "mask"), ("report",))
+"""Graphs that edit, mask and report logits: compiled when a request first needs one."""
+WIDE_SAMPLING = (("filter",),)
+"""The graph that samples on other devices where a few candidates do not decide."""
 ROWS, KV = 3, 5
-"""The places of the cache rows and of the cache among a step's inputs."""
-FEW = 4
-"""Rows of a decode graph that all are computed, whose they ever are: they cost what one costs, or little more."""
+"""The positions of the cache rows and of the KV cache among a step's inputs."""
+FEW_ROWS = 4
+"""Rows of a decode graph that are all computed, padding rows included: they cost what one costs, or little more."""
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
-    """The powers of two below `slots`, and `slots` itself."""
+    """Return the powers of two below `slots`, and `slots` itself."""
     return (*(1 << i for i in range((slots - 1).bit_length())), slots)
 
 
 def prefill_chunks(context: int) -> tuple[int, ...]:
-    """The chunk lengths for a context, in whole blocks: none needs to be longer than it."""
-    return tuple(sorted({min(chunk, -(-context // BLOCK) * BLOCK) for chunk in PREFILL_CHUNKS}))
+    """Return the chunk lengths for a context, in whole blocks: none needs to be longer than the context."""
+    return tuple(sorted({min(chunk, -(-context // PREFILL_BLOCK) * PREFILL_BLOCK) for chunk in PREFILL_CHUNKS}))
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The graphs of one model on one device, each by a name that says its size."""
+class GraphPlan:
+    """The graphs of one model on one device, each by its kind and size: `decode_8`."""
 
     config: ModelConfig
     ops: TiledOps | PlainOps
-    cache: Cache
+    cache: KvLayout
     weights: Sequence[Stored]
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
 
     def required(self) -> list[tuple[str, ...]]:
-        """The fewest graphs that can serve everything, those of one module together."""
+        """Return the fewest graphs that can serve everything, those of one module together."""
         if isinstance(self.ops, PlainOps):
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
@@ -81,22 +82,22 @@ class Plan:
         return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{head}",), (SAMPLE,)]
 
     def optional(self) -> list[tuple[str, ...]]:
-        """The graphs that make serving cheaper, those first that are missed most."""
+        """Return the graphs that make serving cheaper, those first that are missed most."""
         if isinstance(self.ops, PlainOps):
-            return self._draws(DRAWS)
+            return self._on_logits_groups(SAMPLING)
         return [group for group in self._steps() if group not in self.required()]
 
     def rare(self) -> list[tuple[str, ...]]:
-        """What is compiled when it is first missed: most servers never need it, and it can be done without."""
+        """Return the graphs that are compiled when they are first missed: most servers never need them."""
         if isinstance(self.ops, PlainOps):
-            return self._draws(RARE_DRAWS + WIDE_DRAWS)
-        return [(f"score_{self.score_chunk}",), *self._draws(RARE_DRAWS)]
+            return self._on_logits_groups(ON_DEMAND + WIDE_SAMPLING)
+        return [(f"score_{self.score_chunk}",), *self._on_logits_groups(ON_DEMAND)]
 
     def everything(self) -> list[tuple[str, ...]]:
         return self.required() + self.optional() + self.rare()
 
-    def _draws(self, modules: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-        return [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in modules for rows in self.draw_sizes]
+    def _on_logits_groups(self, modules: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        return [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in modules for rows in self.sample_sizes]
 
     def _steps(self) -> list[tuple[str, ...]]:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
@@ -106,44 +107,44 @@ class Plan:
 
     @property
     def block(self) -> int:
-        """Rows of a prefill graph that are of one slot; 0 is all of them."""
-        return 0 if isinstance(self.ops, PlainOps) else BLOCK
+        """Rows of a prefill graph that belong to one slot; 0 is all of them."""
+        return 0 if isinstance(self.ops, PlainOps) else PREFILL_BLOCK
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Last rows of chunks whose logits come from one call: few sizes, for there are many calls between."""
+        """Size buckets of the last rows of chunks whose logits come from one call: few, as such calls are rare."""
         if self.block == 0:
             return (1,)
-        return tuple(size for size in self.draw_sizes if size in (1, 4, 16, self.buckets[-1]))
+        return tuple(size for size in self.sample_sizes if size in (1, 4, 16, self.buckets[-1]))
 
     @property
     def last_rows(self) -> jax.ShapeDtypeStruct:
-        """The hidden rows that prefill graphs leave for heads: one for each chunk of a call."""
+        """The hidden rows that prefill graphs leave for `head` graphs: one for each chunk of a call."""
         shape, dtype = self.ops.operand(self.head_sizes[-1], self.config.hidden_size)
         return struct(shape, dtype)
 
     @property
-    def draw_sizes(self) -> tuple[int, ...]:
-        """Rows whose logits are treated at once: as many as any step has, so that no row count pays for another's."""
+    def sample_sizes(self) -> tuple[int, ...]:
+        """Size buckets of the rows that are sampled at once: as many as any step has, so that none is padded."""
         return tuple(sorted({1, *self.buckets}))
 
     def describe(self, names: Sequence[str]) -> str:
-        """Everything that the text of `module` depends on: equal here means equal there, without tracing."""
+        """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
-            return "\n".join([*names, str(self.config.vocab_size), source_digest(draw.__module__)])
+            return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
         plan = repr(replace(self, buckets=(), chunks=()))
         return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
-        """MLIR of one module with these graphs; `SAMPLE` is one by itself."""
+        """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself."""
         if SAMPLE in names:
-            return draw(SAMPLE, self.config.vocab_size)
+            return sampling_module(SAMPLE, self.config.vocab_size)
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
         if isinstance(self.ops, PlainOps):
             return module(graphs, needed, {})
-        for graph in graphs:  # tracing tells which kernels there are
+        for graph in graphs:  # tracing collects the kernels
             jax.eval_shape(graph.function, *graph.inputs, needed)
         return module(graphs, needed, self.ops.bodies)
 
@@ -170,30 +171,30 @@ class Plan:
         self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         tokens, cos, sin, rows, slots, kv = values
-        inputs = Inputs(tokens, cos, sin, Place(slots, rows, live))
+        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live))
         return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
-        """With matrices of few bits as what they are."""
+        """Return the parameters with quantized matrices as such."""
         stored = {each.name: each for each in self.weights}
         return {name: stored[name].typed(array) for name, array in arrays.items()}
 
     @property
     def _numpy(self) -> Any:
-        """The array namespace in which tokens are drawn."""
-        return Apart() if isinstance(self.ops, PlainOps) else jnp
+        """The array namespace in which tokens are sampled."""
+        return MaterializingNumpy() if isinstance(self.ops, PlainOps) else jnp
 
     def _head(self, hidden: jax.Array, weights: Parameters, live: jax.Array | None = None) -> jax.Array:
         return head(self.config, self.ops, self._typed(weights), hidden, live)
 
     def _live(self, rows: jax.Array) -> jax.Array | None:
-        """int32 [1]: how many of a decode step's rows are somebody's, where it is worth telling products."""
-        if isinstance(self.ops, PlainOps) or len(rows) <= FEW:
+        """Return int32 [1], how many of a decode step's rows are live, where leaving padding rows out is worth it."""
+        if isinstance(self.ops, PlainOps) or len(rows) <= FEW_ROWS:
             return None
         return jnp.sum(rows < self.cache.attended, dtype=jnp.int32).reshape(1)
 
     def _decode(self, name: str, batch: int) -> Graph:
-        """A row of each of some slots, then nobody's -> greedy tokens [batch], logits [batch, vocab], cache."""
+        """A row of each of some slots, then padding rows -> greedy tokens [batch], logits [batch, vocab], cache."""
 
         def decode(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
@@ -205,8 +206,10 @@ class Plan:
         return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
 
     def _prefill(self, name: str, chunk: int) -> Graph:
-        """`chunk` rows, in blocks of a slot each -> the last rows of those before, where `lasts` is negative, else the
-        hidden rows that it names; cache."""
+        """`chunk` rows, in blocks of a slot each -> the last rows; cache.
+
+        The last rows are the hidden rows that `lasts` names, and those of the call before where it is negative.
+        """
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, lasts, before, weights = values
@@ -218,7 +221,7 @@ class Plan:
         return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=(KV, 1))
 
     def _last_head(self, name: str, rows: int) -> Graph:
-        """Hidden rows that prefill graphs left -> greedy tokens [rows] and logits [rows, vocab] of the first."""
+        """Hidden rows that prefill graphs left -> greedy tokens [rows] and logits [rows, vocab] of the first ones."""
 
         def last_head(*values: Any) -> tuple[jax.Array, ...]:
             lasts, weights = values
@@ -246,7 +249,10 @@ class Plan:
         return min(SCORE_CHUNK, self.chunks[-1])
 
     def _copy(self, name: str) -> Graph:
-        """The first `length` rows of slot `source` to slot `target`, whose other rows become zero. For plain rows."""
+        """Copy the first `length` rows of slot `source` to slot `target`, whose other rows become zero.
+
+        The rows of the cache are in order, as `PlainOps` has them.
+        """
         cache = self.cache
 
         def copy(
@@ -255,7 +261,7 @@ class Plan:
             zero = jnp.zeros((), jnp.int32)
             taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
             rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.head_dim)
-            # Chosen, not multiplied: what is left out may be a NaN.
+            # Selected, not multiplied: what is left out may be NaN.
             kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
             rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
             return (jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero)),)
@@ -270,7 +276,7 @@ class Plan:
         parameters = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
         entries = ("int32", "float32", "float32", "float32", "float32")
         arguments = {
-            "draw": [struct((rows,), kind) for kind in parameters],
+            "unfiltered": [struct((rows,), kind) for kind in parameters],
             "filter": [struct((rows,), kind) for kind in parameters],
             "narrow": [struct((rows,), kind) for kind in parameters],
             "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],
@@ -292,7 +298,7 @@ class Plan:
                     return (sample_top_candidates(xp, arrays[0], sampling.SamplingArrays(*arrays[1:])),)
             return (sampling.sample(xp, arrays[0], sampling.SamplingArrays(*arrays[1:]), filters=kind == "filter"),)
 
-        # IREE scatters into the argument, told so or not.
+        # IREE scatters into the argument, whether it is marked or not.
         in_place = (0, 0) if kind == "edit" else None
         logits = struct((rows, self.config.vocab_size), "float32")
         return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)

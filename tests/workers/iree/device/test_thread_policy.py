@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from workers.iree.device.device import Device
-from workers.iree.device.waiting import give_way
+from workers.iree.device.thread_policy import yield_to_compute_threads
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no such policy")
 
@@ -46,7 +46,7 @@ def test_who_computes_alone_does_not_give_way() -> None:
 def test_a_policy_that_somebody_chose_is_left() -> None:
     def chosen() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        give_way()
+        yield_to_compute_threads()
 
     assert policies(chosen)[0] == os.SCHED_IDLE
 
@@ -59,6 +59,6 @@ def test_a_sandbox_that_forbids_it(monkeypatch: pytest.MonkeyPatch, call: str) -
     def forbidden() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, call, forbid)
-            give_way()
+            yield_to_compute_threads()
 
     assert policies(forbidden)[0] == os.SCHED_OTHER

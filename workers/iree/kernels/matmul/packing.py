@@ -1,43 +1,50 @@
-"""Weights of few bits in the order in which the products of `kernels.tile` read them.
+"""The layouts of packed weights, in the order in which products read them.
 
-A tile is 16 neighbouring outputs with all of their inputs: first the levels, four neighbouring inputs of each
-output in 32 bits (with 4 bits a level, two such runs share their bytes: the low halves are the first one's), then the
-scales of all groups, then their zeros, and zeros up to a whole cache line. A product reads a tile from front to end.
+A tile is 16 neighbouring outputs with all of their inputs. A tile of a quantized matrix has first the levels, four
+neighbouring inputs of each output in 32 bits (with 4 bits a level, two such runs share their bytes: the low halves are
+the first one's), then the scales of all groups, then their zeros, and zeros up to a whole cache line.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
-from workers.iree.kernels.ir.builder import LANES, LINE
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.precision import Quantize
 
 GROUPS = (128, 64, 32)
-"""Inputs of a group as they are stored; a larger group becomes several with equal scales."""
-RUN = 4
-"""Neighbouring inputs of one output whose levels are multiplied in one instruction."""
+"""Sizes of groups that are stored, in inputs; a larger group becomes several with equal scales."""
+DOT_INPUTS = 4
+"""Neighbouring inputs of one output that an integer dot product multiplies and sums."""
+
+
+def pack_matrix(matrix: NDArray[Any], k: int) -> NDArray[Any]:
+    """Pack [N, K] as [ceil(N / 16), K / k, 16, k]; missing rows are zero. K must be a multiple of k."""
+    rows, columns = matrix.shape
+    if rows % LANES:
+        matrix = np.concatenate([matrix, np.zeros((-rows % LANES, columns), matrix.dtype)])
+    return np.ascontiguousarray(matrix.reshape(-1, LANES, columns // k, k).transpose(0, 2, 1, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a quantized matrix is stored."""
+    """How a quantized matrix is packed."""
 
     format: GroupFormat
 
     @property
     def name(self) -> str:
-        """For the names of kernels."""
+        """A part of the names of kernels."""
         return f"int{self.format.bits}_{self.format.group}_{self.format.zero}_{self.format.scales}"
 
     @property
-    def run_bytes(self) -> int:
+    def vector_bytes(self) -> int:
         """Bytes of one vector of levels."""
-        return RUN * LANES
+        return DOT_INPUTS * LANES
 
     def level_bytes(self, inputs: int) -> int:
         return inputs * LANES * self.format.bits // 8
@@ -48,13 +55,14 @@ class Packing:
 
     def tile_bytes(self, inputs: int) -> int:
         whole = self.level_bytes(inputs) + self.format.entries * self.scale_bytes(inputs)
-        return -(-whole // LINE) * LINE
+        return -(-whole // CACHE_LINE) * CACHE_LINE
 
     def stored_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         return (-(-outputs // LANES), self.tile_bytes(inputs))
 
     def pack(self, matrix: Quantized) -> NDArray[np.int8]:
-        """Outputs that are missing in the last tile have levels and scales of zero."""
+        """Pack a matrix: int8 [tiles, bytes]. Outputs that are missing in the last tile have levels and scales of
+        zero."""
         outputs, inputs = matrix.levels.shape
         tiles, size = self.stored_shape(outputs, inputs)
         out = np.zeros((tiles, size), np.int8)
@@ -76,28 +84,19 @@ class Packing:
         return np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)]) if missing else rows
 
     def _levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """[tiles, bytes]."""
+        """Return the levels in their order, [tiles, bytes]."""
         inputs = levels.shape[1]
-        runs = levels.reshape(-1, LANES, inputs // RUN, RUN).transpose(0, 2, 1, 3)
+        runs = levels.reshape(-1, LANES, inputs // DOT_INPUTS, DOT_INPUTS).transpose(0, 2, 1, 3)
         if self.format.bits == 4:
-            pairs = runs.reshape(-1, inputs // (2 * RUN), 2, LANES, RUN)
+            pairs = runs.reshape(-1, inputs // (2 * DOT_INPUTS), 2, LANES, DOT_INPUTS)
             return (pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(4)).reshape(len(runs), -1)
         return np.ascontiguousarray(runs).reshape(len(runs), -1)
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A packed matrix in a graph: what `Ops.linear` multiplies by in place of a plain array."""
-
-    data: jax.Array
-    """int8 [tiles, bytes of a tile]."""
-    packing: Packing
-    inputs: int
-
-
 def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat | None:
-    """The format in which quantized matrices are packed together without a change of their weights; None when there is
-    none. MLX's mixed recipes give the values of a layer more bits than its queries and keys.
+    """Return the format in which quantized matrices are packed together without a change of their weights, or None.
+
+    MLX's mixed recipes give the values of a layer more bits than its queries and keys.
     """
     group = next((group for group in GROUPS if inputs % group == 0 and not any(f.group % group for f in formats)), None)
     scales, zeros = {each.scales for each in formats}, {each.zero for each in formats}
@@ -112,7 +111,7 @@ def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat 
 
 
 def restore(matrix: Quantized, format: GroupFormat) -> Quantized:
-    """The matrix in the format that `stored_format` gave for it."""
+    """Return the matrix in the format that `stored_format` gave for it."""
     zeros = matrix.zeros
     if zeros is None and format.zero == "level":
         zeros = np.full_like(matrix.scales, matrix.format.middle)
@@ -122,9 +121,9 @@ def restore(matrix: Quantized, format: GroupFormat) -> Quantized:
 
 
 def made_format(kind: Quantize, inputs: int) -> GroupFormat | None:
-    """What `--quantize` makes of a matrix; None where no group divides its inputs.
+    """Return the format that `--quantize` gives a matrix; None where no group divides its inputs.
 
-    8 bits with the zero in the middle are as good as exact; 4 bits need a bias (docs/adr/0016).
+    8 bits with the zero in the middle lose next to nothing; 4 bits need a bias (docs/adr/0016).
     """
     if kind == "none":
         return None

@@ -12,14 +12,14 @@ import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.iree.build import plan as graphs
-from workers.iree.build.plan import PREFILL_CHUNKS, RARE_DRAWS, Plan, decode_buckets, prefill_chunks
+from workers.iree.build import graph_plan as graphs
+from workers.iree.build.graph_plan import ON_DEMAND, PREFILL_CHUNKS, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import Recipe
-from workers.iree.kernels.matmul.arithmetic import Pairs, Singles
-from workers.iree.model.ops import Cache
+from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
+from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
-from workers.iree.model.tiled_ops import CHAINED, TiledOps
+from workers.iree.model.tiled_ops import FUSED_MAX_ROWS, TiledOps
 from workers.precision import Quantize
 
 
@@ -33,15 +33,17 @@ def test_jax_looks_for_no_accelerator() -> None:
     assert (done.stdout.strip(), "tpu" in done.stderr) == ("{'cpu'}", False)
 
 
-def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> Plan:
+def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> GraphPlan:
     config = ModelConfig.from_dir(path)
-    cache = Cache.of(config, 4, 64, 16)
-    return Plan(config, ops, cache, stored_parameters(config, ops, open_weights(path), quantize), (1, 2, 4), (32, 64))
+    cache = KvLayout.of(config, 4, 64, 16)
+    return GraphPlan(
+        config, ops, cache, stored_parameters(config, ops, open_weights(path), quantize), (1, 2, 4), (32, 64)
+    )
 
 
 @pytest.fixture
-def tiled(tmp_path: Path) -> Plan:
-    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Pairs()))
+def tiled(tmp_path: Path) -> GraphPlan:
+    return make_plan(make_checkpoint(tmp_path), TiledOps("bfloat16", Bf16Dot()))
 
 
 @pytest.mark.parametrize(
@@ -67,28 +69,28 @@ def test_prefill_chunks(context: int, chunks: tuple[int, ...]) -> None:
     assert prefill_chunks(context) == chunks
 
 
-def test_a_cache_has_a_row_that_nobody_attends_to(tiled: Plan) -> None:
+def test_a_cache_has_a_row_that_nobody_attends_to(tiled: GraphPlan) -> None:
     assert tiled.cache.capacity == 64 + 16
     assert tiled.cache.spare_row == 79
     assert tiled.cache.shape == (2, 2, 4, 2, 80 * 16)
 
 
-def test_a_cpu_starts_with_the_fewest_graphs(tiled: Plan) -> None:
+def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
     steps = [("decode_1",), ("head_1",), ("prefill_32",), ("decode_2",)]
     assert tiled.optional() == steps
-    rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in RARE_DRAWS for n in (1, 2, 4)]
+    rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in ON_DEMAND for n in (1, 2, 4)]
     assert tiled.rare() == [("score_64",), *rare]
     assert tiled.everything() == [*tiled.required(), *tiled.optional(), *tiled.rare()]
 
 
-def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: Plan) -> None:
+def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) -> None:
     plan = replace(tiled, buckets=decode_buckets(32))
     assert plan.head_sizes == (1, 4, 16, 32)
     assert plan.required()[0] == ("decode_32",)
 
 
-def test_products_of_many_rows_leave_out_those_of_nobody(tiled: Plan, tmp_path: Path) -> None:
+def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
     plan = replace(tiled, buckets=(4, 5))
     assert "_live" not in plan.module(["decode_4"])
     text = plan.module(["decode_5"])
@@ -103,28 +105,28 @@ def calls(text: str) -> list[str]:
     return re.findall(r"= func.call @baton_([a-z]+)", text)
 
 
-def test_a_layer_of_a_decode_step_is_one_kernel(tiled: Plan, tmp_path: Path) -> None:
+def test_a_layer_of_a_decode_step_is_one_kernel(tiled: GraphPlan, tmp_path: Path) -> None:
     """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert calls(tiled.module(["prefill_32"])).count("attention") == 2
-    granite = make_plan(make_checkpoint(tmp_path / "granite", "granite"), TiledOps("bfloat16", Pairs()))
+    granite = make_plan(make_checkpoint(tmp_path / "granite", "granite"), TiledOps("bfloat16", Bf16Dot()))
     assert calls(granite.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
-    assert "layer" not in calls(replace(tiled, buckets=(CHAINED + 1,)).module([f"decode_{CHAINED + 1}"]))
+    assert "layer" not in calls(replace(tiled, buckets=(FUSED_MAX_ROWS + 1,)).module([f"decode_{FUSED_MAX_ROWS + 1}"]))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("ffn", [128, 48])
-def test_so_is_one_with_weights_of_few_bits(tmp_path: Path, kind: Quantize, ffn: int) -> None:
+def test_so_is_one_with_quantized_weights(tmp_path: Path, kind: Quantize, ffn: int) -> None:
     """Of all matrices or of some: no group divides 48 inputs of down, which has all its bits then."""
     path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
-    plan = make_plan(path, TiledOps("bfloat16", Pairs(), "vpdpbusd"), kind)
+    plan = make_plan(path, TiledOps("bfloat16", Bf16Dot(), "vpdpbusd"), kind)
     text = plan.module(["decode_2"])
-    assert calls(text) == ["lookup", "norm", "layer", "layer", "round", "dot"]
+    assert calls(text) == ["embedding", "norm", "layer", "layer", "quantize", "quantized"]
     assert len(re.findall(r"@baton_layer\w*_plain\(", text)) == (3 if ffn == 48 else 0)
     assert calls(plan.module(["prefill_32"])).count("attention") == 2
 
 
-def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: Plan) -> None:
+def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: GraphPlan) -> None:
     assert replace(tiled, chunks=(32, 64, 128, 256, 512)).required()[1] == ("prefill_128",)
     assert replace(tiled, chunks=(32, 100)).required()[1] == ("prefill_100",)
 
@@ -135,7 +137,7 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     (together,) = plan.required()
     assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "head_1", "score_64", "copy"} <= set(together)
     assert not any(group[0].startswith("score") for group in plan.rare())
-    assert ("draw_4", "narrow_4") in plan.optional()
+    assert ("unfiltered_4", "narrow_4") in plan.optional()
     assert ("filter_4",) in plan.rare()
     assert ("sample",) not in plan.everything()
 
@@ -160,24 +162,24 @@ def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     assert plan.describe(["decode_2"]) == before
 
 
-def test_models_with_as_many_tokens_share_the_graph_that_draws(tiled: Plan) -> None:
-    other = replace(tiled, ops=TiledOps("float32", Singles("f32", 16)))
+def test_models_of_one_vocabulary_size_share_the_sampling_graph(tiled: GraphPlan) -> None:
+    other = replace(tiled, ops=TiledOps("float32", FloatFma("f32", 16)))
     assert tiled.describe(["sample"]) == other.describe(["sample"])
     more = replace(tiled, config=replace(tiled.config, vocab_size=999))
     assert tiled.describe(["sample"]) != more.describe(["sample"])
     assert "tensor<?x999xf32>" in more.module(["sample"])
 
 
-def test_module_text_depends_on_the_model_alone(tiled: Plan) -> None:
+def test_module_text_depends_on_the_model_alone(tiled: GraphPlan) -> None:
     """No source path or line number: the cache of compiled graphs would miss after an edit elsewhere."""
-    text = tiled.module(["decode_2", "draw_2"])
-    assert text == tiled.module(["decode_2", "draw_2"])
+    text = tiled.module(["decode_2", "unfiltered_2"])
+    assert text == tiled.module(["decode_2", "unfiltered_2"])
     assert "loc(" not in text
     assert ".py" not in text
     assert "custom_call" not in text
     assert text.count("iree.abi.output = 2 : index") == 1
     assert "func.func public @decode_2(" in text
-    assert "func.func public @draw_2(" in text
+    assert "func.func public @unfiltered_2(" in text
 
 
 def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_plain_modules_have_no_kernels(tmp_path: Path) -> None:
     assert "iree.abi.output = 0 : index" in text
 
 
-def test_a_graph_is_described_by_the_code_that_makes_it(tiled: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_described_by_the_code_that_makes_it(tiled: GraphPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "source_digest", lambda module: f"the source of {module}")
-    assert "the source of workers.iree.build.plan" in tiled.describe(["decode_2"])
+    assert "the source of workers.iree.build.graph_plan" in tiled.describe(["decode_2"])
     assert "the source of workers.iree.kernels.sampling.sample" in tiled.describe(["sample"])

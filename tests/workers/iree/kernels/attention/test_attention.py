@@ -1,0 +1,133 @@
+"""RoPE, cache writes and attention against numpy, and the same bits whatever rows stand beside a row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.workers.iree.kernels.running import ARITHMETICS, NUMPY, TOLERANCE, Run, floats, random, rounded
+from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
+from workers.iree.kernels.attention.shape import KV_TILE, Attention, AttentionShape
+from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
+from workers.iree.kernels.ir.mlir_types import LANES
+
+
+class Attended:
+    """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
+
+    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None) -> None:
+        self.run, self.arithmetic, self.eps = run, arithmetic, eps
+        self.lengths = {1: 300, 2: 3}
+        self.depth, self.queries, self.heads = 32, 4, 2
+        self.capacity = 6 * KV_TILE
+        self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
+        shape = (2, 2, 3, self.heads, self.capacity * self.depth)
+        kind = NUMPY[arithmetic.element]
+        self.cache = np.zeros(shape, kind)
+        self.qkv = {
+            slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
+        }
+
+    def shape_of(self, batch: int, tokens: int) -> AttentionShape:
+        return AttentionShape(
+            layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
+            capacity=self.capacity, attended=self.capacity - KV_TILE, batch=batch, tokens=tokens, scale=0.5,
+            rope_dims=self.depth,
+        )  # fmt: skip
+
+    def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        angle = rows.reshape(-1, 1) * np.linspace(1.0, 0.01, self.depth // 2)
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        batch, tokens = rows.shape
+        qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
+        kind = RopeAndCache(
+            self.shape_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None
+        )
+        norms, layer = self.norms if self.eps is not None else [], np.array([1, 2], np.int32)
+        operands = (*self.angles(rows), np.array(slots, np.int32), rows, layer, *norms, self.cache)
+        q, cache = self.run(rope_and_cache("rope_and_cache", kind), qkv.reshape(len(qkv), -1), *operands)
+        self.cache = cache.view(self.cache.dtype)
+        return q.reshape(batch * tokens, -1)
+
+    def attend(
+        self, q: NDArray[np.int32], slots: list[int], rows: NDArray[np.int32], **options: Any
+    ) -> NDArray[np.float32]:
+        kind = Attention(self.shape_of(*rows.shape), self.arithmetic, **options)
+        operands = (q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache)
+        if kind.split:
+            (sums,) = self.run(split_attention("split", kind), *operands)
+            (out,) = self.run(merge_attention("merge", kind), sums, rows)
+        else:
+            (out,) = self.run(attention("attention", kind), *operands)
+        return floats(out, self.queries * self.depth, self.arithmetic)
+
+    def expected(self, slot: int, row: int, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
+        rows = np.arange(row + 1, dtype=np.int32)
+        cos, sin = (x[:, None, :] for x in self.angles(rows))
+        half = self.depth // 2
+
+        def turned(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+            if self.eps is not None:
+                x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight
+            a, b = x[..., :half], x[..., half:]
+            return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+        qkv = self.qkv[slot][: row + 1]
+        q = turned(qkv[:, : self.queries], self.norms[0])[row] * 0.5
+        k = rounded(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]), self.arithmetic)
+        v = rounded(qkv[:, self.queries + self.heads :], self.arithmetic)
+        out = []
+        for head in range(self.queries):
+            score = k[:, head // 2] @ q[head]
+            score = softcap * np.tanh(score / softcap) if softcap else score
+            score[: max(0, row + 1 - window) if window else 0] = -np.inf
+            weight = np.exp(score - score.max())
+            out.append(weight @ v[:, head // 2] / weight.sum())
+        return np.concatenate(out)
+
+
+@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
+@pytest.mark.parametrize(
+    ("eps", "options"),
+    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
+    ids=["plain", "head-norms", "window", "softcap"],
+)
+def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
+    held = Attended(run, arithmetic, eps=eps)
+    prompt = np.arange(300, dtype=np.int32)[None]
+    held.place([2], np.arange(3, dtype=np.int32)[None])
+    q = held.place([1], prompt)
+    whole = held.attend(q, [1], prompt, **options)
+    atol = TOLERANCE[arithmetic.element] * 4
+    for row in (0, 31, 32, 63, 64, 149, 254, 255, 256, 257, 299):
+        np.testing.assert_allclose(whole[row], held.expected(1, row, **options), atol=atol)
+
+    # One row of each of two slots, and a padding row between them, in another order.
+    rows = np.array([[2], [held.capacity - 1], [299]], np.int32)
+    slots = [2, 1, 1]
+    mixed = held.attend(held.place(slots, rows), slots, rows, **options)
+    np.testing.assert_allclose(mixed[0], held.expected(2, 2, **options), atol=atol)
+    np.testing.assert_array_equal(mixed[2], whole[299])
+
+    # Three threads share the contexts of two heads: more KV blocks than workgroups, so that some do several.
+    rows, slots = np.concatenate([rows, *[rows[2:]] * 5]), slots + [1] * 5
+    q = held.place(slots, rows)
+    shared = held.attend(q, slots, rows, threads=3, **options)
+    np.testing.assert_array_equal(shared[0], mixed[0])
+    np.testing.assert_array_equal(shared[2:], np.repeat(mixed[2:], 6, axis=0))
+
+
+def test_padding_rows_widen_no_window(run: Run) -> None:
+    """A chunk that is filled up with padding rows reads no more of its slot than the window of its own rows."""
+    held = Attended(run, FloatFma("f32", 16), eps=None)
+    held.place([1], np.arange(300, dtype=np.int32)[None])
+    chunk = np.array([[*range(290, 300), *[held.capacity - 1] * 6]], np.int32)
+    q = held.place([1], chunk)
+    # Of the first lanes: a value that is read spoils every row, whatever its weight.
+    held.cache[..., : 100 * LANES] = np.nan
+    out = held.attend(q, [1], chunk, window=70)
+    np.testing.assert_allclose(out[9], held.expected(1, 299, 70), atol=TOLERANCE[held.arithmetic.element] * 4)

@@ -1,0 +1,12 @@
+"""The device that single kernels run on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers.iree.kernels.running import Run, runner_of
+
+
+@pytest.fixture(scope="module")
+def run(cache_dir: Path) -> Run:
+    return runner_of(cache_dir)

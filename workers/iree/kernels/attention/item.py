@@ -1,0 +1,165 @@
+"""The attention of an item, which is what threads take: some query blocks of one sequence and KV head."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.iree.kernels.attention.kv_block import KvBlock, QueryRow
+from workers.iree.kernels.attention.online_softmax import SoftmaxState
+from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.value import Value
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """The memory that attention reads: see `attention`."""
+
+    queries: Memory
+    slots: Memory
+    rows: Memory
+    layer: Memory
+    cache: Memory
+    """As one dimension."""
+
+    @classmethod
+    def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
+        """Take the operands of a kernel."""
+        shape = kind.shape
+        return cls(
+            kernel.input(
+                (shape.batch * shape.tokens, shape.query_heads * shape.head_dim // kind.arithmetic.per_word), "i32"
+            ),
+            kernel.input((shape.batch,), "i32"),
+            kernel.input((shape.batch, shape.tokens), "i32"),
+            kernel.input((2,), "i32"),
+            kernel.input(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
+        )
+
+
+class AttentionItem:
+    """Writes the attention of items: some query blocks of one sequence and KV head."""
+
+    def __init__(self, kind: Attention, code: Code, inputs: AttentionInputs) -> None:
+        self._kind, self._code, self._shape, self._inputs = kind, code, kind.shape, inputs
+        self._block = KvBlock(
+            code, kind.arithmetic, kind.shape, kind.tiling, inputs.queries, inputs.cache, kind.window, kind.softcap
+        )
+
+    def begin(self, part: int, sequence: Value, head: Value) -> Value:
+        """Return the element of the cache where a sequence's keys (part 0) or values (1) of a KV head begin."""
+        layer = self._inputs.layer.load_index([0])
+        return self._shape.begin(layer, part, self._inputs.slots.load_index([sequence]), head)
+
+    def reach(self, sequence: Value) -> tuple[Value, Value]:
+        return reach(self._kind, self._code, self._inputs.rows, sequence)
+
+    def each_block(self, body: Callable[[Value], None]) -> None:
+        """Call `body` for the query blocks of an item."""
+        code, count = self._code, self._kind.item_blocks
+        if count == 1:
+            body(code.index(0))
+        else:
+            code.repeat(0, count, body)
+
+    def attend(self, head: Value, sequence: Value, first_block: Value, state: Memory, next_keys: Value) -> None:
+        """Leave the softmax of an item's rows in `state`. The next item's keys begin at `next_keys`."""
+        code, shape = self._code, self._shape
+        empty = SoftmaxState.empty(code, shape.head_dim)
+        code.repeat(0, state.shape[0], lambda row: empty.store(state, [row]))
+        keys, values = (self.begin(part, sequence, head) for part in (0, 1))
+        first, last = self.reach(sequence)
+
+        def kv_block(start: Value) -> None:
+            after = start + KV_BLOCK
+            soon = (after <= last).select(keys + after * shape.head_dim, next_keys)
+            low, high = self._seen(start, first, last)
+
+            def query_block(number: Value) -> None:
+                rows = self._rows(first_block + number, head, sequence)
+                added = self._block.attend(rows, keys, values, low, high, soon)
+                for i, each in enumerate(added):
+                    place = [number * len(rows) + i]
+                    SoftmaxState.load(state, place).merge(each).store(state, place)
+
+            self.each_block(query_block)
+
+        code.repeat(first // KV_BLOCK * KV_BLOCK, last + 1, kv_block, KV_BLOCK)
+
+    def finish(self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory) -> None:
+        """Store the results of the rows of an item's query block from `state`."""
+        rows = self._rows(part * self._kind.item_blocks + block, head, sequence)
+        for i, row in enumerate(rows):
+            done = SoftmaxState.load(state, [block * len(rows) + i])
+            finish_row(self._kind, done, out, row.token, row.column)
+
+    def write_partials(self, head: Value, sequence: Value, number: Value, next_keys: Value, out: Memory) -> None:
+        """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""
+        code, kind, shape = self._code, self._kind, self._shape
+        keys, values = (self.begin(part, sequence, head) for part in (0, 1))
+        low, high = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        words = shape.head_dim // kind.arithmetic.per_word
+        for block in range(kind.blocks):
+            rows = self._rows(code.index(block), head, sequence)
+            for row, added in zip(rows, self._block.attend(rows, keys, values, low, high, next_keys), strict=True):
+                added.store(out, [sequence * shape.query_heads + row.column // words, number])
+
+    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value]:
+        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps."""
+        step = self._kind.tiling.step
+        low = start.maximum(first // step * step)
+        high = (last + step) // step * step
+        return low, (start + KV_BLOCK).minimum(high)
+
+    def _rows(self, block: Value, head: Value, sequence: Value) -> list[QueryRow]:
+        """Return a query block's rows; where some are missing, the last one is computed again in their place."""
+        shape, kind = self._shape, self._kind
+        words, rows = shape.head_dim // kind.arithmetic.per_word, []
+        for i in range(kind.tiling.rows):
+            number = (block * kind.tiling.rows + i).minimum(shape.tokens * shape.group - 1)
+            token = number // shape.group
+            query = head * shape.group + number % shape.group
+            last = _last_seen(kind, self._inputs.rows, sequence, token)
+            rows.append(QueryRow(sequence * shape.tokens + token, query * words, last))
+        return rows
+
+
+def _last_seen(kind: Attention, rows: Memory, sequence: Value, token: Index) -> Value:
+    """Return the last position that a token sees.
+
+    A padding token sees what its sequence's first one does, so that a window reaches no further back for it, and one
+    position where that is padding as well.
+    """
+
+    def real(token: Index, other: Index) -> Value:
+        row = rows.load_index([sequence, token])
+        return (row < kind.shape.attended).select(row, other)
+
+    return real(token, 0 if kind.shape.tokens == 1 else real(0, 0))
+
+
+def reach(kind: Attention, code: Code, rows: Memory, sequence: Value) -> tuple[Value, Value]:
+    """Return the first and the last position that any of a sequence's tokens sees."""
+
+    def widen(token: Value, state: list[Value]) -> list[Value]:
+        last = _last_seen(kind, rows, sequence, token)
+        return [state[0].minimum(last), state[1].maximum(last)]
+
+    start = _last_seen(kind, rows, sequence, 0)
+    first, last = code.loop(0, kind.shape.tokens, [start, start], widen)
+    if not kind.window:
+        return code.index(0), last
+    before = kind.window - 1
+    return first.maximum(before) - before, last
+
+
+def finish_row(kind: Attention, done: SoftmaxState, out: Memory, token: Value, column: Value) -> None:
+    """Store a row's weighted means, from packed word `column` of a token on."""
+    arithmetic = kind.arithmetic
+    mass, words = done.mass.sum_lanes().broadcast(), LANES // arithmetic.per_word
+    for i, part in enumerate(done.sums):
+        mean = part / mass
+        out.store(arithmetic.pack(mean), [token, column + i * words])

@@ -1,0 +1,151 @@
+"""The sizes of attention, and the layout of the KV cache."""
+
+from dataclasses import dataclass
+
+from workers.iree.kernels.attention.online_softmax import SoftmaxState
+from workers.iree.kernels.ir.arithmetic import Arithmetic
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.ir.value import Value
+
+KV_BLOCK = 128
+"""Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
+multiples. L2, to which they are prefetched, holds the keys and values of one; prefetching to L1 takes 5 % longer."""
+KV_TILE = 64
+"""The capacity of the KV cache is a multiple of so many rows: no more are read at once."""
+MAX_QUERY_BLOCKS = 8
+"""The most query blocks that attend to a KV block before the next one: their partial results stay in L1."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * head_dim].
+
+    A slot's keys are packed [capacity / 16, head_dim / k, 16, k], its values [head_dim / 16, capacity / k, 16, k].
+    """
+
+    layers: int
+    slots: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    capacity: int
+    """Rows of a slot."""
+    attended: int
+    """Rows of a slot that may be attended to; padding rows are written behind them."""
+    batch: int
+    tokens: int
+    """Rows of each of the `batch` sequences."""
+    scale: float
+    """Queries are multiplied by it."""
+    rope_dims: int
+    """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.query_heads // self.kv_heads
+
+    @property
+    def cache(self) -> tuple[int, ...]:
+        return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.head_dim)
+
+    def begin(self, layer: Value, part: int, slot: Value, head: Value) -> Value:
+        """Return the element of the cache where a slot's keys (part 0) or values (1) of a KV head begin."""
+        at = (layer * 2 + part) * self.slots + slot
+        return (at * self.kv_heads + head) * (self.capacity * self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """What is summed side by side, as far as there are registers."""
+
+    rows: int
+    """Rows of a query block; they share what is read."""
+    tiles: int
+    """Vectors of positions whose scores are summed at once."""
+    parts: int
+    """Vectors of a value's lanes that are summed at once."""
+
+    @classmethod
+    def of(cls, shape: AttentionShape, arithmetic: Arithmetic) -> "AttentionTiling":
+        """Return the tiling with the fewest query blocks, all of one size."""
+        rows, most = shape.tokens * shape.group, arithmetic.accumulators
+        blocks = -(-rows // (most // 2))
+        block = -(-rows // blocks)
+        tiles = next(n for n in (4, 2, 1) if n * block <= most)
+        parts = next(n for n in (4, 2, 1) if n * block <= most and shape.head_dim // LANES % n == 0)
+        return cls(block, tiles, parts)
+
+    @property
+    def step(self) -> int:
+        """Positions whose scores are summed at once."""
+        return self.tiles * LANES
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention of one layer; all layers with the same window share its code."""
+
+    shape: AttentionShape
+    arithmetic: Arithmetic
+    window: int = 0
+    """Positions that a row sees, the last ones up to its own; 0 is all of them."""
+    softcap: float = 0.0
+    """Scores s become softcap * tanh(s / softcap) where it is not 0."""
+    threads: int = 1
+
+    @property
+    def split(self) -> bool:
+        """Whether threads share the context of a row: a single row's heads would leave some of them idle."""
+        return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
+
+    @property
+    def tiling(self) -> AttentionTiling:
+        return AttentionTiling.of(self.shape, self.arithmetic)
+
+    @property
+    def blocks(self) -> int:
+        """Query blocks of a sequence and KV head."""
+        return -(-self.shape.tokens * self.shape.group // self.tiling.rows)
+
+    @property
+    def item_blocks(self) -> int:
+        """Query blocks of an item: fewer than all where there would be less work than threads."""
+        items = self.shape.kv_heads * self.shape.batch
+        return min(MAX_QUERY_BLOCKS, -(-self.blocks // min(self.blocks, -(-2 * self.threads // items))))
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that a slot may have."""
+        return -(-self.shape.capacity // KV_BLOCK)
+
+    @property
+    def partials_shape(self) -> tuple[int, int, int]:
+        """The `SoftmaxState` of each query head and KV block, where threads share a context: float32."""
+        rows = self.shape.batch * self.shape.query_heads
+        return (rows, self.kv_blocks, SoftmaxState.width(self.shape.head_dim))
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of the work where threads do not share a context."""
+        return min(self.items, PARTITIONS_PER_THREAD * self.threads)
+
+    @property
+    def items_per_head(self) -> int:
+        """Items of a sequence and KV head."""
+        return -(-self.blocks // self.item_blocks)
+
+    @property
+    def items(self) -> int:
+        return self.shape.kv_heads * self.shape.batch * self.items_per_head
+
+    @property
+    def split_partitions(self) -> int:
+        """Partitions of the work where threads share a context."""
+        return PARTITIONS_PER_THREAD * self.threads
+
+    @property
+    def merge_partitions(self) -> int:
+        """Partitions of the work of merging what threads leave that share a context."""
+        return min(self.partials_shape[0], PARTITIONS_PER_THREAD * self.threads)

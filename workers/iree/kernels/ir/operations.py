@@ -1,0 +1,60 @@
+"""Functions of floating-point values, from the math and vector dialects."""
+
+from collections.abc import Sequence
+
+from workers.iree.kernels.ir.mlir_types import Type
+from workers.iree.kernels.ir.value import Value
+
+
+def exp(x: Value) -> Value:
+    return _unary("exp", x)
+
+
+def tanh(x: Value) -> Value:
+    return _unary("tanh", x)
+
+
+def sqrt(x: Value) -> Value:
+    return _unary("sqrt", x)
+
+
+def absolute(x: Value) -> Value:
+    return _unary("absf", x)
+
+
+def round_even(x: Value) -> Value:
+    """Round to the nearest integer, ties to the even one."""
+    return _unary("roundeven", x)
+
+
+def fma(a: Value, b: Value | float, c: Value | float) -> Value:
+    """Return a * b + c of vectors, rounded once (`vector.fma`)."""
+    return _fused("vector.fma", a, b, c)
+
+
+def math_fma(a: Value, b: Value | float, c: Value | float) -> Value:
+    """Return a * b + c, rounded once (`math.fma`)."""
+    return _fused("math.fma", a, b, c)
+
+
+def _unary(operation: str, x: Value) -> Value:
+    if not x.type.is_float:
+        raise TypeError(f"{operation}: {x.type} is not a floating-point type")
+    return Value(x.code, x.code.let(f"math.{operation} {x.name} : {x.type}"), x.type)
+
+
+def _fused(operation: str, a: Value, b: Value | float, c: Value | float) -> Value:
+    _, b = a.matched(operation, b)
+    _, c = a.matched(operation, c)
+    if not a.type.is_float:
+        raise TypeError(f"{operation}: {a.type} is not a floating-point type")
+    return Value(a.code, a.code.let(f"{operation} {a.name}, {b.name}, {c.name} : {a.type}"), a.type)
+
+
+def intrinsic(name: str, operands: Sequence[Value], takes: Sequence[Type], type: Type) -> Value:
+    """Call an intrinsic of LLVM that takes operands of these types and returns a value."""
+    if [each.type for each in operands] != list(takes):
+        raise TypeError(f"{name} takes {', '.join(map(str, takes))}, not {', '.join(str(x.type) for x in operands)}")
+    names, types = ", ".join(each.name for each in operands), ", ".join(str(each.type) for each in operands)
+    code = operands[0].code
+    return Value(code, code.let(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {type}'), type)

@@ -1,0 +1,83 @@
+"""A product with quantized weights: its rows, its matrix, and how the work is divided."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.partition import partition_count
+from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
+
+IntegerDot = Literal["vpdpbusd", "plain"]
+"""How four levels of each lane are multiplied by four activations and added up."""
+
+
+def choose_integer_dot(features: AbstractSet[str]) -> IntegerDot:
+    """Return the instruction for a CPU with `features` (LLVM's names)."""
+    return "vpdpbusd" if "avx512vnni" in features else "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatmul:
+    """Quantized rows times a packed matrix, transposed: float32 [rows, outputs]."""
+
+    activations: ActivationQuantization
+    outputs: int
+    """Outputs of whole tiles."""
+    packing: Packing
+    dot: IntegerDot
+    threads: int
+
+    @property
+    def workgroups(self) -> int:
+        return partition_count(self.tiles, self.threads)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, without what it takes besides."""
+        rows, inputs = self.activations.rows, self.activations.inputs
+        return f"baton_quantized_linear_{rows}_{self.outputs}_{inputs}_{self.packing.name}"
+
+    @property
+    def tiles(self) -> int:
+        return self.outputs // LANES
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.packing.tile_bytes(self.activations.inputs)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of levels in one group of activations."""
+        return self.activations.group * self.packing.format.bits // (8 * DOT_INPUTS)
+
+    @property
+    def max_height(self) -> int:
+        """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
+        if self.activations.limbs > 1:
+            return 4
+        return 12 if self.dot == "vpdpbusd" else 8
+
+    @property
+    def dots(self) -> int:
+        """Dot products of a group, each of four inputs."""
+        return self.activations.group // DOT_INPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOperands:
+    """The memory that a product reads: the quantized rows, and the matrix."""
+
+    levels: Memory
+    scales: Memory
+    weights: Memory
+
+    @classmethod
+    def of(cls, matmul: QuantizedMatmul, kernel: Kernel) -> "QuantizedOperands":
+        """Take the first operands of a kernel."""
+        kind = matmul.activations
+        levels, scales = kernel.input(kind.levels_shape, "i32"), kernel.input(kind.scales_shape, "f32")
+        return cls(levels, scales, kernel.input(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))

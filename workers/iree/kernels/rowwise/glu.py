@@ -1,0 +1,41 @@
+"""The gated linear unit of an MLP whose products are computed elsewhere: those with quantized weights."""
+
+from dataclasses import dataclass
+
+from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Glu:
+    """The memory of a GLU: `x` f32 [rows, 2 * ffn], gates first, `out` packed words [rows, row_stride]."""
+
+    x: Memory
+    out: Memory
+    arithmetic: Arithmetic
+    activation: Activation
+
+    def columns(self, code: Code, row: Index, low: Index, high: Index) -> None:
+        """Write a row's columns from `low` to `high`, multiples of 16: act(gate) * up."""
+        ffn, per_word = self.x.shape[-1] // 2, self.arithmetic.per_word
+
+        def some(column: Value) -> None:
+            gates, ups = self.x.load_vector([row, column]), self.x.load_vector([row, column + ffn])
+            product = ACTIVATIONS[self.activation](gates) * ups
+            self.out.store(self.arithmetic.pack(product), [row, column // per_word])
+
+        code.repeat(low, high, some, LANES)
+
+
+def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
+    """f32 [rows, 2 * ffn], gates first -> packed words [rows, row_stride]."""
+    kernel = Kernel(name, rows)
+    x, out = kernel.input((rows, 2 * ffn), "f32"), kernel.output((rows, row_stride(ffn, arithmetic)), "i32")
+    Glu(x, out, arithmetic, activation).columns(kernel.code, kernel.workgroup, 0, ffn)
+    return kernel.function()

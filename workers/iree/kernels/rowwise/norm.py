@@ -1,0 +1,125 @@
+"""RMS norm, with the residual sum before it (https://arxiv.org/abs/1910.07467)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
+from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.memory import Index, Memory
+from workers.iree.kernels.ir.mlir_types import LANES, Type
+from workers.iree.kernels.ir.operations import fma, sqrt
+from workers.iree.kernels.ir.value import Value
+
+ROWS = 4
+"""Rows of a workgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What happens to the residual stream x between two blocks of a layer."""
+
+    delta: bool
+    """A delta is added to it."""
+    after: bool
+    """The delta is normed before it is added (a norm after the block)."""
+    before: bool
+    """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
+    multiplier: float = 1.0
+    """What is added is multiplied by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormOperands:
+    """The memory of norms: `x`, `delta` and `total` f32 [rows, width], weights f32 [width], `out` packed words
+    [rows, row_stride]."""
+
+    x: Memory
+    delta: Memory | None
+    after: Memory | None
+    before: Memory | None
+    total: Memory | None
+    out: Memory
+    multiplier: float = 1.0
+    """See `Norm`."""
+
+    def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
+        """Write one row of `total` and `out`."""
+        width, source = self.x.shape[-1], self.x
+        if self.delta is not None and self.total is not None:
+            self._add(code, self.delta, self.total, row, eps)
+            source = self.total
+        scale = None
+        if self.before is not None:
+            scale = inverse_root_mean_square(code, source, [row], width, eps).broadcast()
+
+        def some(column: Value) -> None:
+            value = source.load_vector([row, column])
+            if self.before is not None and scale is not None:
+                value = value * scale * self.before.load_vector([column])
+            self.out.store(arithmetic.pack(value), [row, column // arithmetic.per_word])
+
+        code.repeat(0, width, some, LANES)
+
+    def _add(self, code: Code, delta: Memory, total: Memory, row: Index, eps: float) -> None:
+        width, scale = self.x.shape[-1], None
+        if self.after is not None:
+            scale = inverse_root_mean_square(code, delta, [row], width, eps).broadcast()
+
+        def some(column: Value) -> None:
+            a, b = self.x.load_vector([row, column]), delta.load_vector([row, column])
+            factor = None if self.multiplier == 1 else code.constant(self.multiplier, b.type)
+            if self.after is not None and scale is not None:
+                b = b * scale if factor is None else b * scale * factor
+                factor = self.after.load_vector([column])
+            total.store(a + b if factor is None else fma(b, factor, a), [row, column])
+
+        code.repeat(0, width, some, LANES)
+
+
+def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm) -> str:
+    """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
+    -> (x + delta,) packed words [rows, row_stride].
+
+    A norm is x / sqrt(mean(x^2) + eps) * weight; delta, or its norm, is multiplied by `kind.multiplier`. Width is a
+    multiple of 16.
+    """
+    per = min(rows, ROWS)
+    kernel = Kernel(name, -(-rows // per))
+    normed = NormOperands(
+        kernel.input((rows, width), "f32"),
+        kernel.input((rows, width), "f32") if kind.delta else None,
+        kernel.input((width,), "f32") if kind.after else None,
+        kernel.input((width,), "f32") if kind.before else None,
+        kernel.output((rows, width), "f32") if kind.delta else None,
+        kernel.output((rows, row_stride(width, arithmetic)), "i32"),
+        kind.multiplier,
+    )
+    low = kernel.workgroup * per
+    high = (low + per).minimum(rows)
+    kernel.code.repeat(low, high, lambda row: normed.row(kernel.code, row, eps, arithmetic))
+    return kernel.function()
+
+
+def inverse_root_mean_square(
+    code: Code,
+    x: Memory,
+    at: Sequence[Index],
+    width: int,
+    eps: float,
+    lanes: int = LANES,
+    first: Value | None = None,
+) -> Value:
+    """Return 1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time."""
+
+    def add(column: Value, sums: list[Value]) -> list[Value]:
+        value = x.load_vector([*at, column if first is None else first + column], lanes)
+        return [fma(value, value, sums[0])]
+
+    (squares,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
+    return inverse_root(squares.sum_lanes(), width, eps)
+
+
+def inverse_root(squares: Value, count: int, eps: float) -> Value:
+    """Return 1 / sqrt(squares / count + eps)."""
+    return 1.0 / sqrt(squares / count + eps)

@@ -1,0 +1,36 @@
+"""The options of a load, in the one form that every backend takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.precision import Dtype, Quantize
+
+Progress = Callable[[str, int, int], None]
+"""Receives phase, done and total while a model loads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a checkpoint becomes a runner, or compiled graphs.
+
+    A backend ignores what it has no use for: MLX compiles nothing to disk and sizes its own threads.
+    """
+
+    device: str = ""
+    """A device URI of the backend, such as "local-task", "cuda" or "vulkan://0" (IREE), "cpu" or "gpu" (MLX). Empty is
+    the backend's default."""
+    dtype: Dtype = "auto"
+    quantize: Quantize = "none"
+    slots: int
+    """Sequences that the KV cache holds at once."""
+    context: int = 0
+    """Tokens of one slot; 0 is what the model states."""
+    cache_dir: Path
+    """Folder of compiled graphs and packed weights."""
+    threads: int = 0
+    """Compute threads; 0 lets the backend choose."""
+    kv_bytes: int = 0
+    """Bytes of KV cache that all slots share; 0 is what memory allows."""
+    workers: int = 1
+    """Workers that share the machine's memory and cores, this one included."""
