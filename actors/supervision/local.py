@@ -24,6 +24,9 @@ from actors.transport.rate_limit import PeerRate
 CommandLine = Callable[[str, int], Sequence[str]]
 """`command(endpoint, incarnation)` is the program and its arguments."""
 PASSING = frozenset({errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
+REST_S = 0.01
+"""From the exit of a process to its end for the worker's life. The start of the next one blocks the event loop for some
+milliseconds: first, the sequences of the lost one continue on other workers."""
 KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
 """Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
 
@@ -81,7 +84,7 @@ class LocalPeer:
     def end(self, ask_s: float) -> None:
         self._ending = True
         if self._child is None or self._child.returncode is not None:
-            asyncio.get_running_loop().call_soon(self._gone, self._number)
+            asyncio.get_running_loop().call_later(REST_S, self._gone, self._number)
         else:
             self._child.end(ask_s, self._terms.deadlines.term)
 
