@@ -48,7 +48,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Body(UnsupportedOptions, kw_only=True):
+class _SharedFields(UnsupportedOptions, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM."""
 
@@ -78,7 +78,7 @@ class _Body(UnsupportedOptions, kw_only=True):
     safety_identifier: Label | None = None
 
 
-class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
+class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: Prompt
@@ -113,7 +113,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_calls: Any = None
 
 
-class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
+class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
