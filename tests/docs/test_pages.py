@@ -27,6 +27,7 @@ PAGES = sorted(
     file for folder in (".", "docs", "docs/adr", "deploy", ".github") for file in (ROOT / folder).glob("*.md")
 )
 HTTP = (ROOT / "docs" / "http.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
@@ -212,3 +213,13 @@ def test_the_guide_to_runners_lists_the_whole_contract() -> None:
     listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", guide, flags=re.MULTILINE)
     contract = [name for name in vars(Runner) if not name.startswith("_")]
     assert listed == contract
+
+
+def test_the_folders_of_tests_without_counterpart_are_those_that_are_listed() -> None:
+    section = CONTRIBUTING.partition("have no counterpart in the source:\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([\w/]+)/`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")} - {ROOT / "tests"}
+    alone = {each for each in folders if not (ROOT / each.relative_to(ROOT / "tests")).is_dir()}
+    names = {each.name if each.name in listed else each.relative_to(ROOT).as_posix() for each in alone}
+    assert names == listed - {"golden"}
+    assert list((ROOT / "tests").rglob("golden")), "has no modules"
