@@ -78,7 +78,7 @@ def moment(phase: str, delivered: int, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KillRow:
-    """What the clients of one run noticed."""
+    """The effects of one run on its clients."""
 
     workers: str
     streams: int

@@ -97,7 +97,7 @@ class Soak:
     def __init__(self, plan: SoakPlan, found: Served) -> None:
         self.result = SoakResult()
         self.pids: list[int] = []
-        """Of the workers that got a signal."""
+        """The process ids of workers that got a signal."""
         self._plan = plan
         self._found = found
         self._requests = requests(
@@ -183,7 +183,7 @@ class Soak:
             await asyncio.sleep(self._plan.sample_s)
 
     def leaks(self, idle: ServerSample) -> list[str]:
-        """What was not released since `idle`, the sample before the first fault."""
+        """Return what was not released since `idle`, the sample before the first fault."""
         slots = self._plan.workers * self._plan.slots
         return leaks(idle, self.result.samples, self.look(), self._found.metrics(), slots)
 
@@ -225,7 +225,7 @@ def soak(plan: SoakPlan, out: Path) -> SoakResult:
 
 
 def _not_given_back(run: Soak, idle: ServerSample) -> list[str]:
-    """What is still held some time after the last request."""
+    """Return what was not released some time after the last request."""
     deadline = time.monotonic() + REST_S
     while True:
         problems = run.leaks(idle)

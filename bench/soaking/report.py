@@ -33,7 +33,7 @@ def write_report(plan: SoakPlan, result: SoakResult, out: Path) -> str:
 
 
 def _outcomes(result: SoakResult) -> str:
-    """How visits ended, what must always be 0, and the number of the server's problems."""
+    """The outcomes of visits, those that must be 0 included, and the number of the server's problems."""
     tally = result.tally
     total = tally.outcomes.total()
     others = [(name, count) for name, count in tally.outcomes.most_common() if count and name not in NEVER]

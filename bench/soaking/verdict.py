@@ -70,14 +70,15 @@ def _difference(transcript: Transcript, whole: Transcript) -> str:
 
 
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
-    """Whether one of these sequences lived through two failures from within, or `MAX_TRIES` of any kind: only then may
-    a request be refused. The log does not count the failed step that ends a request."""
+    """Return True if one of these sequences lived through two failures from within, or `MAX_TRIES` of any kind: only
+    then may a request be refused. The log does not count the failed step that ends a request."""
     last = int(code in STEPS)
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 
 def fingerprint(request: ClientRequest) -> str:
-    """What the gateway identifies a poison request by: requests with the same fingerprint are refused together."""
+    """The part of a request by which the gateway identifies a poison request. Requests with the same fingerprint are
+    refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
     return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
 

@@ -83,7 +83,7 @@ class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
 
     prompt: Prompt
     logprobs: TopLogprobs | Literal[False] | None = None
-    """How many of the most likely tokens to report with each token."""
+    """The number of most likely tokens to report with each token."""
     # Refused when they would change something: see `gateway.openai.unsupported`.
     best_of: Any = None
     echo: Any = None

@@ -11,7 +11,7 @@ from tests.bench.scripts import BENCH, CHILD, CHILDREN, SCRIPTS, docstring, pars
 
 FILES = sorted(file for file in BENCH.rglob("*.py") if "add_argument(" in file.read_text())
 VALUES = {"N": "1", "ROWS": "1", "DIR": "dir", "FILE": "file", "FOLDER": "dir", "NAME": "name", "CHECKPOINT": "dir"}
-"""What stands for a value in a usage line."""
+"""Values for the names in a usage line."""
 
 
 def options(file: Path) -> Iterator[ast.Call]:

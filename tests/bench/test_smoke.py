@@ -106,7 +106,7 @@ OUTPUT: dict[str, list[str]] = {
         r"^\| its process was killed by SIGKILL +\| +[1-9]\d* \|$",
     ],
 }
-"""What each script prints: lines that must be there."""
+"""Lines that each script must print."""
 OPTIONS = {"bench/chaos.py": ("--plot", "plot.svg", "--json", "figures.json")}
 """Options besides `--smoke`, with files in the folder of results."""
 FILES = {
@@ -116,7 +116,7 @@ FILES = {
     "bench/memory.py": ["table.md", "figures.json", "plot.svg"],
     "bench/soak.py": ["table.md", "samples.json", "plot.svg"],
 }
-"""What each script writes into its folder of results."""
+"""Files that each script writes into its folder of results."""
 
 
 def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:

@@ -87,7 +87,7 @@ def yes(column: Column, capabilities: RunnerCapabilities) -> str:
 
 
 def unpacked(column: Column, capabilities: RunnerCapabilities) -> str:
-    """Whether matrices are multiplied as they are stored."""
+    """State whether matrices are multiplied as they are stored."""
     return "yes" if capabilities.quantization else "yes, unpacked to 16 or 32 bits"
 
 
@@ -192,7 +192,7 @@ def ask(feature: Feature, column: Column, folder: Path) -> Entry:
 
 
 def ask_compile(column: Column, folder: Path) -> Entry:
-    """Whether there is anything to compile ahead."""
+    """Compile ahead; an entry with a refusal if there is nothing to compile."""
     path = make_checkpoint(folder / f"compile-{column.title}")
     try:
         compile_ahead(column.spec(path, folder), lambda *_: None)

@@ -35,7 +35,7 @@ LONG = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 @dataclass
 class Watched:
-    """What the test sees of a daemon in its own process."""
+    """The test's view of a daemon in its own process."""
 
     endpoints: list[str] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)

@@ -12,7 +12,7 @@ END = b"data: [DONE]\n\n"
 
 
 async def streamed(answer: bytes, streams: int) -> Received:
-    """What the client receives from a server that sends `answer` to each request and closes."""
+    """Return what the client receives from a server that sends `answer` to each request and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

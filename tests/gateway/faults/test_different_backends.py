@@ -60,7 +60,7 @@ async def ask(real: Real) -> tuple[list[int], dict[str, Any]]:
 
 
 async def replays(real: Real) -> float:
-    """How many a worker of another kind went on with."""
+    """The number that a worker of another kind continued."""
     found = 0.0
     for line in (await real.client.get("/metrics")).text.splitlines():
         if line.startswith("baton_replays_total") and 'outcome="continued"' in line:

@@ -1,4 +1,4 @@
-"""What happens to sequences whose worker is lost, on the real router over workers that the test speaks for."""
+"""Sequences whose worker is lost, on the real router over workers that the test speaks for."""
 
 import asyncio
 from typing import Any

@@ -1,5 +1,5 @@
-"""How a worker stays joined: what its agent and a gateway say to each other, and what happens between two links. See
-also tests/gateway/fleet/test_remote.py."""
+"""The remote agent: its messages to and from a gateway, and the time between two links. See also
+tests/gateway/fleet/test_remote.py."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -114,7 +114,7 @@ class Joined:
 
     @property
     def received(self) -> list[Event]:
-        """What the gateway got, without heartbeats."""
+        """The events that the gateway got, without heartbeats."""
         events = [decode_event(frame) for frames in self.door.received for frame in frames]
         return [event for event in events if not isinstance(event, Heartbeat)]
 

@@ -1,4 +1,4 @@
-"""What a worker reports of failing steps, loads and text code, over a real link."""
+"""A worker's reports of failing steps, loads and text code, over a real link."""
 
 import asyncio
 from collections.abc import Callable
