@@ -226,7 +226,7 @@ def sources(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_imports_point_one_way_and_enter_by_their_door(package: str) -> None:
+def test_imports_point_one_way_and_libraries_are_imported_in_one_place(package: str) -> None:
     files = sources(package)
     assert files
     found = (one for file in files for one in imports_of(file.read_text(), file.relative_to(ROOT).as_posix()))
@@ -244,7 +244,7 @@ def test_every_part_has_its_layer_and_imports_lower_ones_only(package: str) -> N
         below.add(part)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_imports_form_a_cycle() -> None:
     files = modules()
     graph = {module: set(imported_modules(file.read_text(), files)) - {module} for module, file in files.items()}
     assert cycle(graph) == []
@@ -338,7 +338,7 @@ def test_classes_are_found() -> None:
     assert classes("class A: ...\nclass _B: ...\ndef f():\n    class C: ...") == ["A", "_B"]
 
 
-def test_every_package_is_typed_and_says_what_it_is() -> None:
+def test_every_package_is_typed_and_has_a_docstring() -> None:
     for package in MAY_IMPORT:
         assert (ROOT / package / "py.typed").is_file(), package
         assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())), package

@@ -179,7 +179,7 @@ def test_every_python_example_compiles(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
-def test_the_bodies_of_the_curl_examples_are_ones_that_the_gateway_takes() -> None:
+def test_the_bodies_of_the_curl_examples_are_accepted() -> None:
     decoder = RequestDecoder(GatewaySettings())
     bodies = [
         words[words.index("-d") + 1]
@@ -198,7 +198,7 @@ def test_every_file_of_the_house_that_is_named_exists(page: Path) -> None:
         assert (ROOT / name).is_file(), name
 
 
-def test_the_doors_of_heavy_libraries_are_those_that_are_tested() -> None:
+def test_the_places_of_heavy_libraries_are_those_that_are_tested() -> None:
     """The first door of each; benchmarks and the built-in model's training have others."""
     text = re.sub(r"\s+", " ", (ROOT / "docs" / "architecture.md").read_text())
     sentence = re.search(r"each heavy library enters by one door: (.*?)\. ", text)

@@ -135,7 +135,7 @@ async def test_a_poison_request_ends_alone(kind: CallFault, deaths: int, whole: 
 
 
 @from_outside()
-async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> None:
+async def test_kills_in_quick_succession_quarantine_no_request(whole: list[Any]) -> None:
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
     async with real_gateway(launch("w0", slots=8, rate=100)) as real:
 

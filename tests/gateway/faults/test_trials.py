@@ -204,5 +204,5 @@ def test_a_request_that_kills_nothing_lives_through_any_kills_below_the_bound() 
     play(Kills)
 
 
-def test_who_is_killed_for_is_found_at_the_bound() -> None:
+def test_a_poison_request_is_quarantined_at_the_bound() -> None:
     play(Hunts)
