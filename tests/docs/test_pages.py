@@ -15,7 +15,7 @@ from cli.main import app
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
-from gateway.openai.schema import ChatBody, CompletionBody
+from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -116,11 +116,18 @@ def test_every_field_of_a_request_is_listed() -> None:
     assert listed == known - OPTIONS.keys()
 
 
-def test_every_option_that_is_not_supported_is_listed_with_what_is_taken() -> None:
-    page = HTTP.partition("| Option | Accepted besides `null` |\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, flags=re.MULTILINE)
-    listed = {name: [json.loads(value) for value in re.findall(r"`(.*?)`", values)] for name, values in rows}
-    assert listed == {name: list(values) for name, values in OPTIONS.items()}
+def test_every_unsupported_option_is_listed_with_its_place_and_the_accepted_values() -> None:
+    page = HTTP.partition("| Option | Endpoint | Accepted besides `null` |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|(.*)\|$", page, flags=re.MULTILINE)
+    places = {"chat": ChatBody, "completions": CompletionBody, "chat messages": ChatMessage}
+    listed = {
+        name: (where.split(", "), [json.loads(value) for value in re.findall(r"`(.*?)`", values)])
+        for name, where, values in rows
+    }
+    assert listed == {
+        name: ([where for where, body in places.items() if name in body.__struct_fields__], list(values))
+        for name, values in OPTIONS.items()
+    }
 
 
 def test_every_metric_is_listed() -> None:
@@ -201,7 +208,7 @@ def test_every_file_of_the_house_that_is_named_exists(page: Path) -> None:
 def test_the_places_of_heavy_libraries_are_those_that_are_tested() -> None:
     """The first door of each; benchmarks and the built-in model's training have others."""
     text = re.sub(r"\s+", " ", (ROOT / "docs" / "architecture.md").read_text())
-    sentence = re.search(r"each heavy library enters by one door: (.*?)\. ", text)
+    sentence = re.search(r"Each heavy library is imported in one place: (.*?)\. ", text)
     assert sentence
     stated = dict(re.findall(r"([\w ]+) in `(\S+)`", sentence[1]))
     libraries = {name: door for names, door in stated.items() for name in names.replace(" and ", " ").split()}
