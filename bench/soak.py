@@ -6,8 +6,8 @@ Clients send completions and chats, streamed or whole, greedy or sampled, with o
 penalties, long and short prompts; some leave before the end, and close or reset their connection. Each request is
 answered undisturbed first, and every later answer is compared with that one. Then workers are killed and suspended from
 outside every --every seconds on average, and faults within are planned for each of their incarnations but the first
-(bench/soaking/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no model.
-All follows from the seed, which is printed; --seed repeats its plan.
+(bench/soak_test/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no
+model. All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
@@ -18,7 +18,7 @@ It ends with status 1 when
               failed steps that it lived through, and less than four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not released: sequences, processes, descriptors, threads, socket folders; or memory grew
-              (bench/soaking/leaks.py)
+              (bench/soak_test/leaks.py)
 
 --out gets the table, the samples, a plot and the server's log.
 """
@@ -45,12 +45,12 @@ from actors.supervision.deadlines import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir, add_out
 from bench.harness.served import Served, served
-from bench.soaking.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
-from bench.soaking.leaks import ServerSample, leaks, sample
-from bench.soaking.report import plot, write_report
-from bench.soaking.request_mix import Visit, deterministic, requests, visits
-from bench.soaking.result import SoakResult
-from bench.soaking.verdict import Verdict, judge
+from bench.soak_test.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
+from bench.soak_test.leaks import ServerSample, leaks, sample
+from bench.soak_test.report import plot, write_report
+from bench.soak_test.request_mix import Visit, deterministic, requests, visits
+from bench.soak_test.result import SoakResult
+from bench.soak_test.verdict import Verdict, judge
 from cli.chaos.http_client import ClientRequest, send
 from cli.chaos.transcript import Transcript
 from cli.config.errors import CommandFailed

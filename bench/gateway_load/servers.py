@@ -1,6 +1,6 @@
 """Child process of `bench/gateway.py`: one of its servers, which a JSON object describes.
 
-    python bench/streaming/servers.py '{"kind": "bare", "streams": 8, "rate": 50.0, "tokens": 200}'
+    python bench/gateway_load/servers.py '{"kind": "bare", "streams": 8, "rate": 50.0, "tokens": 200}'
 
 It prints `PORT` and the port once it accepts requests, and serves until SIGTERM.
 """

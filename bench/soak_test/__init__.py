@@ -1,1 +1,1 @@
-"""The parts of a soak: its requests, its plan of faults, and how its visits and its server are judged."""
+"""The parts of a soak test: requests, fault plan, samples, and verdicts on answers and on the server."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.soaking.leaks import ServerSample
-from bench.soaking.server_log import Failures, failures
-from bench.soaking.verdict import VisitTally
+from bench.soak_test.leaks import ServerSample
+from bench.soak_test.server_log import Failures, failures
+from bench.soak_test.verdict import VisitTally
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.soaking.server_log import Failures
+from bench.soak_test.server_log import Failures
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.rounds import percentile
 from cli.chaos.transcript import Transcript
@@ -115,8 +115,8 @@ class VisitTally:
             self._violated(name, verdict)
 
     def explain(self, failures: Mapping[str, Sequence[Failures]]) -> None:
-        """Count a violation for each error that the failures do not explain (see `bench.soaking.server_log.failures`).
-        Call it once, after the last visit."""
+        """Count a violation for each error that the failures do not explain (see
+        `bench.soak_test.server_log.failures`). Call it once, after the last visit."""
         attributed: set[str] = set()
         for each in self._refusals:
             seen = failures.get(each.request, ())

@@ -189,7 +189,7 @@ def test_a_child_that_refuses_what_its_script_gives_it_is_found(tmp_path: Path, 
             shutil.copytree(each, tmp_path / "bench", ignore=shutil.ignore_patterns("results", "__pycache__"))
         elif not each.name.startswith("."):
             (tmp_path / each.name).symlink_to(each)
-    servers = tmp_path / "bench" / "streaming" / "servers.py"
+    servers = tmp_path / "bench" / "gateway_load" / "servers.py"
     text = servers.read_text()
     assert text.count("rate: Annotated[float, Meta(ge=0.0)]") == 1
     servers.write_text(text.replace("rate: Annotated[float, Meta(ge=0.0)]", "rate: Annotated[float, Meta(gt=0.0)]"))

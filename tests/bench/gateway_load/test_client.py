@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.streaming.client import Received, stream_all
+from bench.gateway_load.client import Received, stream_all
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 CHUNK = b'data: {"choices": [{"index": 0}]}\n\n'

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.soaking.request_mix import deterministic, requests, visits
+from bench.soak_test.request_mix import deterministic, requests, visits
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
 
