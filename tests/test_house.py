@@ -99,7 +99,7 @@ MAX_MODULES = 16
 SHARED_CLASS_NAMES = {"_Body", "_Connection"}
 """Private classes of several modules that are still to be renamed."""
 
-DOORS = {
+IMPORTED_IN = {
     "zmq": ("actors/transport/",),
     "mlx": ("workers/mlx/", "models/"),
     "mlx_lm": ("workers/mlx/", "models/"),
@@ -181,8 +181,8 @@ def breaches(found: Iterator[Import]) -> Iterator[str]:
         package = one.file.partition("/")[0]
         if one.top in MAY_IMPORT and one.top != package and one.top not in MAY_IMPORT[package]:
             yield f"{one}: {package} may not import {one.top}"
-        if not any(one.file.startswith(door) for door in DOORS.get(one.top, (one.file,))):
-            yield f"{one}: only {' and '.join(DOORS[one.top])} may"
+        if not any(one.file.startswith(place) for place in IMPORTED_IN.get(one.top, (one.file,))):
+            yield f"{one}: only {' and '.join(IMPORTED_IN[one.top])} may"
         if one.top in NEVER or one.top in {"tests", "bench"}:
             yield f"{one}: nothing may"
         if one.top not in MAY_USE.get(package, {one.top}):

@@ -19,7 +19,7 @@ from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from tests.test_house import DOORS
+from tests.test_house import IMPORTED_IN
 from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -206,13 +206,13 @@ def test_every_file_of_the_house_that_is_named_exists(page: Path) -> None:
 
 
 def test_the_places_of_heavy_libraries_are_those_that_are_tested() -> None:
-    """The first door of each; benchmarks and the built-in model's training have others."""
+    """The first place of each; benchmarks and the built-in model's training have others."""
     text = re.sub(r"\s+", " ", (ROOT / "docs" / "architecture.md").read_text())
     sentence = re.search(r"Each heavy library is imported in one place: (.*?)\. ", text)
     assert sentence
     stated = dict(re.findall(r"([\w ]+) in `(\S+)`", sentence[1]))
-    libraries = {name: door for names, door in stated.items() for name in names.replace(" and ", " ").split()}
-    assert libraries == {name: DOORS[name][0] for name in ("zmq", "mlx", "iree", "jax", "hypercorn")}
+    libraries = {name: place for names, place in stated.items() for name in names.replace(" and ", " ").split()}
+    assert libraries == {name: IMPORTED_IN[name][0] for name in ("zmq", "mlx", "iree", "jax", "hypercorn")}
 
 
 def test_the_guide_to_runners_lists_the_whole_contract() -> None:
