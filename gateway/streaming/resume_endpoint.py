@@ -119,7 +119,7 @@ class ResumeEndpoint:
 
         try:
             try:
-                await exchange.attended(relay)
+                await exchange.while_connected(relay)
             except* PeerUnreachable as gone:
                 _log.info("peer_unreachable", request=exchange.request_id, problem=str(gone.exceptions[0]))
                 if not exchange.begun:
