@@ -45,6 +45,19 @@ def test_both_branches_give_one_type(code: Code) -> None:
         code.when(number, lambda: None)
 
 
+def test_a_switch_asks_for_an_index(code: Code) -> None:
+    with pytest.raises(TypeError, match=r"switch: the number is vector<16xf32>, not index"):
+        code.switch(code.floats(1.0), {}, lambda: None)
+
+
+def test_memory_belongs_to_one_kernel(memory: Memory) -> None:
+    other = Code()
+    with pytest.raises(TypeError, match=r"%m and .* belong to different kernels"):
+        memory.load([0, other.index(0)])
+    with pytest.raises(TypeError, match=r"%m and .* belong to different kernels"):
+        memory.store(other.constant(1.0, F32), [0, 0])
+
+
 def test_loads_have_the_type_of_the_memory(code: Code, memory: Memory) -> None:
     assert memory.load([0, 0]).type == F32
     assert memory.load_vector([0, 0]).type == F32_VECTOR
