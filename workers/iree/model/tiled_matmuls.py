@@ -124,7 +124,7 @@ class TiledMatmuls:
         self.add_kernel(routed, route(routed, m))
         self.add_kernel(grouped, group(grouped, m, live=live is not None))
         self.add_kernel(combined, combine(combined, m))
-        per, lists = m.experts.per_token, tuple(numbers(size) for size in m.list_sizes)
+        per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         logits = self.linear(x, router, m.experts.count, None, live)
         chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits)
         groups = call(grouped, lists, chosen, live)

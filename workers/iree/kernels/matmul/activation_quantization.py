@@ -81,8 +81,9 @@ def quantize_rows(kind: ActivationQuantization) -> str:
     makes its group's scale NaN, and so every output.
     """
     kernel = Kernel(kind.name, kind.rows)
-    x = kernel.input((kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
-    levels, scales = kernel.output(kind.levels_shape, "i32"), kernel.output(kind.scales_shape, "f32")
+    x = kernel.input("x", (kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
+    levels = kernel.output("levels", kind.levels_shape, "i32")
+    scales = kernel.output("scales", kind.scales_shape, "f32")
     ActivationQuantizer(kind, x, levels, scales).row(kernel.code, kernel.workgroup)
     return kernel.function()
 

@@ -79,5 +79,8 @@ class QuantizedOperands:
     def of(cls, matmul: QuantizedMatmul, kernel: Kernel) -> "QuantizedOperands":
         """Take the first operands of a kernel."""
         kind = matmul.activations
-        levels, scales = kernel.input(kind.levels_shape, "i32"), kernel.input(kind.scales_shape, "f32")
-        return cls(levels, scales, kernel.input(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))
+        return cls(
+            kernel.input("levels", kind.levels_shape, "i32"),
+            kernel.input("scales", kind.scales_shape, "f32"),
+            kernel.input("weight", matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"),
+        )

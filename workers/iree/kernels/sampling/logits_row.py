@@ -100,8 +100,8 @@ class LogitsRow:
         self.shape = shape
         self.code = self.kernel.code
         self.xp = ArrayNamespace(self.code)
-        self._memory = {each: self.kernel.input(each.shape, each.element) for each in takes}
-        self._memory |= {each: self.kernel.output(each.shape, each.element) for each in gives}
+        self._memory = {each: self.kernel.input(each.name, each.shape, each.element) for each in takes}
+        self._memory |= {each: self.kernel.output(each.name, each.shape, each.element) for each in gives}
 
     def number(self, value: int) -> Value:
         """Return a constant int32."""
