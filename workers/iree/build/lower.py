@@ -10,8 +10,26 @@ from jax import export
 
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, tensor
 
-# JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a GPU.
-jax.config.update("jax_platforms", "cpu")
+JAX_OPTIONS = {
+    # JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a
+    # GPU.
+    "jax_platforms": "cpu",
+    # The text of a graph depends on these, and the environment can set them. They are not in a graph's key.
+    "eager_constant_folding": False,
+    "jax_default_matmul_precision": None,
+    "jax_disable_jit": False,
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    # With other values of these, nothing can be traced.
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
+    "jax_no_tracing": False,
+    "jax_numpy_rank_promotion": "allow",
+}
+"""The options of JAX in every process that traces."""
+for _name, _value in JAX_OPTIONS.items():
+    jax.config.update(_name, _value)
 
 SCOPE = "model"
 """The parameter archive's name in the module."""
