@@ -20,6 +20,7 @@ JAX_OPTIONS = {
     "jax_disable_jit": False,
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
+    "jax_use_simplified_jaxpr_constants": False,
     # With other values of these, nothing can be traced.
     "jax_error_checking_behavior_divide": "ignore",
     "jax_error_checking_behavior_nan": "ignore",
@@ -27,9 +28,9 @@ JAX_OPTIONS = {
     "jax_no_tracing": False,
     "jax_numpy_rank_promotion": "allow",
 }
-"""The options of JAX in every process that traces."""
-for _name, _value in JAX_OPTIONS.items():
-    jax.config.update(_name, _value)
+"""The options of JAX in every process that traces; a release of JAX may lack some of them."""
+for _name in JAX_OPTIONS.keys() & jax.config.values.keys():
+    jax.config.update(_name, JAX_OPTIONS[_name])
 
 SCOPE = "model"
 """The parameter archive's name in the module."""

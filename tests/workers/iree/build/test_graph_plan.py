@@ -53,6 +53,7 @@ def test_a_graph_is_the_same_whatever_the_environment_tells_jax(tmp_path: Path, 
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
         "JAX_NO_TRACING": "1",
+        "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1",
     }
     texts = [
         subprocess.run(command, env=environment | each, capture_output=True, text=True, check=True).stdout
