@@ -39,7 +39,7 @@ class ArchiveError(LoadRefused):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each tensor lies in the file."""
+    """The place of each tensor in the file."""
 
     header: bytes
     """The beginning of the file: a length, and the JSON that names the tensors."""

@@ -37,7 +37,7 @@ MAX_STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class LayerPackings:
-    """How the matrices of a layer are stored: quantized with a packing, or None in the model's type."""
+    """The packings of a layer's quantized matrices; None for a matrix in the model's type."""
 
     of: Sequence[Packing | None] = (None, None, None, None)
     """Those of qkv, o, gate_up and down."""
@@ -53,7 +53,7 @@ class LayerPackings:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """The sizes of a layer, and which of its weights there are."""
+    """The sizes of a layer, and the weights that it has."""
 
     rope_and_cache: RopeAndCache
     attention: Attention
@@ -62,7 +62,7 @@ class FusedLayer:
     eps: float
     activation: Activation
     biases: tuple[bool, bool]
-    """Of the products before and after attention."""
+    """Biases of the products before and after attention."""
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
@@ -102,7 +102,7 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a matrix is multiplied by: packed words [rows, row_stride], and what quantizes them where the matrix is."""
+    """The left operand of a matrix: packed words [rows, row_stride], and their quantizer if the matrix is quantized."""
 
     words: Memory
     quantizer: ActivationQuantizer | None

@@ -1,4 +1,4 @@
-"""How each parameter of a model is stored in the weight archive: packed, packed and quantized, or in rows."""
+"""The form of each parameter in the weight archive: packed, packed and quantized, or in rows."""
 
 import math
 from collections.abc import Sequence

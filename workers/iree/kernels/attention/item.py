@@ -1,4 +1,4 @@
-"""The attention of an item, which is what threads take: some query blocks of one sequence and KV head."""
+"""The attention of an item, the unit of work that threads take: some query blocks of one sequence and KV head."""
 
 import math
 from collections.abc import Callable

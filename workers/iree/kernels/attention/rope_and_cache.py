@@ -1,4 +1,4 @@
-"""What lies between the projections and attention: head norms, rotary positions, and writing rows to the KV cache."""
+"""The steps between the projections and attention: head norms, rotary positions, and writing rows to the KV cache."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RopeAndCache:
     shape: AttentionShape
     arithmetic: Arithmetic
     eps: float
-    """Of the head norms."""
+    """Epsilon of the head norms."""
     head_norm: HeadNorm | None
     """The weights are [head_dim] for each head ("each") or, of all heads together, [heads * head_dim] ("all")."""
 

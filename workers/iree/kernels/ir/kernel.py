@@ -48,12 +48,12 @@ class Kernel:
 
     @property
     def workgroup(self) -> Value:
-        """Which of the workgroups this is."""
+        """The number of this workgroup."""
         return Value(self.code, "%workgroup", INDEX)
 
     @property
     def row(self) -> Value:
-        """Which of the rows this is."""
+        """The number of this row."""
         return Value(self.code, "%row", INDEX)
 
     @property

@@ -27,7 +27,7 @@ MIN_MAGNITUDE = int(np.float32(1e-30).view(np.int32))
 
 @dataclass(frozen=True, slots=True)
 class ActivationQuantization:
-    """How rows are quantized for a product: integers of 8 or 22 bits, and two numbers a group."""
+    """The quantized form of rows for a product: integers of 8 or 22 bits, and two numbers a group."""
 
     rows: int
     inputs: int
@@ -36,7 +36,7 @@ class ActivationQuantization:
     weighted: bool
     """The second number of a group is the sum of its activations; without it the sum of their integers."""
     arithmetic: Arithmetic
-    """Which packs the rows that are quantized."""
+    """The arithmetic whose packed rows are quantized."""
     limbs: int
     """1: integers of 8 bits. 3: of 22 bits, their upper eight in the first limb, then seven and seven."""
 

@@ -63,7 +63,7 @@ def write_quantized_linear(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of one height that rows are divided into; the last one begins sooner rather than reach further."""
+    """The blocks of one height that rows are divided into; the last one overlaps the one before."""
 
     height: int
     least: int

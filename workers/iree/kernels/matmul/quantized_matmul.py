@@ -1,4 +1,4 @@
-"""A product with quantized weights: its rows, its matrix, and how the work is divided."""
+"""A product with quantized weights: its rows, its matrix, and the division of its work."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from workers.iree.kernels.matmul.activation_quantization import ActivationQuanti
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 IntegerDot = Literal["vpdpbusd", "plain"]
-"""How four levels of each lane are multiplied by four activations and added up."""
+"""The instruction that multiplies four levels of each lane by four activations and sums them."""
 
 
 def choose_integer_dot(features: AbstractSet[str]) -> IntegerDot:

@@ -1,4 +1,4 @@
-"""The products of a mixture of experts: each row meets the weights of its experts alone.
+"""The products of a mixture of experts: each row is multiplied only by its own experts' weights.
 
 Every pair (see `routing`) has sums of its own: which rows share an expert changes nothing in them.
 """
@@ -30,7 +30,7 @@ PAIR_BLOCKS = (8, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class ExpertPartition:
-    """How the tiles of every chosen expert are divided: into `each` workgroups, in units of `unit` tiles."""
+    """The division of every chosen expert's tiles into `each` workgroups, in units of `unit` tiles."""
 
     mixture: Mixture
     tiles: int

@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts: which rows go to which expert.
+"""Routing of a mixture of experts: the choice of experts for each row, and the rows of each expert.
 
 A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
 expert, so that an expert's weights are read once for all rows that chose it and not at all where none did.

@@ -17,7 +17,7 @@ ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What happens to the residual stream x between two blocks of a layer."""
+    """The sum and the norms of the residual stream x between two blocks of a layer."""
 
     delta: bool
     """A delta is added to it."""
@@ -26,7 +26,7 @@ class Norm:
     before: bool
     """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
     multiplier: float = 1.0
-    """What is added is multiplied by it."""
+    """Factor of the delta, or of its norm."""
 
 
 @dataclass(frozen=True, slots=True)

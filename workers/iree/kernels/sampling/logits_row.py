@@ -18,7 +18,7 @@ PARAMETERS = 7
 """Numbers of a row, in the order of `workers.sampling.sample.SamplingArrays`: 32 bits each."""
 CELLS_PER_BLOCK = BLOCK // LANES
 NEAREST = CELLS + LANES
-"""Where the steps of all cells begin among the candidates, behind their cells."""
+"""The first of the steps of all cells among the candidates, behind their cells."""
 MAX_VECTORS = 128
 """Vectors of weights whose sums stay below 2**32 in each lane."""
 I64 = Type("i64")
