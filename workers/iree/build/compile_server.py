@@ -31,7 +31,8 @@ class CompileRequest(Struct, frozen=True):
 
     names: tuple[str, ...]
     key: str
-    """The key by which the client finds the module. If the server's key differs, its program or the model has changed."""
+    """The key by which the client finds the module. If the server's key differs, its program or the model has
+    changed."""
 
 
 class CompileResult(Struct, frozen=True):

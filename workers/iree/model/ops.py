@@ -61,8 +61,8 @@ class DenseWeights:
 
 
 LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
-"""The values that a layer passes to the next: x float32 [rows, hidden], its norm as an operand, the KV cache, and the barrier
-counters of fused kernels, None before the first."""
+"""The values that a layer passes to the next: x float32 [rows, hidden], its norm as an operand, the KV cache, and the
+barrier counters of fused kernels, None before the first."""
 
 
 class Ops(Protocol):
