@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jaxlib
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
@@ -144,10 +144,10 @@ class GraphPlan:
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
         if isinstance(self.ops, PlainOps):
-            return module(graphs, needed, {})
+            return lower_module(graphs, needed, {})
         for graph in graphs:  # tracing collects the kernels
             jax.eval_shape(graph.function, *graph.inputs, needed)
-        return module(graphs, needed, self.ops.bodies)
+        return lower_module(graphs, needed, self.ops.bodies)
 
     def _graph(self, name: str) -> Graph:
         kind, _, size = name.partition("_")

@@ -61,7 +61,9 @@ def type_of(value: Any) -> str:
     return tensor(tuple(value.shape), ELEMENTS[str(value.dtype)])
 
 
-def module(graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]) -> str:
+def lower_module(
+    graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]
+) -> str:
     """Return the text of one module with an entry point for each graph; they share the parameters.
 
     `bodies` are the kernels that the functions may call; those that they call are inserted.
