@@ -19,7 +19,7 @@ from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import Attention, AttentionShape
-from workers.iree.kernels.fused_layer import FusedLayer, fused_layer
+from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir import arithmetic
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, row_stride
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
@@ -215,6 +215,18 @@ def test_kernels_take_what_the_page_lists(name: str, function: str, inputs: str,
         [*(each for each, _ in given_back), *in_place],
         [each.name for each in in_place],
     )
+
+
+def test_a_layer_takes_quantized_matrices_as_the_page_says() -> None:
+    kind, both, step = Bf16Dot(), Norm(True, True, True), shape(2, ROWS, 1)
+    packings, rope = LayerPackings([PACKING] * 4, "plain", 1), RopeAndCache(step, kind, 1e-5, "all")
+    biases, norms, attended = (True, True), (both, both), Attention(step, kind)
+    layer = FusedLayer(rope, attended, HIDDEN, FFN, 1e-5, "silu", biases, norms, live=True, packings=packings)
+    (inputs,) = (row[2] for row in ROWS_OF_KERNELS if row[0] == "layer")
+    expected = re.sub(r"(qkv|o|gate_up|down) E \[([^\]]*), ([^,\]]*) \* 16\]", r"\1 i8 [\2, tile_bytes(\3)]", inputs)
+    assert expected.count("tile_bytes") == 4
+    given, _, _ = signature(fused_layer("layer", layer), "layer")
+    assert given == [each for each, _ in listed(expected, {})]
 
 
 def test_the_page_lists_every_kernel() -> None:
