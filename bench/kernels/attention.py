@@ -27,7 +27,7 @@ from bench.harness.shapes import SHAPES
 from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.attention.shape import KV_TILE
@@ -71,7 +71,7 @@ class AttentionGraph:
         inputs = [((self._rows, self._width), "int32"), ((self._rows,), "int32"), ((self._rows, 1), "int32")]
         graph = Graph("main", main, tuple(struct(*each) for each in [*inputs, (cache.shape, DTYPE)]), pure=True)
         jax.eval_shape(graph.function, *graph.inputs, {})  # tracing tells which kernels there are
-        return self._device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+        return self._device.load(compiler.compile(lower_module([graph], {}, ops.bodies)), None, "")
 
     def kv_bytes(self, positions: int) -> int:
         """Bytes of keys and values that one step reads."""

@@ -26,7 +26,7 @@ import numpy as np
 from bench.harness.command_line import at_least, command_line, parsed
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
 from workers.iree.kernels.attention.shape import KV_TILE
@@ -90,7 +90,7 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
     medians = []
     for graph in graphs(ops, cache, positions):
         jax.eval_shape(graph.function, *graph.inputs, {})  # tracing tells which kernels there are
-        loaded = device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+        loaded = device.load(compiler.compile(lower_module([graph], {}, ops.bodies)), None, "")
         seconds = []
         for _ in range(rounds):
             began = time.perf_counter()

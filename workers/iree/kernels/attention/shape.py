@@ -58,7 +58,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """What is summed side by side, as far as there are registers."""
+    """The rows, positions and lanes that are summed side by side in registers."""
 
     rows: int
     """Rows of a query block; they share what is read."""
@@ -97,7 +97,7 @@ class Attention:
 
     @property
     def split(self) -> bool:
-        """Whether threads share the context of a row: a single row's heads would leave some of them idle."""
+        """True if threads share the context of a row: a single row's heads would leave some of them idle."""
         return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
 
     @property
