@@ -79,7 +79,7 @@ async def local_figures(messages: int) -> Figures:
 
 
 def contestants(trips: int, frames: int, messages: int) -> dict[str, Callable[[], Figures]]:
-    """What is measured, by name."""
+    """Measured systems, by name."""
     runs: dict[str, Callable[[], Figures]] = {
         "local actors": lambda: anyio.run(local_figures, messages),
         "baton link": lambda: anyio.run(link_parent, trips, frames),

@@ -78,7 +78,7 @@ def moment(phase: str, delivered: int, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KillRow:
-    """What the clients of one run noticed."""
+    """The effects of one run on its clients."""
 
     workers: str
     streams: int
@@ -133,8 +133,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_cache_dir(parser)
     parser.add_argument("--plot", type=Path, help="plot the gaps into this file")
     parser.add_argument("--json", type=Path, help="write the lines into this file as well")
-    smoke = {"streams": f"{SMOKE_SLOTS}", "slots": SMOKE_SLOTS, "workers": "1+1", "phases": "middle", "settle": 0.1}
-    return parsed(parser, words, smoke=smoke | {"prompt_words": 4, "tokens": 800, "delivered": 20})
+    smoke = {"streams": f"{SMOKE_SLOTS}", "slots": SMOKE_SLOTS, "workers": "1", "phases": "middle", "settle": 0.1}
+    return parsed(parser, words, smoke=smoke | {"prompt_words": 4, "tokens": SMOKE_CONTEXT - 64, "delivered": 100})
 
 
 def kill(

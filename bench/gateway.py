@@ -36,10 +36,10 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.process.descriptors import raise_limit
+from bench.gateway_load import servers
+from bench.gateway_load.client import stream_all
+from bench.gateway_load.servers import Kind, ServerSpec
 from bench.harness.command_line import above_zero, at_least, command_line, levels, parsed
-from bench.streaming import servers
-from bench.streaming.client import stream_all
-from bench.streaming.servers import Kind, ServerSpec
 
 FLAT_OUT_TOKENS = 1500
 OPEN_RATE = 5.0

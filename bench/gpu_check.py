@@ -54,7 +54,7 @@ TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {
     "hip": (("gfx942", "bfloat16"),),
     "vulkan": (("", "float32"), *((target, "float16") for target in VULKAN_TARGETS.values())),
 }
-"""What `--compile-only` compiles for: an A100, an MI300, any GPU with Vulkan, and those of vendors in float16."""
+"""Targets of `--compile-only`: an A100, an MI300, any GPU with Vulkan, and those of vendors in float16."""
 GATES = {
     "vulkan": (("llama", "float32"), ("qwen2", "float32"), ("mistral", "float32")),
     "": (("llama", "float32"), ("qwen3", "bfloat16"), ("mistral", "float16")),
@@ -76,7 +76,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """How a stage went."""
+    """The outcome of a stage."""
 
     stage: Stage
     verdict: str
@@ -164,7 +164,7 @@ def table(outcomes: Sequence[StageOutcome]) -> str:
 
 
 def agreement(shape: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
-    """How many tokens of two executors are the same, until they first differ."""
+    """Return the number of tokens before two executors first differ."""
     pairs = [list(zip(a, b, strict=True)) for a, b in zip(ours, theirs, strict=True)]
     same = sum(next((at for at, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs)
     return f"{shape}: IREE and JAX agree on {same} of {sum(map(len, pairs))} tokens before the first difference"

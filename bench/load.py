@@ -24,21 +24,43 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.harness.closed_loop import Load, run_level
 from bench.harness.command_line import at_least, command_line, levels, not_negative, parsed
 
+if TYPE_CHECKING:
+    from cli.config.model import ChosenModel
+    from cli.config.settings import Settings
+    from gateway.fleet.launch import WorkerLaunch
+
 SMOKE_MODEL = "scripted"
+SMOKE_RATE = 100.0
+"""Decode steps a second. At an unlimited rate all tokens may arrive in one chunk."""
+
+# The server of `--smoke` needs more than the standard library, and load itself does not: its imports are local.
+
+
+def paced_launches(settings: "Settings", model: "ChosenModel") -> "list[WorkerLaunch]":
+    """A scripted worker that runs `SMOKE_RATE` steps a second."""
+    from msgspec.structs import replace
+
+    from cli.config.launch import worker_command, worker_specs
+    from gateway.fleet.launch import WorkerLaunch
+    from workers.process.spec import ScriptedSpec
+
+    specs = [replace(spec, scripted=ScriptedSpec(SMOKE_RATE)) for spec in worker_specs(settings, model)]
+    return [WorkerLaunch(spec.name, model.name, worker_command(spec)) for spec in specs]
 
 
 @contextlib.contextmanager
 def scripted_server() -> Iterator[str]:
     """A server without a model, until the block ends; yields its URL."""
-    from bench.harness.served import served  # needs more than the standard library, and load itself does not
+    from bench.harness.served import served
 
-    with served({"name": SMOKE_MODEL, "backend": "scripted"}) as found:
+    with served({"name": SMOKE_MODEL, "backend": "scripted"}, paced_launches) as found:
         yield f"http://{found.server.host}:{found.server.port}"
 
 
@@ -75,7 +97,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=not_negative, default=0.0, help="0 is greedy")
     parser.add_argument("--extra", type=json.loads, default={}, help="more fields of the body, a JSON object")
     parser.add_argument("--seed", type=int, default=1, help="of the words")
-    smoke = {"model": SMOKE_MODEL, "streams": "1,2", "prompt_words": 4, "max_tokens": 4, "extra": {"ignore_eos": True}}
+    smoke = {"model": SMOKE_MODEL, "streams": "1,2", "prompt_words": 4, "max_tokens": 16, "extra": {"ignore_eos": True}}
     args = parsed(parser, words, smoke=smoke)
     if not args.smoke and not (args.url and args.model):
         parser.error("the following arguments are required: --url and --model, unless --smoke is given")

@@ -51,7 +51,7 @@ SHARED = 0.25
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """What the process holds while the engine is idle."""
+    """Memory and other resources of the process while the engine is idle."""
 
     requests: int
     rss: int

@@ -9,7 +9,6 @@ without the prompt, to compare with. `next turn` is the same prompt and some mor
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model
 from bench.harness.shapes import make_model
+from cli.chaos.rounds import percentile
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
@@ -44,12 +44,12 @@ class PromptRun:
 
     def line(self, name: str) -> str:
         """Milliseconds at the median, the 99th percentile and the maximum, and the prompt's seconds."""
-        if len(self.delays) < 2:
-            return f"{name:<22}  fewer than two tokens came meanwhile: choose a longer --prompt"
-        percentiles = statistics.quantiles(self.delays, n=100)
-        shown = [1e3 * value for value in (percentiles[49], percentiles[98], max(self.delays))]
-        prompt = f"{self.first_token_s:8.2f}" if self.first_token_s else "       -"
-        return f"{name:<22}" + "".join(f"{value:9.1f}" for value in shown) + f"  {prompt}  {self.cached:6}"
+        median, high = percentile(self.delays, 0.5), percentile(self.delays, 0.99)
+        if median is None or high is None:
+            return f"{name:<22}  no token came meanwhile: choose a longer --prompt"
+        shown = [1e3 * value for value in (median, high, max(self.delays))]
+        prompt = f"{self.first_token_s:8.3f}" if self.first_token_s else "       -"
+        return f"{name:<22}" + "".join(f"{value:9.2f}" for value in shown) + f"  {prompt}  {self.cached:6}"
 
 
 class Streams:

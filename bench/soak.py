@@ -6,8 +6,8 @@ Clients send completions and chats, streamed or whole, greedy or sampled, with o
 penalties, long and short prompts; some leave before the end, and close or reset their connection. Each request is
 answered undisturbed first, and every later answer is compared with that one. Then workers are killed and suspended from
 outside every --every seconds on average, and faults within are planned for each of their incarnations but the first
-(bench/soaking/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no model.
-All follows from the seed, which is printed; --seed repeats its plan.
+(bench/soak_test/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no
+model. All follows from the seed, which is printed; --seed repeats its plan.
 
 It ends with status 1 when
 
@@ -18,7 +18,7 @@ It ends with status 1 when
               failed steps that it lived through, and less than four deaths of any kind; or more than 1 % ended so
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not released: sequences, processes, descriptors, threads, socket folders; or memory grew
-              (bench/soaking/leaks.py)
+              (bench/soak_test/leaks.py)
 
 --out gets the table, the samples, a plot and the server's log.
 """
@@ -45,12 +45,12 @@ from actors.supervision.deadlines import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir, add_out
 from bench.harness.served import Served, served
-from bench.soaking.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
-from bench.soaking.leaks import ServerSample, leaks, sample
-from bench.soaking.report import plot, write_report
-from bench.soaking.request_mix import Visit, deterministic, requests, visits
-from bench.soaking.result import SoakResult
-from bench.soaking.verdict import Verdict, judge
+from bench.soak_test.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
+from bench.soak_test.leaks import ServerSample, leaks, sample
+from bench.soak_test.report import plot, write_report
+from bench.soak_test.request_mix import Visit, deterministic, requests, visits
+from bench.soak_test.result import SoakResult
+from bench.soak_test.verdict import Verdict, judge
 from cli.chaos.http_client import ClientRequest, send
 from cli.chaos.transcript import Transcript
 from cli.config.errors import CommandFailed
@@ -97,7 +97,7 @@ class Soak:
     def __init__(self, plan: SoakPlan, found: Served) -> None:
         self.result = SoakResult()
         self.pids: list[int] = []
-        """Of the workers that got a signal."""
+        """The process ids of workers that got a signal."""
         self._plan = plan
         self._found = found
         self._requests = requests(
@@ -183,7 +183,7 @@ class Soak:
             await asyncio.sleep(self._plan.sample_s)
 
     def leaks(self, idle: ServerSample) -> list[str]:
-        """What was not released since `idle`, the sample before the first fault."""
+        """Return what was not released since `idle`, the sample before the first fault."""
         slots = self._plan.workers * self._plan.slots
         return leaks(idle, self.result.samples, self.look(), self._found.metrics(), slots)
 
@@ -225,7 +225,7 @@ def soak(plan: SoakPlan, out: Path) -> SoakResult:
 
 
 def _not_given_back(run: Soak, idle: ServerSample) -> list[str]:
-    """What is still held some time after the last request."""
+    """Return what was not released some time after the last request."""
     deadline = time.monotonic() + REST_S
     while True:
         problems = run.leaks(idle)

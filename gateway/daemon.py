@@ -32,7 +32,7 @@ from gateway.streaming.resumable import ResumableStreams
 _log = structlog.get_logger("gateway.daemon")
 
 POLL_S = 0.05
-"""How often a gateway that leaves looks whether its connections have ended."""
+"""Seconds between two checks whether the connections of a gateway that leaves have ended."""
 WARNED = 0.25
 """The share of the grace after which every HTTP/2 client has received a GOAWAY. Clients that follow the RFC could
 receive it at once, but python-h2 abandons its streams then, so they get time to finish."""
@@ -219,8 +219,8 @@ class _Daemon(Actor[DaemonMessage]):
             group.cancel_scope.cancel()
 
     def _grace_s(self) -> float:
-        """What connections get when the server ends. Of a gateway that hands over it is the beginning of the end: a
-        request that it has accepted has all its time."""
+        """The grace period of connections when the server ends. A gateway that hands over gives each accepted request
+        its full time."""
         settings = self._settings
         return settings.flush_s + (self._longest_s if self._handing_over else 0.0)
 

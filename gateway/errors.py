@@ -10,7 +10,7 @@ INTERNAL_TEXT = "the gateway failed"
 
 
 class RefusalCode(StrEnum):
-    """Why the gateway refuses or ends a request, beside the codes that workers know (`protocol.errors.ErrorCode`)."""
+    """Reasons of the gateway to refuse or end a request, beside the codes of workers (`protocol.errors.ErrorCode`)."""
 
     INVALID_JSON = "invalid_json"
     UNKNOWN_PARAMETER = "unknown_parameter"

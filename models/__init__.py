@@ -1,4 +1,7 @@
-"""The built-in model: its training and the shipped checkpoint."""
+"""The built-in model: its training and the shipped checkpoint.
+
+Model families are elsewhere: to add one, see `workers/checkpoints/architectures/` and docs/adding-a-model.md.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def make_checkpoint(
     attention_bias: bool = False,
     rope_scaling: Mapping[str, Any] | None = None,
     sharded: bool = False,
-    quantized_bits: Literal[4, 8] | None = None,
+    quantized_bits: int | None = None,
     group_size: Literal[32, 64] = 32,
     max_positions: int = 2048,
     fields: Mapping[str, Any] | None = None,
@@ -183,9 +183,9 @@ def quantize(weight: NDArray[Any], bits: int, group_size: int) -> tuple[NDArray[
     scales = np.maximum((high - low) / (2**bits - 1), 1e-7).astype(weight.dtype)
     biases = low.astype(weight.dtype)
     levels = np.rint((groups - biases.astype(np.float32)[..., None]) / scales.astype(np.float32)[..., None])
-    levels = np.clip(levels, 0, 2**bits - 1).astype(np.uint32).reshape(rows, -1, 32 // bits)
-    packed = np.bitwise_or.reduce(levels << (np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)), axis=-1)
-    return packed.astype(np.uint32), scales, biases
+    levels = np.clip(levels, 0, 2**bits - 1).astype(np.uint8).reshape(rows, columns, 1)
+    stream = (levels >> np.arange(bits, dtype=np.uint8) & 1).reshape(rows, -1)
+    return np.packbits(stream, axis=1, bitorder="little").view("<u4"), scales, biases
 
 
 def stack_experts(tensors: Tensors) -> Tensors:

@@ -14,7 +14,7 @@ Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
 
 WINDOW = 24
-"""Of the families that cannot do without: not a multiple of a tile, and shorter than the tests' prompts."""
+"""The window of families that need one: not a multiple of a tile, and shorter than the tests' prompts."""
 BEFORE = ("input_layernorm", "post_attention_layernorm")
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -100,7 +100,7 @@ class Traits:
 
 GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 WINDOWED_GEMMA = GELU | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
-"""What Gemma 2 and 3 share."""
+"""Fields that Gemma 2 and 3 share."""
 
 
 def _olmo3_fields(layers: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ SAMPLINGS = (
 
 @dataclass(frozen=True)
 class GateReport:
-    """What the gate covered, so that a test can assert that it was enough."""
+    """Counts of the cases that the gate covered, so that a test can assert that they were enough."""
 
     requests: int
     cancelled: int

@@ -19,7 +19,7 @@ from workers.sampling.sample_spec import SampleSpec
 
 @dataclass(frozen=True)
 class PrefixReport:
-    """What the gate covered, so that a test can assert that it was enough."""
+    """Counts of the cases that the gate covered, so that a test can assert that they were enough."""
 
     requests: int
     hits: int

@@ -71,16 +71,18 @@ def _zeros(matrix: Quantized) -> NDArray[Any]:
 PARTS: Mapping[str, Callable[[Quantized], Tensors]] = {"gptq": gptq_parts, "awq": awq_parts}
 
 
-def requantize(path: Path, method: Literal["gptq", "awq"], *, group: int = 32, symmetric: bool = False) -> Path:
-    """Quantize the layers' matrices of the plain checkpoint at `path` to 4 bits; embedding, norms and routers stay."""
+def requantize(
+    path: Path, method: Literal["gptq", "awq"], *, bits: int = 4, group: int = 32, symmetric: bool = False
+) -> Path:
+    """Quantize the layers' matrices of the plain checkpoint at `path`; embedding, norms and routers stay."""
     tensors: Tensors = {}
     for name, tensor in open_weights(path).items():
         if tensor.ndim != 2 or "layers" not in name or name.endswith(".gate.weight"):
             tensors[name] = tensor
             continue
-        parts = PARTS[method](quantize_with_zeros(tensor, 4, group, symmetric=symmetric))
+        parts = PARTS[method](quantize_with_zeros(tensor, bits, group, symmetric=symmetric))
         tensors |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
-    plan: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": group}
+    plan: dict[str, Any] = {"quant_method": method, "bits": bits, "group_size": group}
     plan |= {"sym": symmetric, "desc_act": False} if method == "gptq" else {"zero_point": not symmetric}
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": plan}))

@@ -1,1 +1,1 @@
-"""The processes that compute: one scheduler, text, and the runners that know a device each."""
+"""Worker processes: scheduler, text processing, and one runner per backend."""

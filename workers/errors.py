@@ -1,4 +1,4 @@
-"""The one base of the errors that a person mends, not a programmer."""
+"""Base class of errors that the operator can fix."""
 
 
 class LoadRefused(Exception):

@@ -12,7 +12,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How a checkpoint becomes a runner, or compiled graphs.
+    """Settings with which a checkpoint becomes a runner, or compiled graphs.
 
     A backend ignores what it has no use for: MLX compiles nothing to disk and sizes its own threads.
     """

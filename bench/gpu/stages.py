@@ -47,7 +47,7 @@ from workers.sampling.sample_spec import SampleSpec
 
 
 class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much a stage computes."""
+    """The amount of work of a stage."""
 
     slots: int = 8
     context: int = 256
@@ -57,7 +57,7 @@ class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
     steps: int = 40
     """Decode steps that are timed."""
     requests: int = 36
-    """Of a gate."""
+    """Requests of a gate."""
     memory_bytes: int = 1 << 30
     """Bytes that a read of memory takes: more than any cache holds."""
     passes: int = 8
@@ -68,7 +68,7 @@ SMOKE = StageSizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child is to run."""
+    """The stage that a child runs."""
 
     stage: str
     device: str

@@ -1,1 +1,1 @@
-"""What benchmarks share: command lines, models, engines, servers and load."""
+"""Support for benchmarks: command lines, models, engines, servers and load."""

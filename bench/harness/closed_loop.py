@@ -15,7 +15,7 @@ from bench.harness.words import WORDS
 
 @dataclass(frozen=True)
 class Load:
-    """Where requests go, and what they ask for."""
+    """The destination and the contents of requests."""
 
     url: str
     model: str

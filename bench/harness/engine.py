@@ -27,7 +27,7 @@ from workers.process.spec import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a model is loaded: the fields of `WorkerSpec` that benchmarks set."""
+    """Load settings: the fields of `WorkerSpec` that benchmarks set."""
 
     path: Path
     cache: Path

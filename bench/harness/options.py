@@ -7,7 +7,8 @@ from bench.harness.folders import RESULTS, default_cache, smoke_results
 from bench.harness.shapes import SHAPES
 
 SMOKE_SLOTS, SMOKE_CONTEXT = 2, 1024
-"""What every script with the tiny shape loads with `--smoke`: its graphs are then compiled once for all of them."""
+"""Batch size and context of the tiny shape with `--smoke`. All scripts share them, so that its graphs are compiled
+once."""
 
 
 def add_cache_dir(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from protocol.events import Delta, Gauges, Step
 
 SMALL = b"x" * 32
 GO, BYE = b"go", b"bye"
-"""What the parent sends to start the stream, and to end the child."""
+"""Messages with which the parent starts the stream and ends the child."""
 DELTAS = 64
 STEP = Step(
     deltas=tuple(Delta(stream=10_000 + row, tokens=(1_000 + row,), text=" token") for row in range(DELTAS)),
@@ -32,7 +32,7 @@ Figures = dict[str, float]
 
 
 class ChildSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child is to run."""
+    """The system that a child runs."""
 
     kind: Literal["link", "zmq", "zmq_asyncio", "reader", "pipe"]
     address: str

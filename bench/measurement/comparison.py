@@ -14,7 +14,7 @@ from bench.measurement.rounds import Series, ratio
 from workers.host.cores import usable_cores
 
 SUBJECTS = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
-"""What a series may be of, in the order in which they are measured."""
+"""The systems of a comparison, in the order in which they are measured."""
 STYLES = {"engine": "o-", "llama.cpp": "s--", "HTTP": "o-", "llama-server": "s--"}
 PANELS = (("engine", "llama.cpp"), ("HTTP", "llama-server"))
 
@@ -30,7 +30,7 @@ class Comparison:
     """Streams or prompt tokens."""
     series: dict[str, Series]
     work: Work | None = None
-    """Of one step, which generates or reads one token for each of `count`."""
+    """The work of one step, which generates or reads one token for each of `count`."""
 
     @property
     def limit(self) -> Series:

@@ -17,12 +17,12 @@ from workers.engine.runner import Runner
 BLOCK, SMOKE_BLOCK = 512 << 20, 8 << 20
 """Bytes that one pass reads: more than any cache holds, and with `--smoke` as many as are quick to read."""
 PASSES = 8
-"""Of which the fastest counts."""
+"""Repetitions of a measurement. The fastest counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """What one decode step reads, in bytes."""
+    """Bytes that one decode step reads."""
 
     weights: int
     """All matrices, the head included. Of the embedding a step reads a few rows, which are left out."""
@@ -61,7 +61,7 @@ class Work:
         return max(self.read / bandwidth, self.multiply_adds / peak)
 
     def bound(self, bandwidth: float, peak: float) -> str:
-        """Which of the two takes longer: memory or arithmetic."""
+        """The one that takes longer: memory or arithmetic."""
         return "memory" if self.read / bandwidth >= self.multiply_adds / peak else "arithmetic"
 
 

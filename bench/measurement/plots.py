@@ -8,7 +8,7 @@ from typing import Any
 
 
 def can_plot(file: Path) -> bool:
-    """Whether matplotlib is installed. If not, prints that `file` is left out."""
+    """Return True if matplotlib is installed. If not, print that `file` is left out."""
     found = find_spec("matplotlib") is not None
     if not found:
         print(f"{file} is left out: plots need matplotlib (pip install -e '.[bench]')", file=sys.stderr)

@@ -9,7 +9,7 @@ from bench.measurement.process_statistics import psutil
 DISTURBED = 0.05
 """Share of the machine's CPUs that other processes may use during a measurement."""
 TRIES = 3
-"""How often a measurement is repeated in a round while others use more; the least disturbed one counts."""
+"""Attempts per round while other processes use more than that; the least disturbed one counts."""
 
 
 class RefusedError(Exception):

@@ -1,1 +1,1 @@
-"""What Baton costs beside the model: the scheduler, and a whole worker process."""
+"""Overhead beside the model: the scheduler, and a whole worker process."""

@@ -31,7 +31,7 @@ from bench.harness.folders import default_cache
 from bench.measurement.rounds import RefusedError
 
 VERSION = "0.3.36"
-"""Of llama-cpp-python; 0.3.36 holds llama.cpp 0.5.0-dev."""
+"""The version of llama-cpp-python; 0.3.36 has llama.cpp 0.5.0-dev."""
 TOOLS = ("cmake", "c++")
 PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
 CMAKE_OPTIONS = {
@@ -133,7 +133,7 @@ def complete(url: str, prompt: list[int], tokens: int) -> list[int]:
 
 
 def build_folder() -> Path:
-    """Where this version's build is kept."""
+    """The folder of this version's build."""
     return default_cache() / f"llama.cpp-{VERSION}"
 
 

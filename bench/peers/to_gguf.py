@@ -70,7 +70,8 @@ class GgufTensor:
     name: str
     source: str
     heads: int = 0
-    """Of a query or key projection, whose rotary pairs llama.cpp stores side by side; 0 leaves the rows as they are."""
+    """The heads of a query or key projection, whose rotary pairs llama.cpp stores side by side; 0 leaves the rows as
+    they are."""
 
 
 def convert(checkpoint: Path, file: Path, kind: Kind = "bf16") -> None:

@@ -29,7 +29,7 @@ PLANNED: Mapping[str, CallFault | LoadFault | LinkFault] = {
 }
 """Faults from within, which a worker injects into itself according to the plan that it is started with."""
 SLOW_S = 0.05
-"""How much longer each call or message takes while a worker is slow."""
+"""The delay of each call or message while a worker is slow."""
 SLOW_CALLS = 20
 FIRST_MESSAGE = 60
 """The first message that a link fault may hit. Earlier ones report the progress of the load."""

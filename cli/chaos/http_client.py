@@ -25,7 +25,7 @@ class InvalidAddress(ValueError):
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where requests are sent. `key` is sent as a bearer token."""
+    """The server that gets the requests. `key` is sent as a bearer token."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class ClientRequest:
 
 @dataclass(frozen=True)
 class Disconnect:
-    """When and how a client leaves before the end: after this many chunks or seconds, whichever is first."""
+    """The departure of a client before the end: after this many chunks or seconds, whichever is first."""
 
     chunks: int
     seconds: float

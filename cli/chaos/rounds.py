@@ -61,7 +61,7 @@ def _over(transcript: Transcript) -> bool:
 
 @dataclass(frozen=True)
 class ClientImpact:
-    """What the clients of one round, or of several, noticed of its fault."""
+    """The effects of a fault on the clients of one round or several."""
 
     streams: int = 0
     failed: int = 0
@@ -75,7 +75,7 @@ class ClientImpact:
     undisturbed_s: float = 0.0
     """The longest time between two chunks of the undisturbed streams."""
     problem: str = ""
-    """Why the first failed stream failed."""
+    """The reason of the first failed stream."""
 
     @property
     def bad(self) -> int:

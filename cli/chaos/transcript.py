@@ -16,7 +16,7 @@ MAX_SHOWN = 300
 
 @dataclass
 class ChoiceTranscript:
-    """What was received of one choice."""
+    """The received part of one choice."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Transcript:
     late: int = 0
     """The number of events after the first `[DONE]`."""
     stamps: list[float] = field(default_factory=list)
-    """When each chunk with a choice arrived, in seconds of `time.perf_counter`."""
+    """Times of arrival of the chunks with a choice, in seconds of `time.perf_counter`."""
     continued: bool = False
     """The answer is labelled as continued on a worker of another kind."""
     request_id: str = ""

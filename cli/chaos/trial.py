@@ -59,7 +59,7 @@ class Trial:
         self._counted = COUNTED if plan_fault is None else frozenset[str]()
         self._clock = clock
         self._faults_of: Counter[str] = Counter()
-        """How many counted faults each worker got."""
+        """The number of counted faults that each worker got."""
         self.impacts: dict[str, ClientImpact] = {}
         """The sum of all rounds of each fault."""
         self.rounds: dict[str, int] = {}

@@ -14,7 +14,7 @@ from cli.client.server_url import refused
 from cli.config.errors import CommandFailed
 
 RESUME_S = 60.0
-"""How long the server is asked to keep the stream, and how long the client tries to resume it."""
+"""Seconds for which the server is asked to keep the stream, and the client tries to resume it."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 """Between two attempts to resume; the pause doubles."""

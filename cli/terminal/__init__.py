@@ -1,1 +1,1 @@
-"""What commands show on a terminal, and what they read from it."""
+"""Output and input of commands on a terminal."""

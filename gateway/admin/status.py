@@ -15,7 +15,7 @@ from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
 
 PAGE_RESUME_S = 60.0
-"""How long the page lets an answer be kept when its connection ends."""
+"""Seconds for which an answer of the page is kept when its connection ends."""
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "

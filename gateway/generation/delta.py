@@ -9,7 +9,7 @@ from protocol.events import Logprobs
 
 
 class StopReason(StrEnum):
-    """Why a sequence that ended well stopped."""
+    """The reason for which a sequence that ended well stopped."""
 
     END = "stop"
     """The model ended its answer, or a stop string of the request came."""
@@ -55,7 +55,7 @@ class ToolCallDelta(Struct, frozen=True, gc=False):
 
 
 OutputDelta = TextDelta | ReasoningDelta | ToolCallDelta
-"""What one sequence got since its client last took, of one kind, in the order in which it was generated.
+"""The output of one sequence since its client last took, of one kind, in the order of generation.
 
 `tokens` and `logprobs`, one for each token, are empty unless the request asked for them. `stop` is set on the last
 delta of a sequence, and on no other.

@@ -48,7 +48,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Body(UnsupportedOptions, kw_only=True):
+class _SharedFields(UnsupportedOptions, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM."""
 
@@ -78,12 +78,12 @@ class _Body(UnsupportedOptions, kw_only=True):
     safety_identifier: Label | None = None
 
 
-class CompletionBody(_Body, forbid_unknown_fields=True, kw_only=True):
+class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: Prompt
     logprobs: TopLogprobs | Literal[False] | None = None
-    """How many of the most likely tokens to report with each token."""
+    """The number of most likely tokens to report with each token."""
     # Refused when they would change something: see `gateway.openai.unsupported`.
     best_of: Any = None
     echo: Any = None
@@ -113,7 +113,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_calls: Any = None
 
 
-class ChatBody(_Body, forbid_unknown_fields=True, kw_only=True):
+class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -1,4 +1,4 @@
-"""What the distributions contain, and what an installation adds to site-packages."""
+"""Contents of the distributions, and additions of an installation to site-packages."""
 
 import tarfile
 import zipfile

@@ -37,6 +37,18 @@ files = collections.Counter(getattr(module, "__file__", None) or "" for module i
 print([file for file, count in files.items() if file.startswith(ROOT) and count > 1])
 """
 
+REPLACEMENT = """
+import sys, types
+
+def main():
+    print("the replacement")
+
+start = types.ModuleType("baton_serve.start")
+start.main = main
+sys.modules["baton_serve.start"] = start
+"""
+"""A module `baton_serve` with another entry point."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -70,6 +82,13 @@ def surroundings(request: pytest.FixtureRequest, tmp_path: Path) -> Surroundings
 
 def test_the_command(surroundings: Surroundings) -> None:
     assert surroundings.run(str(surroundings.installed.baton), "--version") == f"baton {__version__}\n"
+
+
+def test_only_the_console_script_can_be_replaced(surroundings: Surroundings) -> None:
+    """It imports `baton_serve` before Baton runs. The other processes are started by the path of `start.py`."""
+    (surroundings.here.parent / "elsewhere" / "baton_serve.py").write_text(REPLACEMENT)
+    assert surroundings.run(str(surroundings.installed.baton), "--version") == "the replacement\n"
+    assert surroundings.run(*surroundings.installed.start("cli"), "--version") == f"baton {__version__}\n"
 
 
 def test_a_module_is_loaded_once(surroundings: Surroundings) -> None:

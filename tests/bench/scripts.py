@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 CHILD = "Child process of `"
-"""How the docstring of a child begins; the path of the script that starts it follows."""
+"""The first words of a child's docstring; the path of the script that starts it follows."""
 
 
 def docstring(file: Path) -> str:

@@ -54,7 +54,7 @@ def test_how_a_stage_may_end(kind: str, limit_s: float, verdict: str, words: str
 
 
 @pytest.mark.usefixtures("_scripted")
-def test_one_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_stage_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     planned = [Stage("first", spec("fail"), 60), Stage("second", spec("good"), 60)]
     assert [outcome.verdict for outcome in run_all(planned, 1)] == ["FAIL", "PASS"]
     assert "FAIL first" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from tests.bench.scripts import BENCH, CHILD, CHILDREN, SCRIPTS, docstring, pars
 
 FILES = sorted(file for file in BENCH.rglob("*.py") if "add_argument(" in file.read_text())
 VALUES = {"N": "1", "ROWS": "1", "DIR": "dir", "FILE": "file", "FOLDER": "dir", "NAME": "name", "CHECKPOINT": "dir"}
-"""What stands for a value in a usage line."""
+"""Values for the names in a usage line."""
 
 
 def options(file: Path) -> Iterator[ast.Call]:
@@ -68,7 +68,7 @@ def test_every_child_names_the_script_that_starts_it(child: str) -> None:
 
 def test_scripts_and_children_are_found() -> None:
     assert {"bench/engine.py", "bench/kernels/paging.py", "bench/peers/llama_cpp.py"} <= SCRIPTS.keys()
-    assert {"bench/streaming/servers.py", "bench/links/children.py", "bench/gpu/stages.py"} == CHILDREN.keys()
+    assert {"bench/gateway_load/servers.py", "bench/links/children.py", "bench/gpu/stages.py"} == CHILDREN.keys()
 
 
 def test_a_wrong_command_is_found() -> None:

@@ -16,92 +16,107 @@ from tests.bench.scripts import ROOT, SCRIPTS, docstring, module_of
 LIMIT_S = 240
 """A first run compiles graphs, and the machine may be busy."""
 
-N = r"[\d.,]+"
-"""A figure."""
+N = r"\d[\d,]*(?:\.\d+)?"
+"""A figure that may round to 0."""
+P = rf"(?=[\d,.]*[1-9]){N}"
+"""A figure above 0. What a script measures is above 0, in the digits that it prints."""
+E = r"(?=[\d.]*[1-9])\d[\d.]*(?:e[+-]\d+)?"
+"""A figure above 0 that may have an exponent."""
 LINKS = ("baton link", "pyzmq", "pyzmq asyncio", "pyzmq reader", "pipe")
 NONE = "not measured"
 KINDS = ("f32", "bf16", "q8_0", "q4_0")
 OUTPUT: dict[str, list[str]] = {
     "bench/actors.py": [
-        rf"^local actors +{N} +{N}$",
-        *(rf"^{name} +{N} +{N}( +{N}x){{3}}$" for name in LINKS),
+        rf"^local actors +{P} +{P}$",
+        *(rf"^{name} +{P} +{P}( +{P}x){{3}}$" for name in LINKS),
     ],
-    "bench/burst.py": [rf"^ +1 +\d+( +{N}){{4}}$"],
-    "bench/chaos.py": [rf"^1\+1 \| 2 \| middle \| 0 \| 0 \| 0 \| \d \| ({N}|None) \| ({N}|None) \| {N}$"],
+    "bench/burst.py": [rf"^ +1 +[1-9]\d*( +{P}){{4}}$"],
+    "bench/chaos.py": [rf"^1 \| 2 \| middle \| 0 \| 0 \| 0 \| [1-9] \| {P} \| {P} \| {P}$"],
     "bench/curves.py": [
-        *(rf"^\| tiny bf16, 2 at once +\| +2 \| +{rows} \|( +{N} \|){{5}} +{N}x \|" for rows in (64, 256)),
-        *(rf"^\| tiny bf16, context 64 +\| +{rows} \| +64 \|( +{N} \|){{5}} +{N}x \|" for rows in (1, 2)),
-        rf"^tiny bf16, 2 at once: more KV is read at ({N}|inf) GB/s, memory gives {N}$",
-        rf"^tiny bf16, context 64: .* grows most by {N}, to 2$",
+        *(rf"^\| tiny bf16, 2 at once +\| +2 \| +{rows} \| +{P} \|( +{N} \|){{4}} +{P}x \|" for rows in (64, 256)),
+        *(rf"^\| tiny bf16, context 64 +\| +{rows} \| +64 \| +{P} \|( +{N} \|){{4}} +{P}x \|" for rows in (1, 2)),
+        # Steps this short may take the same time at both contexts.
+        rf"^tiny bf16, 2 at once: more KV is read at ({P}|inf) GB/s, memory gives {P}$",
+        rf"^tiny bf16, context 64: .* grows most by {P}, to 2$",
     ],
     "bench/depth.py": [
-        *(rf"^ +{depth}( +{N}){{6}}$" for depth in (256, 512, 992)),
-        rf"^memory gives {N} and {N} GB/s$",
-        *(rf"^ +{depth} +32 +{N}$" for depth in (0, 64)),
+        *(rf"^ +{depth} +{P}( +{N}){{3}} +{P} +{P}$" for depth in (256, 512, 992)),
+        rf"^memory gives {P} and {P} GB/s$",
+        *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],
     "bench/detection.py": [
         rf"^scripted: .* {N} % of a core$",
-        *(rf"^{name} +(p50 {N} +p99 {N} +max {N} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
+        *(rf"^{name} +(p50 {P} +p99 {P} +max {P} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
     ],
     "bench/engine.py": [
         *(
-            rf"^\| tiny bf16 decode {n} +\|( +{N} \| {NONE} \| +\|){{2}} +{N} \| +\d+% \| +\w+ \| +\d+% \|$"
+            rf"^\| tiny bf16 decode {n} +\|( +{P} \| {NONE} \| +\|){{2}} +{P} \| +\d+% \| +\w+ \| +\d+% \|$"
             for n in (1, 2)
         ),
-        *(rf"^\| tiny bf16 prefill {n} +\| +{N} \| {NONE} \|.* {N} \| +\d+% \| +\w+ \|" for n in (128, 512)),
+        *(rf"^\| tiny bf16 prefill {n} +\| +{P} \| {NONE} \|.* {P} \| +\d+% \| +\w+ \|" for n in (128, 512)),
     ],
     "bench/gateway.py": [
-        *(rf"^ +4 +{rate}( +{N}){{6}}( +{N}x){{2}}$" for rate in (r"50\.0", "flat out")),
+        *(rf"^ +4 +{rate}( +{P}){{6}}( +{P}x){{2}}$" for rate in (r"50\.0", "flat out")),
         r'^\{"open": 8, "errors": 0,',
     ],
     "bench/gpu_check.py": [
         *(rf"^PASS {stage}\b" for stage in ("doctor", "memory", "gate tiny float32", "engine tiny", "jax tiny")),
-        rf"^\| IREE +\| +tiny \|( +[\de+.]+ \|){{5}} +{N}% \|$",
-        rf"^\| JAX +\| +tiny \|( +[\de+.]+ \|){{2}} +\| +\| +[\de+.]+ \| +{N}% \|$",
+        rf"^\| IREE +\| +tiny \|( +{E} \|){{5}} +{P}% \|$",
+        rf"^\| JAX +\| +tiny \|( +{E} \|){{2}} +\| +\| +{E} \| +{P}% \|$",
         r"^tiny: IREE and JAX agree on 8 of 8 tokens",
     ],
-    "bench/kernels/attention.py": [rf"^ +{rows} +64 +{N} +{N} +{N}x$" for rows in (1, 2)],
-    "bench/kernels/paging.py": [rf"^ +256 +{N} +{N}$"],
+    "bench/kernels/attention.py": [rf"^ +{rows} +64 +{P} +{N} +{P}x$" for rows in (1, 2)],
+    "bench/kernels/paging.py": [rf"^ +256 +{P} +{P}$"],
     "bench/load.py": [
-        rf'^\{{"label": "", "streams": {n}, "requests": \d, "bad": 0, "why": null, "out_tok_s": {N},' for n in (1, 2)
+        rf'^\{{"label": "", "streams": {n}, "requests": [1-9], "bad": 0, "why": null, "out_tok_s": {P}, "tokens": [1-9]'
+        rf'\d*, "ttft_ms": \[{P}, {P}\], "itl_ms": \[{P}, {P}\], "e2e_ms": {P},'
+        for n in (1, 2)
     ],
     "bench/memory.py": [
-        rf"^ +96 requests, +{N} MB, {N} on the device$",
-        rf"^\| 96 +\|( +{N} \|){{7}}$",
+        rf"^ +96 requests, +{P} MB, {P} on the device$",
+        rf"^\| 96 +\| +{P} \| +{P} \|( +{N} \|){{5}}$",
+        *(rf"^\| {name} +\| +{P} \| +{P} \|" for name in ("rss", "device", "objects", "descriptors", "threads")),
         *(rf"^\| {name} +\| +0 \| +0 \| +0 \| +ok \|$" for name in ("slots", "kv_tokens")),
     ],
-    "bench/mlx_runner.py": [rf"^{name} +{N} tok/s$" for name in ("mlx-lm", "rows 1", "rows 2")],
-    "bench/overhead/scheduler.py": [rf"^ +{rows} +{N} +{N} +{N}$" for rows in (1, 8, 64)],
+    "bench/mlx_runner.py": [rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "rows 1", "rows 2")],
+    "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
     "bench/overhead/worker.py": [
-        r"^4 streams x 50 tokens: 200 token events in \d+ steps$",
-        rf"^whole process +{N} tokens/s +{N} messages/s$",
-        rf"^engine and model +{N} tokens/s +{N} us/token$",
-        rf"^  \+ text, frames +{N} tokens/s +-?{N} us/token more$",
+        r"^4 streams x 50 tokens: 200 token events in [1-9]\d* steps$",
+        rf"^whole process +{P} tokens/s +{P} messages/s$",
+        rf"^engine and model +{P} tokens/s +{P} us/token$",
+        rf"^  \+ text, frames +{P} tokens/s +-?{P} us/token more$",
         r"^ +ncalls +tottime",
     ],
     "bench/pace.py": [
-        rf"^alone( +{N}){{3}} +- +0$",
-        *(rf"^{name} +({N} +{N} +{N} +{N} +\d+|fewer than two tokens.*)$" for name in ("default budget", "next turn")),
-        *(rf"^{name} +({N} +{N} +{N} +{N} +\d+|fewer .*)$" for name in ("512 tokens a step", "no budget")),
+        rf"^alone( +{P}){{3}} +- +0$",
+        *(rf"^{name}( +{P}){{4}} +0$" for name in ("default budget", "512 tokens a step", "no budget")),
+        rf"^next turn( +{P}){{4}} +[1-9]\d*$",
     ],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
-    "bench/peers/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {N} MB$" for kind in KINDS],
-    "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {N} tok/s, through HTTP {N} tok/s, ratio {N}$"],
+    "bench/peers/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
+    "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {P} tok/s, through HTTP {P} tok/s, ratio {P}$"],
     "bench/soak.py": [
         r"^\| answered +\| +[1-9]",
         *(rf"^\| {name} +\| +0 \|" for name in ("altered", "duplicated", "lost", "hung", "violated")),
         r"^\| problems of the server \| +0 \|",
+        *(rf"^\| {name} +\| +[1-9]\d* \|( +{P} \|){{3}}$" for name in ("lost a worker", "did not")),
+        rf"^\| undisturbed, one at a time \|( +\|){{3}} +{P} \|$",
+        *(rf"^\| {name} +\| +[1-9]\d* \|" for name in ("kill", "stop")),
         r"^\| workers were started again because +\|",
+        r"^\| its process was killed by SIGKILL +\| +[1-9]\d* \|$",
     ],
 }
-"""What each script prints: lines that must be there."""
+"""Lines that each script must print."""
+OPTIONS = {"bench/chaos.py": ("--plot", "plot.svg", "--json", "figures.json")}
+"""Options besides `--smoke`, with files in the folder of results."""
 FILES = {
+    "bench/chaos.py": ["figures.json", "plot.svg"],
     "bench/curves.py": ["table.md", "figures.json", "plot.svg"],
     "bench/engine.py": ["table.md", "figures.json", "plot.svg"],
     "bench/memory.py": ["table.md", "figures.json", "plot.svg"],
     "bench/soak.py": ["table.md", "samples.json", "plot.svg"],
 }
-"""What each script writes into its folder of results."""
+"""Files that each script writes into its folder of results."""
 
 
 def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
@@ -135,7 +150,9 @@ def test_a_script_runs_with_smoke(script: str, smoke_cache: Path) -> None:
         pytest.skip("needs Linux")
     results = smoke_cache / "bench" / "smoke" / Path(script).stem
     shutil.rmtree(results, ignore_errors=True)
-    done = run([sys.executable, script, "--smoke"], smoke_cache)
+    results.mkdir(parents=True)
+    more = [word if word.startswith("-") else str(results / word) for word in OPTIONS.get(script, ())]
+    done = run([sys.executable, script, "--smoke", *more], smoke_cache)
     assert done.returncode == 0, done.stdout + done.stderr
     assert script in OUTPUT, "add the lines that it prints"
     for line in OUTPUT[script]:
@@ -148,7 +165,18 @@ def test_a_script_runs_with_smoke(script: str, smoke_cache: Path) -> None:
 
 
 def test_no_script_is_listed_that_does_not_exist() -> None:
-    assert SCRIPTS.keys() >= OUTPUT.keys() >= FILES.keys()
+    assert SCRIPTS.keys() >= OUTPUT.keys() >= FILES.keys() >= OPTIONS.keys()
+
+
+@pytest.mark.parametrize("figure", ["0", "0.0", "0,000.00", "", ".", "None", "nan", "inf"])
+def test_what_is_not_above_0_is_no_measurement(figure: str) -> None:
+    assert not re.fullmatch(P, figure)
+    assert not re.fullmatch(E, figure)
+
+
+@pytest.mark.parametrize("figure", ["1", "0.01", "10", "1,024.5", "3.2"])
+def test_a_figure_above_0_is_a_measurement(figure: str) -> None:
+    assert re.fullmatch(P, figure)
 
 
 @pytest.mark.slow
@@ -161,7 +189,7 @@ def test_a_child_that_refuses_what_its_script_gives_it_is_found(tmp_path: Path, 
             shutil.copytree(each, tmp_path / "bench", ignore=shutil.ignore_patterns("results", "__pycache__"))
         elif not each.name.startswith("."):
             (tmp_path / each.name).symlink_to(each)
-    servers = tmp_path / "bench" / "streaming" / "servers.py"
+    servers = tmp_path / "bench" / "gateway_load" / "servers.py"
     text = servers.read_text()
     assert text.count("rate: Annotated[float, Meta(ge=0.0)]") == 1
     servers.write_text(text.replace("rate: Annotated[float, Meta(ge=0.0)]", "rate: Annotated[float, Meta(gt=0.0)]"))

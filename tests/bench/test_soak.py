@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.soak import soak
-from bench.soaking.fault_plan import SoakPlan
-from bench.soaking.leaks import ServerSample
-from bench.soaking.report import plot, write_report
-from bench.soaking.verdict import Verdict
+from bench.soak_test.fault_plan import SoakPlan
+from bench.soak_test.leaks import ServerSample
+from bench.soak_test.report import plot, write_report
+from bench.soak_test.verdict import Verdict
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.transcript import Transcript
 

@@ -1,8 +1,8 @@
 """Features by backend and device, asked of the code: `python -m tests.docs.features` writes them into the page.
 
-Each cell is what a load does with a small checkpoint. Of IREE everything happens but the compiling of graphs. What GPUs
-would run is loaded on a CPU: IREE's device `generic-task` has the graphs of GPUs, and for MLX's runner
-the CPU is named a GPU.
+Each cell is the result of loading small checkpoints, one for each number of bits that a row names. With IREE everything
+but the compilation of graphs happens. Both columns of GPUs are loaded on a CPU: IREE's device `generic-task` has the
+graphs of GPUs, and MLX's runner is given the CPU under the name of a GPU.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
-from workers.checkpoints.quantization_config import BITS
+from workers.checkpoints.quantization_config import BITS, Method
 from workers.engine.runner import RunnerCapabilities
 from workers.errors import LoadRefused
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
@@ -87,7 +87,7 @@ def yes(column: Column, capabilities: RunnerCapabilities) -> str:
 
 
 def unpacked(column: Column, capabilities: RunnerCapabilities) -> str:
-    """Whether matrices are multiplied as they are stored."""
+    """State whether matrices are multiplied as they are stored."""
     return "yes" if capabilities.quantization else "yes, unpacked to 16 or 32 bits"
 
 
@@ -114,15 +114,15 @@ def family(name: str) -> Make:
     return functools.partial(make_checkpoint, family=name, tied=not FAMILIES[name].experts)
 
 
-def quantized(method: str, name: str = "llama") -> Make:
+def quantized(method: Literal["gptq", "awq"], bits: int, name: str = "llama") -> Make:
     def make(path: Path) -> None:
-        requantize(make_checkpoint(path, name, tied=not FAMILIES[name].experts, **ALIGNED), method)  # type: ignore[arg-type]
+        requantize(make_checkpoint(path, name, tied=not FAMILIES[name].experts, **ALIGNED), method, bits=bits)
 
     return make
 
 
-def widths(method: str) -> str:
-    return ", ".join(map(str, BITS[method]))  # type: ignore[index]
+def widths(method: Method) -> str:
+    return ", ".join(map(str, BITS[method]))
 
 
 LLAMA = [family("llama")]
@@ -133,12 +133,16 @@ FEATURES = (
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
     Feature(
         f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
-        [functools.partial(make_checkpoint, quantized_bits=bits) for bits in (4, 8)],
+        [functools.partial(make_checkpoint, quantized_bits=bits) for bits in BITS["mlx"]],
         cell=unpacked,
     ),
-    Feature(f"by AWQ ({widths('awq')} bits)", [quantized("awq")], cell=unpacked),
-    Feature("by AWQ, mixtures of experts", [quantized("awq", name) for name in MIXTURES], cell=unpacked),
-    Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq")], cell=unpacked),
+    Feature(f"by AWQ ({widths('awq')} bits)", [quantized("awq", bits) for bits in BITS["awq"]], cell=unpacked),
+    Feature(
+        "by AWQ, mixtures of experts",
+        [quantized("awq", bits, name) for bits in BITS["awq"] for name in MIXTURES],
+        cell=unpacked,
+    ),
+    Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq", bits) for bits in BITS["gptq"]], cell=unpacked),
     Feature(
         "Prefixes are reused",
         LLAMA,
@@ -188,7 +192,7 @@ def ask(feature: Feature, column: Column, folder: Path) -> Entry:
 
 
 def ask_compile(column: Column, folder: Path) -> Entry:
-    """Whether there is anything to compile ahead."""
+    """Compile ahead; an entry with a refusal if there is nothing to compile."""
     path = make_checkpoint(folder / f"compile-{column.title}")
     try:
         compile_ahead(column.spec(path, folder), lambda *_: None)
@@ -208,7 +212,7 @@ def block() -> str:
         f"| --- |{' --- |' * len(COLUMNS)}",
         *(f"| {title} | {' | '.join(entry.cell for entry in entries)} |" for title, entries in rows.items()),
         "",
-        "What is not there is refused when the model is loaded:",
+        "Unsupported combinations are rejected when the model is loaded:",
         "",
     ]
     refusals: dict[str, list[str]] = {}

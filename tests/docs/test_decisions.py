@@ -16,7 +16,7 @@ OPTIONAL = {"Measured", "Tried and rejected"}
 
 
 class Entry(NamedTuple):
-    """What a record's own text and its row in the index must agree on."""
+    """The facts on which a record's own text and its row in the index must agree."""
 
     number: int
     title: str

@@ -1,4 +1,5 @@
-"""What the hosting platform and pre-commit read: well-formed, and naming commands, files and versions that exist."""
+"""Files of the hosting platform and pre-commit: they are well-formed, and name commands, files and versions that
+exist."""
 
 import re
 import shlex

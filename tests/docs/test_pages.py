@@ -15,11 +15,11 @@ from cli.main import app
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
-from gateway.openai.schema import ChatBody, CompletionBody
+from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from tests.test_house import DOORS
+from tests.test_house import IMPORTED_IN
 from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,7 @@ PAGES = sorted(
     file for folder in (".", "docs", "docs/adr", "deploy", ".github") for file in (ROOT / folder).glob("*.md")
 )
 HTTP = (ROOT / "docs" / "http.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
@@ -115,11 +116,18 @@ def test_every_field_of_a_request_is_listed() -> None:
     assert listed == known - OPTIONS.keys()
 
 
-def test_every_option_that_is_not_supported_is_listed_with_what_is_taken() -> None:
-    page = HTTP.partition("| Option | Accepted besides `null` |\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, flags=re.MULTILINE)
-    listed = {name: [json.loads(value) for value in re.findall(r"`(.*?)`", values)] for name, values in rows}
-    assert listed == {name: list(values) for name, values in OPTIONS.items()}
+def test_every_unsupported_option_is_listed_with_its_place_and_the_accepted_values() -> None:
+    page = HTTP.partition("| Option | Endpoint | Accepted besides `null` |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|(.*)\|$", page, flags=re.MULTILINE)
+    places = {"chat": ChatBody, "completions": CompletionBody, "chat messages": ChatMessage}
+    listed = {
+        name: (where.split(", "), [json.loads(value) for value in re.findall(r"`(.*?)`", values)])
+        for name, where, values in rows
+    }
+    assert listed == {
+        name: ([where for where, body in places.items() if name in body.__struct_fields__], list(values))
+        for name, values in OPTIONS.items()
+    }
 
 
 def test_every_metric_is_listed() -> None:
@@ -184,7 +192,7 @@ def test_every_python_example_compiles(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
-def test_the_bodies_of_the_curl_examples_are_ones_that_the_gateway_takes() -> None:
+def test_the_bodies_of_the_curl_examples_are_accepted() -> None:
     decoder = RequestDecoder(GatewaySettings())
     bodies = [
         words[words.index("-d") + 1]
@@ -203,14 +211,14 @@ def test_every_file_of_the_house_that_is_named_exists(page: Path) -> None:
         assert (ROOT / name).is_file(), name
 
 
-def test_the_doors_of_heavy_libraries_are_those_that_are_tested() -> None:
-    """The first door of each; benchmarks and the built-in model's training have others."""
+def test_the_places_of_heavy_libraries_are_those_that_are_tested() -> None:
+    """The first place of each; benchmarks and the built-in model's training have others."""
     text = re.sub(r"\s+", " ", (ROOT / "docs" / "architecture.md").read_text())
-    sentence = re.search(r"each heavy library enters by one door: (.*?)\. ", text)
+    sentence = re.search(r"Each heavy library is imported in one place: (.*?)\. ", text)
     assert sentence
     stated = dict(re.findall(r"([\w ]+) in `(\S+)`", sentence[1]))
-    libraries = {name: door for names, door in stated.items() for name in names.replace(" and ", " ").split()}
-    assert libraries == {name: DOORS[name][0] for name in ("zmq", "mlx", "iree", "jax", "hypercorn")}
+    libraries = {name: place for names, place in stated.items() for name in names.replace(" and ", " ").split()}
+    assert libraries == {name: IMPORTED_IN[name][0] for name in ("zmq", "mlx", "iree", "jax", "hypercorn")}
 
 
 def test_the_guide_to_runners_lists_the_whole_contract() -> None:
@@ -218,3 +226,13 @@ def test_the_guide_to_runners_lists_the_whole_contract() -> None:
     listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", guide, flags=re.MULTILINE)
     contract = [name for name in vars(Runner) if not name.startswith("_")]
     assert listed == contract
+
+
+def test_the_folders_of_tests_without_counterpart_are_those_that_are_listed() -> None:
+    section = CONTRIBUTING.partition("have no counterpart in the source:\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([\w/]+)/`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")} - {ROOT / "tests"}
+    alone = {each for each in folders if not (ROOT / each.relative_to(ROOT / "tests")).is_dir()}
+    names = {each.name if each.name in listed else each.relative_to(ROOT).as_posix() for each in alone}
+    assert names == listed - {"golden"}
+    assert list((ROOT / "tests").rglob("golden")), "has no modules"

@@ -257,7 +257,7 @@ async def test_a_form_of_another_site_cannot_post(kind: str) -> None:
         assert response.status_code == 415
 
 
-async def test_a_body_that_never_comes_has_a_deadline() -> None:
+async def test_a_body_has_a_deadline() -> None:
     async with serving(body_timeout_s=0.05) as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -266,7 +266,7 @@ async def test_a_body_that_never_comes_has_a_deadline() -> None:
             assert (await stream.receive()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_full_gateway_says_when_to_come_back() -> None:
+async def test_a_full_gateway_sends_retry_after() -> None:
     async with serving(max_streams_per_worker=1, max_choices=1, retry_after_s=7) as served:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: served.client.post("/v1/completions", json=COMPLETION))
@@ -288,7 +288,7 @@ async def ended(stream: anyio.abc.SocketStream) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/nowhere"])
-async def test_a_body_that_nobody_wants_holds_nothing_up(path: str) -> None:
+async def test_an_unread_body_delays_nothing(path: str) -> None:
     """Hypercorn waits for room in its queue of unread body even to end an exchange: the answer must come before."""
     async with serving() as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)

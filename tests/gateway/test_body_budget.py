@@ -47,7 +47,7 @@ def test_the_last_byte_finds_room_and_the_next_does_not() -> None:
     assert room.held == 100
 
 
-def test_a_body_counts_until_nobody_needs_it() -> None:
+def test_a_body_counts_until_it_is_released() -> None:
     room = BodyBudget(100, 1)
     held = HeldBody(room)
     held.grow(10)

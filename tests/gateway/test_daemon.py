@@ -35,7 +35,7 @@ LONG = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 @dataclass
 class Watched:
-    """What the test sees of a daemon in its own process."""
+    """The test's view of a daemon in its own process."""
 
     endpoints: list[str] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
@@ -148,7 +148,7 @@ async def test_live_streams_finish_within_the_grace_and_nothing_is_admitted() ->
         await watched.ended.wait()
 
 
-async def test_a_client_whose_connection_broke_is_waited_for() -> None:
+async def test_the_gateway_waits_for_a_client_whose_connection_broke() -> None:
     body = LONG | {"max_tokens": 60, "stream_options": {"resume_s": 600}}
     async with daemon(launch("w0", rate=100), shutdown_grace_s=600) as (watched, client):
         async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -199,7 +199,7 @@ async def test_a_worker_that_cannot_live_ends_the_gateway_with_its_reason() -> N
     assert errors == []  # the error that is raised says it all
 
 
-async def test_a_taken_port_is_said_before_anything_starts() -> None:
+async def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     with listen(GatewaySettings(port=0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BindError, match=str(port)):
@@ -223,7 +223,7 @@ class Nobody:
 
 
 @pytest.mark.parametrize("why", ["it does not", "no worker"])
-async def test_who_cannot_take_over_ends_and_says_why(why: str) -> None:
+async def test_a_failed_take_over_ends_with_a_reason(why: str) -> None:
     worker = launch("w0", faults=(Fault("refuse_load"),)) if why == "no worker" else launch("w0")
     seen: list[WorkerStatus] = []
     with pytest.raises(TakeOverFailed, match="worker w0: " if why == "no worker" else why):
@@ -231,7 +231,7 @@ async def test_who_cannot_take_over_ends_and_says_why(why: str) -> None:
     assert seen[-1].pid is None
 
 
-async def test_who_is_told_to_end_while_it_takes_over_sends_nobody_away() -> None:
+async def test_an_end_during_a_take_over_rejects_no_client() -> None:
     leaves = anyio.Event()
     chosen = GatewaySettings(port=0, flush_s=0.1)
     given: list[int] = []

@@ -12,7 +12,7 @@ def test_every_code_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("code", STATUS, ids=str)
-def test_only_what_passes_by_itself_says_when_to_retry(code: ErrorCode | RefusalCode) -> None:
+def test_only_transient_errors_have_retry_after(code: ErrorCode | RefusalCode) -> None:
     error = RequestError(code, "no", retry_after_s=7, headers=[(b"connection", b"close")])
     retry = [(b"retry-after", b"7")] if code in RETRYABLE else []
     assert error.headers == [*retry, (b"connection", b"close")]

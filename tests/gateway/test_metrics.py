@@ -1,4 +1,4 @@
-"""What Prometheus sees, and that nothing in it ever goes back."""
+"""Metrics as Prometheus sees them; no counter ever decreases."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ async def test_three_prompts_give_exactly_the_counts_that_users_know() -> None:
     assert (worker["state"], worker["slots_total"], worker["slots_active"]) == ("ready", 4, 0)
 
 
-async def test_a_prompt_that_was_seen_is_not_computed_again_and_usage_says_so() -> None:
+async def test_a_repeated_prompt_is_not_computed_again_and_usage_reports_it() -> None:
     prompt = "You are a helpful assistant, and this is a prompt that many requests begin with. "
     body = COMPLETION | {"prompt": prompt + "One.", "max_tokens": 8, "ignore_eos": True, "seed": 3}
     async with real_gateway(launch("w0", slots=4)) as real:
@@ -110,7 +110,7 @@ async def test_what_the_worker_refuses_is_a_400_that_names_the_field() -> None:
         assert (await real.client.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
-async def test_a_killed_worker_is_replaced_and_its_stream_goes_on() -> None:
+async def test_a_killed_worker_is_replaced_and_its_stream_continues() -> None:
     async with real_gateway(launch("a", rate=200), launch("b", rate=200)) as real:
         began = [anyio.Event(), anyio.Event()]
         body = FOREVER | {"max_tokens": 60, "return_token_ids": True}
@@ -139,7 +139,7 @@ async def test_a_killed_worker_is_replaced_and_its_stream_goes_on() -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0, 60], ids=["refuses", "waits"])
-async def test_the_only_worker_gone_is_not_ready_until_it_is_back(wait_s: float) -> None:
+async def test_without_its_only_worker_the_gateway_is_not_ready(wait_s: float) -> None:
     async with real_gateway(launch("w0", rate=200, load_seconds=0.3), worker_wait_s=wait_s) as real:
         pid = real.status().pid
         assert pid is not None

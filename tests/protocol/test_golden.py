@@ -37,7 +37,7 @@ def test_a_field_unknown_to_an_older_peer_takes_its_default() -> None:
     assert decode_command(b"\x92\xa7welcome\x07") == COMMANDS["welcome"]
 
 
-def test_a_gateway_that_meets_another_version_can_read_who_it_is() -> None:
+def test_the_hello_of_another_version_can_be_read() -> None:
     golden = bytes.fromhex((GOLDEN / "hello.hex").read_text())
     newer = golden.replace(b"\xa5hello\x01", b"\xa5hello\x02", 1)
     hello = decode_event(newer)

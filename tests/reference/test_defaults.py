@@ -33,7 +33,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
     },
 }
-"""What makes the fields beside it matter."""
+"""Fields that make those beside them matter."""
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

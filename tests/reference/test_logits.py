@@ -14,7 +14,7 @@ from workers.sampling.sample_spec import SampleSpec
 pytestmark = pytest.mark.reference
 
 TOLERANCE = 2e-4
-"""Of logits with a standard deviation of 0.5 to 2, in float32."""
+"""The tolerance of logits with a standard deviation of 0.5 to 2, in float32."""
 
 
 def logits_in_chunks(runner: Runner, tokens: tuple[int, ...], lengths: list[int]) -> NDArray[np.float32]:

@@ -66,7 +66,7 @@ def config_digest(path: Path) -> str:
 
 
 def same_text(one: Path, other: Path) -> bool:
-    """Whether every token is the same text in two checkpoints, so that one can continue a stream of the other.
+    """Return True if every token is the same text in two checkpoints, so that one can continue a stream of the other.
 
     Raises `CheckpointError` for a tokenizer that cannot be read.
     """

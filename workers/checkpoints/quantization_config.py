@@ -34,7 +34,7 @@ class Quantization:
     """(group_size, bits) of modules that differ, by module name."""
     method: Method = "mlx"
     symmetric: bool = False
-    """Whether every zero is the middle of the levels (GPTQ and AWQ)."""
+    """Every zero is the middle of the levels (GPTQ and AWQ)."""
     zero_offset: int = 0
     """Offset that was subtracted from the zeros before they were packed (GPTQ)."""
 

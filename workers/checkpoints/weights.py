@@ -214,7 +214,7 @@ class Weights(Mapping[str, NDArray[Any]]):
                 self._check_type(name, FLOATS)
 
     def adds_nothing(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
+        """Return True if a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
         module = name.removesuffix(".bias")
         return name != module and module in self._quantized and not self[name].any()
 

@@ -38,7 +38,7 @@ class RunnerCapabilities:
     kv_rows: int = 0
     """Cache rows that fit into memory, in all slots together; 0 means the whole context of every slot."""
     quantization: str = ""
-    """Of the weights: "int8", "int4", or "int4+int8" if layers differ; empty if they are of `dtype`."""
+    """Quantization of the weights: "int8", "int4", or "int4+int8" if layers differ; empty if they are of `dtype`."""
 
 
 class Chunk(Struct, frozen=True, gc=False):

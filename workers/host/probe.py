@@ -16,7 +16,7 @@ class Probe:
     works: bool
     detail: str
     advice: str = ""
-    """What the user can do about it; empty if nothing."""
+    """Advice for the user; empty if there is none."""
 
 
 def short(error: BaseException, limit: int = 160) -> str:

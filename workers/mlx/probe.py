@@ -37,5 +37,5 @@ def _try(device, name: str, mx) -> Probe:  # type: ignore[no-untyped-def]  # mlx
 
 
 def gpu_advice() -> str:
-    """How to get a GPU into MLX; empty on macOS, where there is only one build."""
+    """Return the advice to install MLX with a GPU; empty on macOS, where there is only one build."""
     return "" if sys.platform == "darwin" else "with an NVIDIA GPU: pip install 'mlx[cuda]'"

@@ -43,7 +43,7 @@ from workers.process.gateway_link import GatewayLink
 
 WELCOME_S = 15.0
 RETRY = RestartPolicy(max_failures=64, window_s=60.0, first_delay_s=0.25, max_delay_s=10.0)
-"""How long to wait before the gateway is tried again."""
+"""Pauses between attempts to reach the gateway."""
 _JOINED = frozenset({WorkerState.LOADING, WorkerState.READY})
 
 

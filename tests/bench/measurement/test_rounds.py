@@ -65,7 +65,7 @@ def test_what_this_process_uses_is_not_taken_by_others() -> None:
     assert passed >= busy
 
 
-def test_nothing_measured_is_said() -> None:
+def test_a_series_without_measurement_is_reported() -> None:
     assert Series().cell() == "not measured"
 
 

@@ -1,4 +1,4 @@
-"""When a round injects its fault, and how it is compared with the undisturbed round."""
+"""Rounds: the moment of the fault, and the comparison with the undisturbed round."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a transcript records, and which ends are correct."""
+"""Transcripts: recorded events, and correct ends."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which worker gets a fault, how often, and what a trial waits for."""
+"""Trials: the worker that gets a fault, the number of faults, and the waits."""
 
 import itertools
 import sys

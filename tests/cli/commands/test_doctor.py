@@ -69,7 +69,7 @@ def test_a_backend_that_never_answers_is_a_line_of_the_report(tmp_path: Path, mo
     assert "no answer" in line.detail
 
 
-def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_is_not_installed_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGES, "iree", ("no_such_module", "no_such_package.module"))
     assert doctor.probe_backend("iree") == [
         Probe(

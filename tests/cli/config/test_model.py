@@ -1,4 +1,4 @@
-"""Which model the settings name, and its name."""
+"""The model that the settings choose, and its name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How commands handle their options and Ctrl-C."""
+"""Options of commands, and Ctrl-C."""
 
 import subprocess
 import sys

@@ -116,7 +116,7 @@ async def browsing(tmp_path: Path, person: bytes, breaks: int = 0) -> AsyncItera
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
-async def test_a_person_who_stops_an_answer_has_it_cancelled(tmp_path: Path) -> None:
+async def test_stopping_an_answer_cancels_it(tmp_path: Path) -> None:
     """Though the page asks for its streams to be kept, and the connection alone would not end this one."""
     async with browsing(tmp_path, STOPPER) as (served, _, _):
         (submit,) = await served.worker.wait_submits(1)

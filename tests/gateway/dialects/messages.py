@@ -168,7 +168,7 @@ def same_block(last: dict[str, Any], begun: dict[str, Any]) -> bool:
 
 
 def added(delta: OutputDelta) -> dict[str, str]:
-    """What a delta adds to its block."""
+    """The part that a delta adds to its block."""
     match delta:
         case TextDelta():
             return {"text": delta.text}

@@ -16,7 +16,7 @@ class Way:
         self._target = port
         self._mark = mark
         self.cuts = cuts
-        """How often it is still to break."""
+        """The number of breaks to come."""
         self.port = 0
 
     async def run(self, listener: anyio.abc.Listener[SocketStream]) -> None:

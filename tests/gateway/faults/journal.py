@@ -13,7 +13,7 @@ from protocol.commands import Submit
 
 
 class Phase(StrEnum):
-    """Where a stream is."""
+    """The place of a stream."""
 
     NEW = "new"
     PLACED = "placed"
@@ -88,5 +88,5 @@ class Journal:
         return len(set(self._kinds.get(sequence, ()))) > 1
 
     def phase(self, sequence: LiveSequence) -> Phase:
-        """Where it must be now."""
+        """The place where it must be now."""
         return self._phases.get(sequence, Phase.NEW)

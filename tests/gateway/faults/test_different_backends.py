@@ -60,7 +60,7 @@ async def ask(real: Real) -> tuple[list[int], dict[str, Any]]:
 
 
 async def replays(real: Real) -> float:
-    """How many a worker of another kind went on with."""
+    """The number that a worker of another kind continued."""
     found = 0.0
     for line in (await real.client.get("/metrics")).text.splitlines():
         if line.startswith("baton_replays_total") and 'outcome="continued"' in line:
@@ -84,7 +84,7 @@ async def interrupted(real: Real, computing: str) -> tuple[list[int], list[int],
     return before, ids, usage
 
 
-async def test_a_stream_continues_on_a_worker_with_another_backend_and_says_so() -> None:
+async def test_a_stream_continues_on_a_worker_with_another_backend_and_reports_it() -> None:
     pytest.importorskip("mlx.core")
     pytest.importorskip("iree.runtime")
     async with real_gateway(launch("mlx"), launch("iree", standby=True)) as real:

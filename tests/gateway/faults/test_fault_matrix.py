@@ -33,7 +33,7 @@ def _dies(worker: EngineWorker) -> None:
 
 
 def _is_late(worker: EngineWorker) -> None:
-    """What two steps brought was on its way for long, and comes with the next one."""
+    """The output of two steps was delayed, and comes with the next one."""
     said: list[Event] = []
     with worker.muffled(said):
         worker.step()
@@ -90,7 +90,7 @@ FAULTS: dict[str, Callable[[EngineWorker], None]] = {
     "fails a step": _fails_a_step,
 }
 PHASES = {"queued": 0, "first token": 1, "decoding": 9, "all but the end": TOKENS - 1}
-"""How many steps arrive before."""
+"""The number of steps that arrive before."""
 
 
 async def ask(served: Served, api: str, streaming: bool, into: list[Any]) -> None:
@@ -138,7 +138,7 @@ def summary(answer: list[Any]) -> dict[str, Any]:
 
 
 def expected(each: Answer, api: str) -> tuple[Any, ...]:
-    """What `summary` must say of a choice."""
+    """The summary that a choice must have."""
     report = chat_logprobs(each.logprobs) if api == "chat" else CompletionLogprobs().write(each.logprobs)
     return each.text, each.tokens, merged([msgspec.json.decode(msgspec.json.encode(report))]), each.reason
 

@@ -54,7 +54,7 @@ LINK = {
 
 
 @pytest.mark.parametrize(("kind", "reason"), LINK.items(), ids=LINK)
-async def test_a_message_that_is_lost_or_is_none_costs_the_worker_and_no_token(kind: LinkFault, reason: str) -> None:
+async def test_a_lost_or_invalid_message_costs_the_worker_and_no_token(kind: LinkFault, reason: str) -> None:
     fault = Fault(kind, call=12, incarnation=1)
     body = COMPLETION | {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     with structlog.testing.capture_logs() as logs:

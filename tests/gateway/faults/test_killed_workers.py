@@ -27,7 +27,7 @@ PHASES: dict[str, Callable[[Real, int], bool]] = {
     "decoding": lambda real, before: any(len(tokens) > 20 for tokens in delivered(real)),
     "nearly done": lambda real, before: any(len(tokens) > TOKENS - 5 for tokens in delivered(real)),
 }
-"""When the worker is killed; `before` is how many tokens it had prefilled before the requests came."""
+"""The moment of the kill; `before` is the number of tokens that the worker had prefilled before the requests came."""
 
 
 def delivered(real: Real) -> list[list[int]]:
@@ -65,7 +65,7 @@ async def ask_all(real: Real) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole() -> list[Any]:
-    """What the eight are answered when nothing happens: once for all tests, because it depends on them alone."""
+    """Answers to the eight when nothing happens: made once for all tests, because they depend on the requests alone."""
 
     async def undisturbed() -> list[Any]:
         async with real_gateway(launch("w0", slots=8)) as real:
@@ -135,7 +135,7 @@ async def test_a_poison_request_ends_alone(kind: CallFault, deaths: int, whole: 
 
 
 @from_outside()
-async def test_kills_in_quick_succession_quarantine_nobody(whole: list[Any]) -> None:
+async def test_kills_in_quick_succession_quarantine_no_request(whole: list[Any]) -> None:
     """Each as soon as the next life has got its requests, before any of them has got three tokens further."""
     async with real_gateway(launch("w0", slots=8, rate=100)) as real:
 

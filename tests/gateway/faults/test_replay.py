@@ -1,4 +1,4 @@
-"""What happens to sequences whose worker is lost, on the real router over workers that the test speaks for."""
+"""Sequences whose worker is lost, on the real router over workers that the test speaks for."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ def anyio_backend() -> Any:
     return BACKEND
 
 
-async def test_a_lost_worker_s_stream_goes_on_with_another() -> None:
+async def test_the_stream_of_a_lost_worker_continues_on_another() -> None:
     world = World("a", "b")
     group, kept = world.open(return_token_ids=True), world.open()
     world["a"].token(number(group), "Hel", 5, 6)
@@ -98,7 +98,7 @@ async def test_a_standby_takes_the_streams_of_the_one_that_it_replaces() -> None
 
 
 @pytest.mark.parametrize("how", ["in time", "given up", "at once"])
-async def test_where_no_worker_comes_the_stream_ends_typed(how: str) -> None:
+async def test_without_another_worker_the_stream_ends_with_an_error(how: str) -> None:
     world = World(worker_wait_s=0 if how == "at once" else 60)
     group = world.open()
     world["a"].die()
@@ -116,7 +116,7 @@ async def test_where_no_worker_comes_the_stream_ends_typed(how: str) -> None:
     await world.router.idle()
 
 
-async def test_its_deadline_goes_on_while_it_waits() -> None:
+async def test_its_deadline_applies_while_it_waits() -> None:
     world = World(request_timeout_s=10, worker_wait_s=60)
     group = world.open()
     await anyio.sleep(4)
@@ -147,7 +147,7 @@ async def test_a_cancelled_stream_is_not_replayed() -> None:
     assert world.replays() == {("died", "cancelled"): 3}
 
 
-async def test_each_choice_goes_on_for_itself() -> None:
+async def test_each_choice_continues_by_itself() -> None:
     world = World("a", "b")
     group = world.open(n=3)
     first, second, third = (number(group, index) for index in range(3))
@@ -167,7 +167,7 @@ async def test_each_choice_goes_on_for_itself() -> None:
     assert group.failure is None
 
 
-async def test_an_unlike_worker_goes_on_and_it_is_said() -> None:
+async def test_a_worker_with_another_backend_continues_and_the_answer_reports_it() -> None:
     world = World("a", "b")
     hello = world["b"].status.hello
     assert hello is not None

@@ -71,7 +71,7 @@ class StreamLife(RuleBasedStateMachine):
         """At which it was there; one from within counts as two from outside."""
         self.expected: dict[LiveSequence, Answer] = {}
         self.inputs: dict[LiveSequence, Input] = {}
-        """What it had of the sequences is gone when they have ended."""
+        """Copies of the inputs, which a sequence drops when it ends."""
         self.cancelled: set[RequestGroup] = set()
         self.shut = False
         self._do(self._begin)
@@ -133,7 +133,7 @@ class StreamLife(RuleBasedStateMachine):
         )
 
     def _verdicts(self, choice: SequenceRequest) -> int:
-        """How often such a request was quarantined."""
+        """Return the number of times that such a request was quarantined."""
         return sum(
             self.inputs[sequence] == choice.input
             and sequence.submit.sampling.temperature == choice.sampling.temperature

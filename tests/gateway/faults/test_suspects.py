@@ -140,7 +140,7 @@ async def test_suspects_run_apart_until_they_are_past_the_point() -> None:
     assert not second.waiting
 
 
-async def test_a_suspect_that_ends_makes_way_too() -> None:
+async def test_the_next_suspect_runs_when_one_ends() -> None:
     world = World()
     first, second = world.open("first"), world.open("second")
     world["a"].die()
@@ -197,7 +197,7 @@ async def test_a_suspect_is_not_given_to_a_worker_whose_slots_are_taken() -> Non
     assert last(world["b"]).request == "suspect"
 
 
-async def test_nobody_waits_for_a_suspect_whose_turn_has_not_come_and_its_slot_is_kept() -> None:
+async def test_no_request_waits_for_a_suspect_before_its_turn_and_its_slot_is_kept() -> None:
     world = World(slots=3)
     first, second = world.open("first"), world.open("second")
     world["a"].die()

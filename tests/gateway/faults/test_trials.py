@@ -1,4 +1,4 @@
-"""How often a request is tried, in any order of what may happen: the real router over workers that die as scripted.
+"""Attempts of a request, in any order of events: the real router over workers that die as scripted.
 
 Three kinds of request: one that harms nobody, one whose every run kills its worker from within, and one for whose every
 run somebody kills the worker from outside. A run is tried for a request when it was among the first `SLOTS` of its
@@ -77,7 +77,7 @@ class Trials(RuleBasedStateMachine):
         self.kind[group.sequences[0]] = kind
 
     def choices(self) -> Sequence[Kind]:
-        """What may come next."""
+        """Kinds of requests that may come next."""
         return self.kinds
 
     @rule(name=st.sampled_from("ab"))
@@ -145,7 +145,7 @@ class Trials(RuleBasedStateMachine):
         self.loop.run_until_complete(self.router.idle())
 
     def check(self, sequence: LiveSequence, kind: Kind) -> None:
-        """What became of a request in this world."""
+        """The outcome of a request in this world."""
         assert kind is Kind.HARMLESS or sequence.failure is not None
         assert self.tries.get(sequence, []).count(Origin.WITHIN) <= 2
 
@@ -204,5 +204,5 @@ def test_a_request_that_kills_nothing_lives_through_any_kills_below_the_bound() 
     play(Kills)
 
 
-def test_who_is_killed_for_is_found_at_the_bound() -> None:
+def test_a_poison_request_is_quarantined_at_the_bound() -> None:
     play(Hunts)

@@ -146,7 +146,7 @@ class Answer:
 
 
 def undisturbed(submit: Submit) -> Answer:
-    """What a sequence is when nothing happens to it."""
+    """The answer of a sequence that nothing disturbs."""
     events: list[Event] = []
     worker = EngineWorker()
     worker.say = lambda event, incarnation=None: events.append(event)  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ def undisturbed(submit: Submit) -> Answer:
 
 
 def answer_of(sequence: LiveSequence, text: str) -> Answer:
-    """What the gateway has of a choice that ended well; its text was taken by the client."""
+    """The gateway's record of a choice that ended well; its text was taken by the client."""
     assert sequence.usage is not None
     assert sequence.reason is not None
     usage = sequence.usage

@@ -30,7 +30,7 @@ REPORTS = (
 )
 
 RETRIED = (ErrorCode.STEP, ErrorCode.NOT_FINITE, ErrorCode.DRAINING, ErrorCode.LOST)
-"""What a worker fails with so that another one goes on."""
+"""Failures of a worker after which another one continues."""
 
 
 def posted(site: Site, kind: str, fields: dict[str, Any]) -> Connection:
@@ -126,7 +126,7 @@ async def waiting(site: Site) -> bytes:
 
 
 async def resumed(site: Site) -> bytes:
-    """What the second connection gets of a stream whose first one ended after one event."""
+    """Return what the second connection gets of a stream whose first one ended after one event."""
     first = posted(site, "completion", RESUMABLE)
     (stream,) = await site.placed()
     await site.token(stream, "one", 1)
@@ -140,7 +140,7 @@ async def resumed(site: Site) -> bytes:
 
 
 async def taken(site: Site) -> bytes:
-    """What a connection gets whose stream another one resumes."""
+    """Return what a connection gets whose stream another one resumes."""
     first = posted(site, "completion", RESUMABLE)
     (stream,) = await site.placed()
     await site.token(stream, "one", 1)
@@ -151,7 +151,7 @@ async def taken(site: Site) -> bytes:
 
 
 async def cancelled(site: Site) -> bytes:
-    """What a connection gets whose stream is cancelled by another one."""
+    """Return what a connection gets whose stream is cancelled by another one."""
     first = posted(site, "chat", RESUMABLE)
     (stream,) = await site.placed()
     await site.token(stream, "one", 1)
@@ -211,7 +211,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "refused_overloaded": {"max_streams_per_worker": 2, "max_choices": 2, "retry_after_s": 7},
     "refused_events_gone": {"resume_buffer_bytes": 2000},
 }
-"""Of the scenarios that need other than the defaults."""
+"""Settings of the scenarios that need other than the defaults."""
 
 SCENARIOS: dict[str, Scenario] = {
     **{f"{kind}_whole": answered(kind, {}) for kind in KINDS},

@@ -111,7 +111,7 @@ def test_values_at_the_edge_of_their_bounds_are_taken() -> None:
     assert len(plan.sequences) == 64
 
 
-def test_with_a_seed_a_prompt_is_drawn_as_if_it_were_alone() -> None:
+def test_with_a_seed_a_prompt_is_sampled_as_if_it_were_alone() -> None:
     together, alone = completion(prompt=["a", "b"], n=2, seed=7), completion(prompt="b", n=2, seed=7)
     assert together.sequences[2:] == alone.sequences
     assert [choice.sampling.seed for choice in alone.sequences] == [7, 8]

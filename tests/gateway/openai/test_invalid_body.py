@@ -149,7 +149,7 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
         (completion, {"n": 65}, "prompts times n, 1 x 65, are 65 sequences; one request may have 64"),
     ],
 )
-def test_an_error_says_what_the_field_takes(call: Any, fields: dict[str, Any], sentence: str) -> None:
+def test_an_error_states_what_the_field_accepts(call: Any, fields: dict[str, Any], sentence: str) -> None:
     assert refusal(call, **fields).text == sentence
 
 

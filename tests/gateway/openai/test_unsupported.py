@@ -17,7 +17,7 @@ OFFERED = [(completion, name) for name in _options(CompletionBody)] + [(chat, na
 
 
 @pytest.mark.parametrize(("call", "name"), OFFERED, ids=[f"{call.__name__}-{name}" for call, name in OFFERED])
-def test_an_option_that_baton_lacks_is_refused_only_when_it_asks_for_something(call: Any, name: str) -> None:
+def test_an_unsupported_option_is_refused_only_with_an_effective_value(call: Any, name: str) -> None:
     for harmless in (None, *OPTIONS[name]):
         call(**{name: harmless})
     for asking in (0.5, True, "x", ["x"], {"type": "x"}):

@@ -37,8 +37,8 @@ def test_shards_are_one_mapping(tmp_path: Path) -> None:
         np.testing.assert_array_equal(single[name], sharded[name])
 
 
-@pytest.mark.parametrize(("bits", "tolerance"), [(4, 0.08), (8, 0.005)])
-def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits: Any, tolerance: float) -> None:
+@pytest.mark.parametrize(("bits", "tolerance"), [(2, 0.2), (3, 0.1), (4, 0.08), (5, 0.03), (6, 0.015), (8, 0.005)])
+def test_quantized_tensors_come_back_under_their_own_names(tmp_path: Path, bits: int, tolerance: float) -> None:
     plain = open_weights(make_checkpoint(tmp_path / "plain"))
     quantized = open_weights(make_checkpoint(tmp_path / "quantized", quantized_bits=bits))
     assert set(quantized) == set(plain)

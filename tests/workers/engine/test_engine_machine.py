@@ -57,7 +57,7 @@ class Recorder(ScriptedRunner):
         self.holder: Callable[[int], int | None]
         self.tenant: Callable[[int], str]
         self.owners: dict[int, str] = {}
-        """Whose rows a slot has."""
+        """The owner of the rows in each slot."""
         self.copied = 0
         self.begun: list[int] = []
         """The streams whose first chunk was asked for, in order."""

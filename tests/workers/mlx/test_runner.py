@@ -243,7 +243,7 @@ def test_dtype_is_what_was_asked_for(path: Path, load: Load, dtype: str) -> None
     assert runner.memory()["kv"] == 0
 
 
-def test_quantized_weights_stay_quantized_and_compute_what_they_say(tmp_path: Path, load: Load) -> None:
+def test_quantized_weights_stay_quantized_and_compute_their_values(tmp_path: Path, load: Load) -> None:
     quantized = make_checkpoint(tmp_path / "quantized", quantized_bits=4, tied=False)
     plain = make_checkpoint(tmp_path / "plain", tied=False)
     write_safetensors(plain / "model.safetensors", dict(open_weights(quantized)))

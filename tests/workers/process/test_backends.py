@@ -73,7 +73,7 @@ def test_auto_chooses_an_installed_backend_for_the_machine(
         ("mlx", r"mlx backend needs mlx.core and mlx_lm: pip install 'baton-serve\[mlx\]'"),
     ],
 )
-def test_a_missing_backend_says_what_to_install(install: Install, backend: Backend, words: str) -> None:
+def test_a_missing_backend_names_what_to_install(install: Install, backend: Backend, words: str) -> None:
     install(set())
     with pytest.raises(BackendMissing, match=words):
         choose_backend(spec(backend))
@@ -82,7 +82,7 @@ def test_a_missing_backend_says_what_to_install(install: Install, backend: Backe
 
 
 @pytest.mark.parametrize("backend", ["iree", "mlx"])
-def test_a_backend_that_cannot_be_imported_says_what_to_install(
+def test_a_backend_that_cannot_be_imported_names_what_to_install(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend
 ) -> None:
     """As MLX without the package of its library: a later import would fail in the same way."""

@@ -1,4 +1,4 @@
-"""What a worker reports before its model is loaded: device, context and digests."""
+"""A worker's description before its model is loaded: device, context and digests."""
 
 import platform
 from importlib import metadata

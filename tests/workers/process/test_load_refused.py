@@ -79,9 +79,9 @@ class Way:
     """One way in which a load cannot succeed."""
 
     words: str
-    """What its text has, a regular expression."""
+    """A regular expression that its text matches."""
     spoil: Spoil = field(default=lambda path: None)
-    """What is done to a sound checkpoint."""
+    """The change of a sound checkpoint."""
     spec: dict[str, Any] = field(default_factory=dict)
     backends: tuple[str, ...] = BOTH
 

@@ -1,5 +1,5 @@
-"""How a worker stays joined: what its agent and a gateway say to each other, and what happens between two links. See
-also tests/gateway/fleet/test_remote.py."""
+"""The remote agent: its messages to and from a gateway, and the time between two links. See also
+tests/gateway/fleet/test_remote.py."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -114,7 +114,7 @@ class Joined:
 
     @property
     def received(self) -> list[Event]:
-        """What the gateway got, without heartbeats."""
+        """The events that the gateway got, without heartbeats."""
         events = [decode_event(frame) for frames in self.door.received for frame in frames]
         return [event for event in events if not isinstance(event, Heartbeat)]
 
@@ -142,7 +142,7 @@ def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_agent, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
 
 
-async def test_it_passes_on_what_the_two_send_each_other(tmp_path: Path) -> None:
+async def test_it_forwards_frames_in_both_directions(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         assert there.stub.inbox.messages == [StartWorker()]
         assert there.door.requests[0].hello.incarnation == 0, "the gateway gives it a number of its own"
@@ -226,7 +226,7 @@ async def test_frames_without_room_in_the_mailbox_end_the_link(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("origin", "reason"), [(Origin.WITHIN, ByeReason.DIED), (Origin.OUTSIDE, ByeReason.KILLED)])
-async def test_the_gateway_learns_at_once_of_a_death_and_who_caused_it(
+async def test_the_gateway_learns_at_once_of_a_death_and_its_origin(
     tmp_path: Path, origin: Origin, reason: ByeReason
 ) -> None:
     async with joined(tmp_path) as there:
@@ -264,7 +264,7 @@ async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame:
         assert problem in bye.text
 
 
-async def test_a_gateway_that_refuses_it_or_says_nothing_is_tried_again(
+async def test_a_gateway_that_refuses_it_or_does_not_answer_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
@@ -306,7 +306,7 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
     assert (logged[0]["reason"], logged[0]["key"]) == ("no socket can be made", own.public_text)
 
 
-async def test_one_that_is_stopped_says_so_first_and_ends_with_its_worker(tmp_path: Path) -> None:
+async def test_an_agent_that_is_stopped_reports_it_first_and_ends_with_its_worker(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         there.agent.tell(StopAgent())
         await there.until_received(Bye(ByeReason.STOPPED, "its machine stops it"))

@@ -158,7 +158,7 @@ async def test_a_deadline_ends_a_request(peer: Peer) -> None:
 
 
 @with_worker(process=True, tokens_per_second=0.2)
-async def test_a_heartbeat_comes_when_nothing_else_does(peer: Peer) -> None:
+async def test_an_idle_worker_sends_heartbeats(peer: Peer) -> None:
     """Also while the engine is inside a step: the event loop sends it, with the engine's last gauges."""
     await peer.ready()
     idle = await peer.expect(Heartbeat)

@@ -1,4 +1,4 @@
-"""What a worker reports of failing steps, loads and text code, over a real link."""
+"""A worker's reports of failing steps, loads and text code, over a real link."""
 
 import asyncio
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_ten_failed_steps_in_a_row_end_the_worker() -> None:
     run_scenario(scenario, max_batch_size=1, faults=raising(tuple(range(1, 100))))
 
 
-def test_a_failed_load_says_why() -> None:
+def test_a_failed_load_reports_its_reason() -> None:
     async def scenario(peer: Peer) -> None:
         await peer.expect(Hello)
         peer.send(Welcome(1))

@@ -49,7 +49,7 @@ class ModelConfig:
     embedding_scale: float
     """Factor of embeddings."""
     rounds_embedding_scale: bool
-    """Whether the embedding scale is rounded to the type of the weights first."""
+    """The embedding scale is rounded to the type of the weights first."""
     attention_scale: float
     """Factor of the products of queries and keys."""
     residual_multiplier: float

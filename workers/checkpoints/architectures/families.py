@@ -98,29 +98,29 @@ class Family:
     names: Names = Names()  # noqa: RUF009 - frozen
     """The names of the matrices, where they are not Llama's."""
     biases: bool | None = False
-    """Whether queries, keys and values have biases. None: `attention_bias` decides, for the output as well."""
+    """Queries, keys and values have biases. None: `attention_bias` decides, for the output as well."""
     activation: str = "silu"
     """The activation, a key of `ACTIVATIONS`; config.json may not name another one."""
     activation_alias: str | None = None
     """Another name of the activation in early checkpoints of the family, whatever it means elsewhere."""
     scaled_embedding: bool = False
-    """Whether embeddings are multiplied by the square root of their width."""
+    """Embeddings are multiplied by the square root of their width."""
     windowed: Windowed | None = None
     """The rule for attention windows. None: the family has none, whatever its config.json states."""
     window_switch: bool = False
-    """Whether windows are off unless `use_sliding_window` is true."""
+    """Windows are off unless `use_sliding_window` is true."""
     marks_rotated_layers: bool = False
-    """Whether some layers have no rotary positions."""
+    """Some layers have no rotary positions."""
     local_rope: str | None = None
     """The field with the RoPE base of windowed layers, where it is a different one."""
     partial_rope: bool = False
-    """Whether `partial_rotary_factor` may be below 1."""
+    """`partial_rotary_factor` may be below 1."""
     experts: bool = False
-    """Whether layers have a mixture of experts in place of the MLP."""
+    """Layers have a mixture of experts in place of the MLP."""
     expert_ffn: str = "intermediate_size"
     """The field with the width of one expert."""
     normalizes_experts: bool | None = True
-    """Whether the weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
+    """The weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Experts:
     per_token: int
     ffn: int
     normalize: bool
-    """Whether the weights of the chosen experts sum to one; otherwise the weights of all experts do."""
+    """The weights of the chosen experts sum to one; otherwise the weights of all experts do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +60,4 @@ class LayerConfig:
     rope: int | None = 0
     """The index of the rotary embedding in `ModelConfig.ropes`; None is no positions."""
     experts: bool = False
-    """Whether there is a mixture of experts in place of the MLP."""
+    """A mixture of experts replaces the MLP."""

@@ -52,7 +52,7 @@ class Yarn:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    """Whether the ends of the ramp are rounded to whole lanes."""
+    """The ends of the ramp are rounded to whole lanes."""
 
     def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
         plain = rope.plain()

@@ -23,7 +23,7 @@ def test_llama_3_2_as_published(tmp_path: Path) -> None:
     assert (config.qkv_bias, config.o_bias, config.head_norm) == (False, False, None)
 
 
-def test_rope_parameters_say_the_same_as_the_older_fields(tmp_path: Path) -> None:
+def test_rope_parameters_are_equivalent_to_the_older_fields(tmp_path: Path) -> None:
     old = read(tmp_path, rope_scaling=LLAMA3)
     new = read(tmp_path, rope_theta=..., rope_parameters=LLAMA3 | {"rope_theta": 500000.0})
     assert new == old

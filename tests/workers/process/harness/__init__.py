@@ -1,1 +1,1 @@
-"""The gateway's end of a link, and a worker that the test steps."""
+"""The gateway's end of a link."""

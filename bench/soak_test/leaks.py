@@ -31,13 +31,13 @@ class ServerSample:
     processes: int
     """Live processes that the gateway started."""
     worker_bytes: int
-    """Of the largest worker."""
+    """Resident memory of the largest worker."""
     worker_descriptors: int
     """The most of one worker."""
     streams: int
     """Sequences in slots and queues, by the workers' gauges."""
     restarts: int
-    """Of all workers."""
+    """Restarts of all workers."""
 
 
 def sample(at_s: float, gateway: int, watcher: WorkersWatcher) -> ServerSample:
@@ -70,9 +70,9 @@ def _size(process: psutil.Process) -> tuple[int, int]:
 def leaks(
     idle: ServerSample, samples: Sequence[ServerSample], end: ServerSample, metrics: dict[str, float], slots: int
 ) -> list[str]:
-    """What was not released, a text each. `idle` was taken before the first fault and `end` after the last request,
-    both of an idle server; `samples` between. `metrics` are those of the end, by name, summed; `slots` those of all
-    active workers."""
+    """Return a text for each resource that was not released. `idle` was taken before the first fault and `end` after
+    the last request, both of an idle server; `samples` between. `metrics` are those of the end, by name, summed;
+    `slots` those of all active workers."""
     found = []
     for name, allowed in MORE.items():
         before, after = getattr(idle, name), getattr(end, name)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.soaking.server_log import Failures
+from bench.soak_test.server_log import Failures
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.rounds import percentile
 from cli.chaos.transcript import Transcript
@@ -70,14 +70,15 @@ def _difference(transcript: Transcript, whole: Transcript) -> str:
 
 
 def explained(code: str, sequences: Sequence[Failures]) -> bool:
-    """Whether one of these sequences lived through two failures from within, or `MAX_TRIES` of any kind: only then may
-    a request be refused. The log does not count the failed step that ends a request."""
+    """Return True if one of these sequences lived through two failures from within, or `MAX_TRIES` of any kind: only
+    then may a request be refused. The log does not count the failed step that ends a request."""
     last = int(code in STEPS)
     return any(each.within + last >= 2 or each.total + last >= MAX_TRIES for each in sequences)
 
 
 def fingerprint(request: ClientRequest) -> str:
-    """What the gateway identifies a poison request by: requests with the same fingerprint are refused together."""
+    """The part of a request by which the gateway identifies a poison request. Requests with the same fingerprint are
+    refused together."""
     own = {"model", "seed", "n", "max_tokens", "stop", "stream", "stream_options", "ignore_eos", "return_token_ids"}
     return json.dumps({name: value for name, value in request.body.items() if name not in own}, sort_keys=True)
 
@@ -114,8 +115,8 @@ class VisitTally:
             self._violated(name, verdict)
 
     def explain(self, failures: Mapping[str, Sequence[Failures]]) -> None:
-        """Count a violation for each error that the failures do not explain (see `bench.soaking.server_log.failures`).
-        Call it once, after the last visit."""
+        """Count a violation for each error that the failures do not explain (see
+        `bench.soak_test.server_log.failures`). Call it once, after the last visit."""
         attributed: set[str] = set()
         for each in self._refusals:
             seen = failures.get(each.request, ())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import can_plot, figure, plot_against
-from bench.soaking.fault_plan import SoakPlan, kinds
-from bench.soaking.leaks import ServerSample
-from bench.soaking.result import SoakResult
-from bench.soaking.server_log import reasons
+from bench.soak_test.fault_plan import SoakPlan, kinds
+from bench.soak_test.leaks import ServerSample
+from bench.soak_test.result import SoakResult
+from bench.soak_test.server_log import reasons
 
 COUNTED = ("gateway_descriptors", "gateway_threads", "worker_descriptors", "processes")
 
@@ -33,7 +33,7 @@ def write_report(plan: SoakPlan, result: SoakResult, out: Path) -> str:
 
 
 def _outcomes(result: SoakResult) -> str:
-    """How visits ended, what must always be 0, and the number of the server's problems."""
+    """The outcomes of visits, those that must be 0 included, and the number of the server's problems."""
     tally = result.tally
     total = tally.outcomes.total()
     others = [(name, count) for name, count in tally.outcomes.most_common() if count and name not in NEVER]

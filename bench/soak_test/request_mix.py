@@ -29,7 +29,7 @@ def requests(rng: random.Random, count: int, *, longest: int, tokens: int) -> li
 
 
 def deterministic(request: ClientRequest) -> bool:
-    """Whether the answer is the same each time."""
+    """Return True if the answer is the same each time."""
     return not request.body["temperature"] or "seed" in request.body
 
 

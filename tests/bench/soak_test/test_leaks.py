@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.soaking.leaks import FEWEST, MORE, SLACK, ServerSample, leaks
+from bench.soak_test.leaks import FEWEST, MORE, SLACK, ServerSample, leaks
 
 REST = ServerSample(0.0, 100_000_000, 40, 9, 3, 300_000_000, 20, 0, 0)
 METRICS = {"baton_slots_available": 16.0}

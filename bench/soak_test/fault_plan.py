@@ -38,9 +38,9 @@ class SoakPlan:
     longest: int = 120
     """Words of a prompt."""
     tokens: int = 120
-    """Of an answer."""
+    """The tokens of an answer."""
     backend: str = "iree"
-    """Of workers that are not scripted."""
+    """The backend of workers that are not scripted."""
 
     def faults(self, worker: str, incarnation: int) -> tuple[Fault, ...]:
         """The faults from within of one incarnation of a worker."""
@@ -80,7 +80,7 @@ def outside_faults(seed: int, every_s: float) -> Iterator[OutsideFault]:
 
 
 def may_fail_to_start(incarnation: int) -> bool:
-    """Whether a fault may happen before the worker is ready: in every second incarnation.
+    """Return True if a fault may happen before the worker is ready: in every second incarnation.
 
     A worker whose starts fail five times in a row is given up, as it should be, and a long soak would reach that by
     chance.

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Message, TokensInput
-from tests.workers.process.harness.stepped_worker import GAUGES, Worker, end, processor, request_of, spell, step, submit
+from tests.workers.process.output_processor.stepped_worker import (
+    GAUGES,
+    Worker,
+    end,
+    processor,
+    request_of,
+    spell,
+    step,
+    submit,
+)
 from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
 from workers.process.output_processor import EngineOutput

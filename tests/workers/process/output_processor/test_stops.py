@@ -11,7 +11,7 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
-from tests.workers.process.harness.stepped_worker import GAUGES, Worker, end, processor, spell, step, submit
+from tests.workers.process.output_processor.stepped_worker import GAUGES, Worker, end, processor, spell, step, submit
 from workers.engine.step_result import SequenceFailure
 from workers.process.output_processor import EngineOutput
 from workers.scripted.runner import ALPHABET

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from bench.soaking.server_log import Failures, failures, reasons
+from bench.soak_test.server_log import Failures, failures, reasons
 
 
 def lost(request: str, cause: str, choice: int = 0) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Received:
-    """What the client received on all its streams."""
+    """The totals that the client received on all its streams."""
 
     gaps: list[float] = field(default_factory=list)
     """Seconds between two reads of one stream."""

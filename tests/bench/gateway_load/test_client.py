@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.streaming.client import Received, stream_all
+from bench.gateway_load.client import Received, stream_all
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 CHUNK = b'data: {"choices": [{"index": 0}]}\n\n'
@@ -12,7 +12,7 @@ END = b"data: [DONE]\n\n"
 
 
 async def streamed(answer: bytes, streams: int) -> Received:
-    """What the client receives from a server that sends `answer` to each request and closes."""
+    """Return what the client receives from a server that sends `answer` to each request and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

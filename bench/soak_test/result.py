@@ -1,11 +1,11 @@
-"""What happened in a soak."""
+"""The result of a soak."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.soaking.leaks import ServerSample
-from bench.soaking.server_log import Failures, failures
-from bench.soaking.verdict import VisitTally
+from bench.soak_test.leaks import ServerSample
+from bench.soak_test.server_log import Failures, failures
+from bench.soak_test.verdict import VisitTally
 
 
 @dataclass
@@ -14,7 +14,7 @@ class SoakResult:
 
     tally: VisitTally = field(default_factory=VisitTally)
     signals: list[tuple[float, str]] = field(default_factory=list)
-    """When a worker got which signal from outside."""
+    """Signals from outside: the time and the name of each."""
     samples: list[ServerSample] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     """Incarnations of each worker."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.soaking.server_log import Failures
-from bench.soaking.verdict import FEW, MOST_REFUSED, SHOWN, Verdict, VisitTally, explained, fingerprint, judge
+from bench.soak_test.server_log import Failures
+from bench.soak_test.verdict import FEW, MOST_REFUSED, SHOWN, Verdict, VisitTally, explained, fingerprint, judge
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.transcript import ChoiceTranscript, Transcript
 from gateway.routing.failure_attribution import MAX_TRIES

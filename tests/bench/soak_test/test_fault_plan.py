@@ -6,7 +6,7 @@ import statistics
 import msgspec
 import pytest
 
-from bench.soaking.fault_plan import OUTSIDE, faults_of_life, kinds, may_fail_to_start, outside_faults
+from bench.soak_test.fault_plan import OUTSIDE, faults_of_life, kinds, may_fail_to_start, outside_faults
 from cli.chaos.faults import FIRST_MESSAGE, LOAD_FAULTS
 from workers.faults.plan import CALL_FAULTS, LINK_FAULTS, Fault
 

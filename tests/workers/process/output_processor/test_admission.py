@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, Sampling, TextInput, TokensInput
-from tests.workers.process.harness.stepped_worker import end, processor, request_of, spell, step, submit
+from tests.workers.process.output_processor.stepped_worker import end, processor, request_of, spell, step, submit
 from workers.process.output_processor import OutputProcessor
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.template import ChatTemplate

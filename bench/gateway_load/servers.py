@@ -1,6 +1,6 @@
 """Child process of `bench/gateway.py`: one of its servers, which a JSON object describes.
 
-    python bench/streaming/servers.py '{"kind": "bare", "streams": 8, "rate": 50.0, "tokens": 200}'
+    python bench/gateway_load/servers.py '{"kind": "bare", "streams": 8, "rate": 50.0, "tokens": 200}'
 
 It prints `PORT` and the port once it accepts requests, and serves until SIGTERM.
 """
@@ -34,7 +34,7 @@ Kind = Literal["gateway", "bare"]
 
 
 class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child is to serve."""
+    """The server that a child runs."""
 
     kind: Kind
     streams: Annotated[int, Meta(ge=1)]
@@ -42,7 +42,7 @@ class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     rate: Annotated[float, Meta(ge=0.0)]
     """Tokens a second of each stream; 0 is as fast as possible."""
     tokens: Annotated[int, Meta(ge=1)]
-    """Of each stream of the bare app; the gateway's clients ask for theirs."""
+    """Tokens of each stream of the bare app; the gateway's clients state theirs."""
 
 
 async def run_gateway(spec: ServerSpec) -> None:

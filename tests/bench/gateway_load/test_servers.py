@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from bench.streaming import servers
-from bench.streaming.servers import ServerSpec
+from bench.gateway_load import servers
+from bench.gateway_load.servers import ServerSpec
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 50.0])
