@@ -32,7 +32,7 @@ from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.lower import Graph, lower_module, struct
-from workers.iree.build.recipe import PLAIN_TILE
+from workers.iree.build.recipe import PLAIN_CAPACITY_MULTIPLE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.decoder import rope_frequencies
@@ -233,7 +233,7 @@ def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[GraphPlan, 
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_TILE)
+    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_CAPACITY_MULTIPLE)
     plan = GraphPlan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
     return plan, {each.name: pack_parameter(each, files, ops) for each in stored}
 

@@ -30,7 +30,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import StepRows
@@ -45,8 +45,8 @@ class AttentionGraph:
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = shape["head_dim"], shape["heads"]
-        capacity = -(-longest // KV_TILE) * KV_TILE + KV_TILE
-        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
+        capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE
+        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, CAPACITY_MULTIPLE)
         self._device, self._rows = device, rows
         self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
         self._kv = device.zeros(self._cache.shape, DTYPE)

@@ -11,8 +11,8 @@ from workers.iree.kernels.ir.value import Value
 KV_BLOCK = 128
 """Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
 multiples. L2, to which they are prefetched, holds the keys and values of one; prefetching to L1 takes 5 % longer."""
-KV_TILE = 64
-"""The capacity of the KV cache is a multiple of so many rows: no more are read at once."""
+CAPACITY_MULTIPLE = 64
+"""A slot's capacity is rounded up to a multiple of this, the most rows that one step of a loop reads."""
 MAX_QUERY_BLOCKS = 8
 """The most query blocks that attend to a KV block before the next one: their partial results stay in L1."""
 
