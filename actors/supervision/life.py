@@ -135,6 +135,11 @@ class Life:
             case msg.Ended() if current is not None and current.ending:
                 self._do(current.ended())
                 self._follow(current, now)
+            case msg.Abandon(reason):
+                if current is not None:
+                    self._do(current.ended())
+                self._current, self._restart_asked = None, False
+                self._idle(WorkerState.GIVEN_UP, reason)
             case _ if current is not None:
                 self._do(current.take(message, now))
                 if current.seen.ready is not None:

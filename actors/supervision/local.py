@@ -112,6 +112,8 @@ class LocalPeer:
             self._report(Exited(number, child.describe_exit(), child.origin, child.returncode == 0))
 
     def _gone(self, number: int) -> None:
+        if number != self._number:
+            return  # it was asked to end twice, and the next one has started
         child, self._child = self._child, None
         self._remove()
         if child is not None:

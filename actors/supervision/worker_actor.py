@@ -74,6 +74,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting()
         self._idle = anyio.Event()
+        self._ended_again = 0  # the number of the last incarnation whose end had failed
 
     def handle(self, message: msg.WorkerMessage) -> None:
         """See `WorkerMessage`."""
@@ -96,10 +97,16 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._settle()
 
     def restarted(self, error: Exception) -> None:
-        """End the incarnation; another one follows, as after any failure."""
-        if self.life.ending:
-            raise error  # it is being ended already: nothing would follow
-        self._take(msg.Loss(f"its supervision failed: {type(error).__name__}: {error}"))
+        """End the incarnation; another one follows, as after any failure. The worker is given up if that fails twice.
+        It may be started again then."""
+        reason = f"its supervision failed: {type(error).__name__}: {error}"
+        if not self.life.ending:
+            self._take(msg.Loss(reason))
+        elif self._ended_again != self.life.number:
+            self._ended_again = self.life.number
+            self._peer.end(0.0)  # its `Ended` may have been the message that failed
+        else:
+            self._take(msg.Abandon(reason))
         self._settle()
 
     async def stopped(self) -> None:
@@ -113,6 +120,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             if self._timer is not None:
                 self._timer.cancel()
             self._close()
+            if self.life.running:
+                self._take(msg.Abandon("its supervision has ended"))
             self._peer.end(0.0)
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
@@ -151,11 +160,17 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Decisions of its life.
 
     def _take(self, message: msg.Input) -> None:
-        inputs = deque([message])
+        """Carry out what follows, to its end. Raises the first failure then: watchers hear of a loss in any case."""
+        inputs, failed = deque([message]), None
         while inputs:
             for decision in self.life.take(inputs.popleft(), self._loop.time()):
-                if (answer := self._carry_out(decision)) is not None:
-                    inputs.append(answer)
+                try:
+                    if (answer := self._carry_out(decision)) is not None:
+                        inputs.append(answer)
+                except Exception as error:  # noqa: BLE001  raised below
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _carry_out(self, decision: msg.Decision) -> msg.Input | None:
         match decision:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import structlog
 
-from actors.actor import Actor, Ref, ReplyTo, Terminated, Waiting
+from actors.actor import Actor, ActorStopped, Ref, ReplyTo, Terminated, Waiting
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
@@ -99,7 +99,7 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.OperationReport(line, outcome):
                 self._report(line, outcome)
             case Terminated():
-                pass  # a worker's own failure: it was logged, and its last status says that it does not run
+                pass  # its last `WorkerChanged` said that it does not run
         self._waiting.settle()
 
     # Workers.
@@ -217,6 +217,8 @@ class Fleet(Actor[msg.FleetMessage]):
                     await release_extras(steps, self._router.pool)
             except (OperationFailed, LaunchRefused) as error:
                 outcome, line = OperationOutcome.FAILED, str(error)
+            except ActorStopped as error:  # its supervision has failed for good, which was logged
+                outcome, line = OperationOutcome.FAILED, f"{error}: restart the gateway"
             except Exception as error:  # noqa: BLE001  a bug ends this operation, not the gateway
                 _log.error("operation_failed", exc_info=error)
                 outcome, line = OperationOutcome.FAILED, f"internal error: {type(error).__name__}: {error}"

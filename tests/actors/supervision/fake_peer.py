@@ -80,10 +80,12 @@ class FakePeer:
         self.say(hello, READY)
 
 
-async def started(context: Context, peer: FakePeer, terms: Terms | None = None) -> tuple[WorkerRef, WorkerActor]:
+async def started(
+    context: Context, peer: FakePeer, terms: Terms | None = None, stop_s: float = 10.0
+) -> tuple[WorkerRef, WorkerActor]:
     """Spawn the actor of worker `w`, whose first incarnation has been started."""
     actor = WorkerActor(Life("w", terms or Terms()), peer)
-    worker = WorkerRef(actor, context.spawn("w", actor, on_failure=OnFailure.RESTART))
+    worker = WorkerRef(actor, context.spawn("w", actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
     worker.ref.tell(StartWorker())
     await anyio.wait_all_tasks_blocked()
     return worker, actor

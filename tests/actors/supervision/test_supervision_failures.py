@@ -1,0 +1,105 @@
+"""Failures of a worker's own actor: another incarnation follows, or the worker is given up, and nobody waits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from actors.process.exit_cause import Origin
+from actors.supervision.life import Terms
+from actors.supervision.messages import Exited, LinkLost, RestartWorker, StartWorker, StopWorker
+from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
+from actors.system import ActorSystem
+from tests.actors.inbox import Inbox
+from tests.actors.supervision.fake_peer import FakePeer, started
+from tests.actors.supervision.processes import WAIT_S
+
+pytestmark = pytest.mark.anyio
+AT_ONCE = Terms(RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0))
+
+
+class Failing:
+    """In the place of a method: raises at its first `times` calls."""
+
+    def __init__(self, owner: Any, name: str, times: int) -> None:
+        self.left = times
+        self._original = getattr(owner, name)
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise OSError("one more error")
+        return self._original(*args)
+
+
+def dies(peer: FakePeer) -> None:
+    peer.report(Exited(peer.number, "exited with status 3", Origin.WITHIN, clean=False))
+    peer.report(LinkLost(peer.number, "it is gone", Origin.WITHIN, final=True))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.002)
+
+
+@pytest.mark.parametrize("failing", ["close", "end", "_follow"])
+async def test_an_error_while_an_incarnation_is_ended_is_survived(failing: str) -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, actor = await started(system, peer, AT_ONCE)
+        worker.ref.watch(inbox.ref, IncarnationLost)
+        peer.serve()
+        owner: Any = {"close": peer.link, "end": peer, "_follow": actor.life}[failing]
+        with structlog.testing.capture_logs() as logs:
+            Failing(owner, failing, 1)
+            dies(peer)
+            await until(lambda: worker.status.incarnation == 2)
+        assert [line["event"] for line in logs].count("actor_failed") == 1
+        assert [each.incarnation for each in inbox.messages] == [1]
+        assert (worker.status.state, worker.status.incarnation) == (WorkerState.STARTING, 2)
+        peer.serve()
+        assert worker.status.state is WorkerState.READY
+
+
+async def test_an_end_that_fails_twice_gives_the_worker_up_until_it_is_started_again() -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, actor = await started(system, peer, AT_ONCE)
+        worker.ref.watch(inbox.ref, WorkerChanged)
+        peer.serve()
+        with structlog.testing.capture_logs():
+            Failing(actor.life, "_follow", 2)
+            worker.ref.tell(RestartWorker(0.0))
+            dies(peer)
+            await until(lambda: not worker.status.running)
+        last = inbox.messages[-1].status
+        assert (last, last.state, last.running) == (worker.status, WorkerState.GIVEN_UP, False)
+        assert last.reason == "its supervision failed: OSError: one more error"
+        worker.ref.tell(StartWorker())
+        assert (worker.ref.end, worker.status.state, worker.status.incarnation) == (None, WorkerState.STARTING, 2)
+
+
+async def test_an_actor_that_ends_leaves_a_worker_that_does_not_run() -> None:
+    """Its watchers hear of what is lost, though its peer never ends."""
+    inbox = Inbox()
+    with structlog.testing.capture_logs():
+        async with ActorSystem() as system:
+            peer = FakePeer()
+            worker, _ = await started(system, peer, AT_ONCE, stop_s=0.01)
+            worker.ref.watch(inbox.ref)
+            peer.serve()
+            Failing(peer, "end", 99)
+            worker.ref.tell(StopWorker())
+            assert isinstance((await worker.ref.wait_stopped()).error, OSError)
+    assert (worker.status.state, worker.status.running) == (WorkerState.GIVEN_UP, False)
+    assert [type(each).__name__ for each in inbox.messages[-4:]] == [
+        "WorkerChanged",
+        "IncarnationLost",
+        "WorkerChanged",
+        "Terminated",
+    ]
