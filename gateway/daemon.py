@@ -7,8 +7,9 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from actors.actor import Actor, AskTimeout, OnFailure, Terminated
+from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, Terminated
 from actors.join.listener import MAX_CONNECTIONS
+from actors.mailbox import MailboxFull
 from actors.process.descriptors import raise_limit
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
@@ -233,7 +234,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
-        self._fleet.tell(EndOperations())
+        self._fleet.tell(EndOperations(), urgent=True)
         if self._joins is not None:
             self._joins.shut()
         if not self._handing_over:
@@ -262,8 +263,8 @@ class _Daemon(Actor[DaemonMessage]):
     async def _stop_workers(self) -> None:
         try:
             await self._fleet.ask(StopAll, timeout=WORKERS_END_S)
-        except AskTimeout:
-            _log.error("workers_have_not_ended", within_s=WORKERS_END_S)  # the end of the fleet kills them
+        except (AskTimeout, AskFailed, ActorStopped, MailboxFull) as error:  # the end of the fleet kills them
+            _log.error("workers_have_not_ended", within_s=WORKERS_END_S, reason=f"{type(error).__name__}: {error}")
 
     async def _finish(self) -> None:
         """Serve what has been accepted, to its end. First connections may go by themselves: each one ends with its next

@@ -12,7 +12,7 @@ from actors.actor import Actor, ActorStopped, Ref, ReplyTo, Terminated, Waiting
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
-from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.messages import StartWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerChanged, WorkerNotice, WorkerState, WorkerStatus
 from actors.supervision.worker_actor import spawn_worker
@@ -165,7 +165,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._stopping, self._operable = True, False
         self._operating.cancel()
         for member in self.members.values():
-            member.worker.ref.tell(StopWorker(), urgent=True)
+            member.worker.ref.stop()  # needs no room in a mailbox, and has no effect on one that has ended
         self._waiting.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
 
     # Operations.

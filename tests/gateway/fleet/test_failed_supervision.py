@@ -17,7 +17,7 @@ from actors.supervision.worker import WorkerState
 from actors.system import ActorSystem
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
-from gateway.fleet.messages import FleetGaveUp, FleetMessage, LatestOperation, RestartOne
+from gateway.fleet.messages import FleetGaveUp, FleetMessage, LatestOperation, RestartOne, StopAll
 from gateway.fleet.operation import OperationOutcome
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -84,6 +84,13 @@ async def test_an_operation_on_one_whose_actor_has_ended_fails_and_says_what_to_
         OperationOutcome.FAILED,
         ("actor 'a' has ended: restart the gateway",),
     )
+
+
+async def test_the_others_are_stopped_beside_one_whose_actor_has_ended() -> None:
+    async with running("a", "b") as (fleet, ref):
+        await end_actor(fleet, "a")
+        assert await ref.ask(StopAll, timeout=WAIT_S)
+        assert [each.status.state for each in fleet.members.values()] == [WorkerState.STOPPED] * 2
 
 
 async def end_actor(fleet: Fleet, name: str) -> None:
