@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import anyio
+import structlog
 
 from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo, Waiting
 from actors.join.request import JoinRequest
@@ -26,6 +27,8 @@ from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
 from protocol.codec import encode
 from protocol.commands import Command
+
+_log = structlog.get_logger("actors.supervision.worker_actor")
 
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
@@ -50,8 +53,11 @@ class WorkerRef:
         self._actor.send_nowait(commands)
 
     def exempt_nowait(self, incarnation: int) -> None:
-        """Post `Exempt`."""
-        self.ref.tell(msg.Exempt(incarnation), urgent=True)
+        """Post `Exempt`, if the worker's actor takes messages: without it, a failure more counts."""
+        try:
+            self.ref.tell(msg.Exempt(incarnation), urgent=True)
+        except (ActorStopped, MailboxFull) as error:
+            _log.debug("not_exempt", worker=self.name, incarnation=incarnation, reason=str(error))
 
 
 def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:

@@ -103,3 +103,13 @@ async def test_an_actor_that_ends_leaves_a_worker_that_does_not_run() -> None:
         "WorkerChanged",
         "Terminated",
     ]
+
+
+async def test_an_exemption_that_an_ended_actor_cannot_take_is_no_error_of_the_caller() -> None:
+    async with ActorSystem() as system:
+        worker, _ = await started(system, FakePeer())
+        worker.ref.stop()
+        await worker.ref.wait_stopped()
+        with structlog.testing.capture_logs() as logs:
+            worker.exempt_nowait(1)
+    assert [(line["event"], line["log_level"]) for line in logs] == [("not_exempt", "debug")]
