@@ -142,8 +142,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Input from the peer and the timer.
 
     def _report(self, message: msg.WorkerReport) -> None:
-        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link counts as lost:
-        frames after a gap must not be handled."""
+        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link is closed and counts
+        as lost: frames after a gap must not be handled."""
         try:
             if not isinstance(message, msg.Frames) and self._link is not None:
                 self._link.drain_now()
@@ -151,6 +151,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         except MailboxFull as error:
             if not isinstance(message, msg.Frames):
                 raise
+            self._close()  # first, as a link is drained before its loss is reported
             self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
         except ActorStopped:
             if isinstance(message, msg.Admit):

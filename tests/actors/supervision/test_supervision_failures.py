@@ -7,12 +7,16 @@ import anyio
 import pytest
 import structlog
 
+from actors.actor import Actor
+from actors.mailbox import CAPACITY
 from actors.process.exit_cause import Origin
 from actors.supervision.life import Terms
-from actors.supervision.messages import Exited, LinkLost, RestartWorker, StartWorker, StopWorker
+from actors.supervision.messages import Exempt, Exited, LinkLost, RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
 from actors.system import ActorSystem
+from protocol.codec import encode
+from protocol.events import Step
 from tests.actors.inbox import Inbox
 from tests.actors.supervision.fake_peer import FakePeer, started
 from tests.actors.supervision.processes import WAIT_S
@@ -103,6 +107,31 @@ async def test_an_actor_that_ends_leaves_a_worker_that_does_not_run() -> None:
         "WorkerChanged",
         "Terminated",
     ]
+
+
+async def test_a_mailbox_without_room_for_frames_closes_the_link_and_reports_one_loss() -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, _ = await started(system, peer)
+        worker.ref.watch(inbox.ref, IncarnationLost)
+        peer.serve()
+        peer.link.waiting = [[encode(Step(()))] for _ in range(1000)]
+
+        class Busy(Actor[str]):
+            def handle(self, message: str) -> None:
+                """The worker's actor handles nothing before this returns."""
+                for _ in range(CAPACITY):
+                    worker.ref.tell(Exempt(0))
+                peer.link.drain_now()
+
+        busy = system.spawn("busy", Busy())
+        busy.tell("begin")
+        await until(lambda: inbox.messages != [])
+        assert peer.link.closed
+        assert len(peer.link.waiting) == 999
+        assert [(each.incarnation, each.reason) for each in inbox.messages] == [
+            (1, f"its link was lost: {CAPACITY} messages wait already")
+        ]
 
 
 async def test_an_exemption_that_an_ended_actor_cannot_take_is_no_error_of_the_caller() -> None:
