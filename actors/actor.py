@@ -168,7 +168,8 @@ class Ref(Generic[M_contra]):
 
 
 class Actor(Generic[M]):
-    """Base class of actors. Its methods run on one event loop, never one inside another."""
+    """Base class of actors. Its methods run on one event loop, and `handle` never inside another `handle`. A message
+    that `started`, `stopped` or a task posts may be handled before that post returns."""
 
     context: "Context"
     """Set before `started`."""

@@ -23,11 +23,11 @@ class MailboxFull(Exception):
 
 
 class Dispatcher:
-    """Runs handlers, never one inside another.
+    """Runs the handlers of the mailboxes, one at a time.
 
-    A message posted from outside a handler is handled before the post returns; one that a handler posts, after that
-    handler. Mailboxes take turns, one message each. After `TURN` messages the others wait for the next turn of the
-    event loop.
+    A message that is posted while no handler runs is handled before the post returns, if its mailbox is open and no
+    others wait. A message that a handler posts is handled after that handler. Mailboxes take turns, one message each.
+    After `TURN` messages the rest wait for the next turn of the event loop.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,12 @@ class Dispatcher:
             for _ in range(TURN):
                 if not ready:
                     return
-                mailbox = ready.popleft()
-                if mailbox.deliver():
-                    ready.append(mailbox)
+                mailbox, more = ready.popleft(), True  # stays so if the handler raises, such as `KeyboardInterrupt`
+                try:
+                    more = mailbox.deliver()
+                finally:
+                    if more:
+                        ready.append(mailbox)
         finally:
             self._running = False
             if ready and self._resumes is None:
@@ -67,7 +70,7 @@ class Mailbox(Generic[M]):
     """A first-in, first-out queue. Urgent messages (a stop, a loss) have a reserve; they do not overtake others."""
 
     def __init__(self, dispatcher: Dispatcher, handle: Callable[[M], None]) -> None:
-        """`handle` must not raise. Nothing is delivered before `open`."""
+        """`handle` raises no `Exception`. Nothing is delivered before `open`."""
         self._dispatcher = dispatcher
         self._handle = handle
         self._messages: deque[M] = deque()
