@@ -158,7 +158,6 @@ class Ref(Generic[M_contra]):
 
     def _finish(self, error: Exception | None) -> None:  # synchronous: a cancelled task could not await here
         self.end = Terminated(self.name, error)
-        self._mailbox.clear()
         for reply in self._unanswered:
             reply.fail(ActorStopped(f"actor {self.name!r} has ended"))
         self._ended.set()
@@ -184,6 +183,9 @@ class Actor(Generic[M]):
     def restarted(self, error: Exception) -> None:
         """Reset the state after a failure, under `OnFailure.RESTART`."""
         raise NotImplementedError
+
+    def dropped(self, message: M) -> None:
+        """Release what a message owns that was not handled, after the actor has ended."""
 
     async def stopped(self) -> None:
         """Called once when the actor stops, also by a cancel, after its tasks and children have ended: shielded, and
@@ -238,7 +240,10 @@ class Context:
         finally:
             with anyio.move_on_after(self._stop_s, shield=True):
                 await self._run(self._actor.stopped)
+            dropped = self._mailbox.clear()
             self.ref._finish(self._error)
+            for message in dropped:
+                self._actor.dropped(message)
 
     def _deliver(self, message: Any) -> None:
         reply: ReplyTo[Any] | None = None

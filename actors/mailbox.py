@@ -95,9 +95,10 @@ class Mailbox(Generic[M]):
         """Begin to deliver."""
         self._dispatcher.schedule(self)
 
-    def clear(self) -> None:
-        """Drop the waiting messages."""
-        self._messages.clear()
+    def clear(self) -> list[M]:
+        """Drop the waiting messages, and return them."""
+        dropped, self._messages = list(self._messages), deque()
+        return dropped
 
     def deliver(self) -> bool:
         """Handle the oldest message. True when others wait."""

@@ -115,6 +115,11 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             self._take(msg.Abandon(reason))
         self._settle()
 
+    def dropped(self, message: msg.WorkerMessage) -> None:
+        if isinstance(message, JoinRequest | msg.Admit):
+            request = message if isinstance(message, JoinRequest) else message.request
+            request.decline("the gateway is shutting down")
+
     async def stopped(self) -> None:
         """Stop the worker: ask, wait, kill."""
         self._idle = anyio.Event()
@@ -147,12 +152,16 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         try:
             if not isinstance(message, msg.Frames) and self._link is not None:
                 self._link.drain_now()
-            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames))
+            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames | msg.Admit))
         except MailboxFull as error:
-            if not isinstance(message, msg.Frames):
-                raise
-            self._close()  # first, as a link is drained before its loss is reported
-            self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
+            match message:
+                case msg.Frames(number):
+                    self._close()  # first, as a link is drained before its loss is reported
+                    self._report(msg.LinkLost(number, str(error), Origin.WITHIN, final=True))
+                case msg.Admit(request):
+                    request.decline("the gateway has no room for another join request: come again")
+                case _:
+                    raise
         except ActorStopped:
             if isinstance(message, msg.Admit):
                 message.request.decline("the gateway is shutting down")

@@ -102,6 +102,10 @@ class Fleet(Actor[msg.FleetMessage]):
                 pass  # its last `WorkerChanged` said that it does not run
         self._waiting.settle()
 
+    def dropped(self, message: msg.FleetMessage) -> None:
+        if isinstance(message, JoinRequest):
+            message.decline("the gateway is shutting down")
+
     # Workers.
 
     def _add(self, launch: WorkerLaunch, checkpoint: str = "", extra_grace_s: float | None = None) -> Member:

@@ -15,7 +15,7 @@ from actors.supervision.peer import Report
 from actors.supervision.worker_actor import WorkerActor, WorkerRef
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import decode_command, encode
-from protocol.commands import Stop
+from protocol.commands import Command, Stop
 from protocol.errors import ByeReason
 from protocol.events import Bye, Event, Hello
 from tests.actors.supervision.lives import READY
@@ -29,6 +29,7 @@ class FakeLink:
         self.closed = False
         """Nothing more is delivered."""
         self.waiting: list[list[bytes]] = []
+        self.sent: list[Command] = []
         self._on_message = on_message
 
     def drain_now(self) -> None:
@@ -40,7 +41,8 @@ class FakeLink:
             self._on_message(frames)
 
     def send_nowait(self, frames: Sequence[bytes]) -> None:
-        if any(isinstance(decode_command(frame), Stop) for frame in frames):
+        self.sent += map(decode_command, frames)
+        if isinstance(self.sent[-1], Stop):
             bye = encode(Bye(ByeReason.STOPPED, ""))
             asyncio.get_running_loop().call_soon(self.deliver, [bye])
 

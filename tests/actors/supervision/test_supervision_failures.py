@@ -8,17 +8,20 @@ import pytest
 import structlog
 
 from actors.actor import Actor
+from actors.join.request import JoinRequest
 from actors.mailbox import CAPACITY
 from actors.process.exit_cause import Origin
 from actors.supervision.life import Terms
-from actors.supervision.messages import Exempt, Exited, LinkLost, RestartWorker, StartWorker, StopWorker
+from actors.supervision.messages import Admit, Exempt, Exited, LinkLost, RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
 from actors.system import ActorSystem
+from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
-from protocol.events import Step
+from protocol.commands import Welcome
+from protocol.events import Hello, Step
 from tests.actors.inbox import Inbox
-from tests.actors.supervision.fake_peer import FakePeer, started
+from tests.actors.supervision.fake_peer import FakeLink, FakePeer, started
 from tests.actors.supervision.processes import WAIT_S
 
 pytestmark = pytest.mark.anyio
@@ -117,21 +120,64 @@ async def test_a_mailbox_without_room_for_frames_closes_the_link_and_reports_one
         peer.serve()
         peer.link.waiting = [[encode(Step(()))] for _ in range(1000)]
 
-        class Busy(Actor[str]):
-            def handle(self, message: str) -> None:
-                """The worker's actor handles nothing before this returns."""
-                for _ in range(CAPACITY):
-                    worker.ref.tell(Exempt(0))
-                peer.link.drain_now()
+        def fill() -> None:
+            for _ in range(CAPACITY):
+                worker.ref.tell(Exempt(0))
+            peer.link.drain_now()
 
-        busy = system.spawn("busy", Busy())
-        busy.tell("begin")
+        system.spawn("busy", Busy()).tell(fill)
         await until(lambda: inbox.messages != [])
         assert peer.link.closed
         assert len(peer.link.waiting) == 999
         assert [(each.incarnation, each.reason) for each in inbox.messages] == [
             (1, f"its link was lost: {CAPACITY} messages wait already")
         ]
+
+
+class Busy(Actor[Callable[[], None]]):
+    """Runs what it gets. Other actors handle nothing before that returns."""
+
+    def handle(self, message: Callable[[], None]) -> None:
+        message()
+
+
+class Asking:
+    """A worker that asks to join. `link` has what it was sent, and whether it is closed."""
+
+    def __init__(self) -> None:
+        self.link: Any = FakeLink(lambda frames: None)
+        hello = Hello(PROTOCOL_VERSION, "w", 0, 7, "m", "b", "d", 4, 100)
+        self.request = JoinRequest("w", "10.0.0.7:1", hello, self.link)
+
+    @property
+    def refusals(self) -> list[str]:
+        return [each.refusal for each in self.link.sent if isinstance(each, Welcome)]
+
+
+async def test_a_join_request_without_room_is_declined() -> None:
+    async with ActorSystem() as system:
+        asking, peer = Asking(), FakePeer()
+        worker, actor = await started(system, peer)
+
+        def fill() -> None:
+            for _ in range(CAPACITY):
+                worker.ref.tell(Exempt(0))
+            actor._report(Admit(asking.request))
+
+        system.spawn("busy", Busy()).tell(fill)
+        await until(lambda: asking.link.closed)
+    assert asking.refusals == ["the gateway has no room for another join request: come again"]
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["before its turn", "before it was decided"])
+async def test_a_join_request_that_waits_when_the_actor_ends_is_declined(admitted: bool) -> None:
+    asking = Asking()
+    async with ActorSystem() as system:
+        worker, actor = await started(system, FakePeer(), stop_s=0.01)
+        actor.context._mailbox._idle = False  # as if the dispatcher had still to come to it
+        worker.ref.tell(Admit(asking.request) if admitted else asking.request)
+    assert asking.refusals == ["the gateway is shutting down"]
+    assert asking.link.closed
 
 
 async def test_an_exemption_that_an_ended_actor_cannot_take_is_no_error_of_the_caller() -> None:
