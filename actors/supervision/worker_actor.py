@@ -160,6 +160,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                     self._report(msg.LinkLost(number, str(error), Origin.WITHIN, final=True))
                 case msg.Admit(request):
                     request.decline("the gateway has no room for another join request: come again")
+                case msg.Due():
+                    pass  # each of the messages that wait sets the timer again
                 case _:
                     raise
         except ActorStopped:

@@ -9,7 +9,7 @@ import structlog
 
 from actors.actor import Actor
 from actors.join.request import JoinRequest
-from actors.mailbox import CAPACITY
+from actors.mailbox import CAPACITY, RESERVE
 from actors.process.exit_cause import Origin
 from actors.supervision.life import Terms
 from actors.supervision.messages import Admit, Exempt, Exited, LinkLost, RestartWorker, StartWorker, StopWorker
@@ -167,6 +167,22 @@ async def test_a_join_request_without_room_is_declined() -> None:
         system.spawn("busy", Busy()).tell(fill)
         await until(lambda: asking.link.closed)
     assert asking.refusals == ["the gateway has no room for another join request: come again"]
+
+
+async def test_a_timer_that_finds_the_mailbox_full_is_set_again() -> None:
+    async with ActorSystem() as system:
+        worker, actor = await started(system, FakePeer())
+
+        def fill() -> None:
+            for _ in range(CAPACITY + RESERVE):
+                worker.ref.tell(Exempt(0), urgent=True)
+            actor._due()
+            assert actor._timer is None
+
+        with structlog.testing.capture_logs() as logs:
+            system.spawn("busy", Busy()).tell(fill)
+            await until(lambda: actor._timer is not None)
+    assert [line for line in logs if line["event"] == "actor_failed"] == []
 
 
 @pytest.mark.parametrize("admitted", [False, True], ids=["before its turn", "before it was decided"])
