@@ -92,8 +92,8 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.UseCommand(worker, command, checkpoint):
                 self.members[worker] = replace(self.members[worker], command=command, checkpoint=checkpoint)
             case msg.RemoveWorker(worker):
+                self._router.remove(worker)  # first: it raises if the worker is in use
                 self.members.pop(worker).worker.ref.stop()
-                self._router.remove(worker)
             case msg.Relieve(worker, by, relieved):
                 self._waiting.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
@@ -115,6 +115,8 @@ class Fleet(Actor[msg.FleetMessage]):
             assert command is not None, "it was launched here"
             return command(endpoint, incarnation)
 
+        if launch.name in self.members:
+            raise ValueError(f"there is a worker {launch.name!r} already")
         worker = spawn_worker(self.context, launch.name, self._terms, command)
         member = Member(worker, launch.model, launch, launch.command, checkpoint, extra_grace_s)
         self._take_in(member, Role.STANDBY if launch.standby else Role.ACTIVE)

@@ -5,19 +5,28 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 import structlog
 
-from actors.actor import Ref
+from actors.actor import AskFailed, Ref
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState
 from actors.system import ActorSystem
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
-from gateway.fleet.messages import FleetGaveUp, FleetMessage, LatestOperation, RestartOne, StopAll
+from gateway.fleet.messages import (
+    AddExtra,
+    FleetGaveUp,
+    FleetMessage,
+    LatestOperation,
+    RemoveWorker,
+    RestartOne,
+    StopAll,
+)
 from gateway.fleet.operation import OperationOutcome
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -28,10 +37,13 @@ WAIT_S = 60.0
 AT_ONCE = RestartPolicy(max_failures=10, first_delay_s=0.0, max_delay_s=0.0)
 
 
+LAUNCH = WorkerLaunch("a", "m", lambda endpoint, number: ["sleep", "100"])
+
+
 @asynccontextmanager
 async def running(*names: str) -> AsyncIterator[tuple[Fleet, Ref[FleetMessage]]]:
     """A fleet of processes that only wait to be ended."""
-    launches = [WorkerLaunch(name, "m", lambda endpoint, number: ["sleep", "100"]) for name in names]
+    launches = [replace(LAUNCH, name=name) for name in names]
     with anyio.fail_after(WAIT_S):
         async with ActorSystem() as system:
             router = Router(GatewaySettings())
@@ -91,6 +103,20 @@ async def test_the_others_are_stopped_beside_one_whose_actor_has_ended() -> None
         await end_actor(fleet, "a")
         assert await ref.ask(StopAll, timeout=WAIT_S)
         assert [each.status.state for each in fleet.members.values()] == [WorkerState.STOPPED] * 2
+
+
+async def test_what_is_refused_changes_nothing() -> None:
+    async with running("a") as (fleet, ref):
+        worker = fleet.members["a"].worker
+        with structlog.testing.capture_logs() as logs:
+            ref.tell(RemoveWorker("a"))
+            with pytest.raises(AskFailed) as caught:
+                await ref.ask(functools.partial(AddExtra, LAUNCH, "", 0.0), timeout=WAIT_S)
+        assert str(caught.value.__cause__) == "there is a worker 'a' already"
+        assert [str(line["exc_info"]) for line in logs] == ["worker 'a' is in use", "there is a worker 'a' already"]
+        assert fleet.members["a"].worker is worker
+        assert worker.status.running
+        assert worker.ref.end is None
 
 
 async def end_actor(fleet: Fleet, name: str) -> None:
