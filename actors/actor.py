@@ -10,7 +10,7 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from actors.mailbox import Dispatcher, Mailbox
+from actors.mailbox import Dispatcher, Mailbox, MailboxFull
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -221,10 +221,18 @@ class Context:
         return child.ref
 
     def notify(self, notice: Any, *, urgent: bool = False) -> None:
-        """Post a notice to the watchers, in the order in which they began to watch. Raises `MailboxFull`."""
+        """Post a notice to the watchers, in the order in which they began to watch. If one has no room, the others get
+        it all the same, and `MailboxFull` is raised: a watcher must never miss a notice unnoticed, and the notifier
+        can end what the notice was about."""
+        full: MailboxFull | None = None
         for watcher, kinds in self.ref._watchers.items():
             if watcher.end is None and (not kinds or isinstance(notice, kinds)):
-                watcher.tell(notice, urgent=urgent)
+                try:
+                    watcher.tell(notice, urgent=urgent)
+                except MailboxFull as error:
+                    full = error
+        if full is not None:
+            raise full
 
     async def live(self) -> None:
         """Run the actor from its start to its end."""

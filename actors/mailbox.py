@@ -13,9 +13,10 @@ CAPACITY = 2 * MAX_FRAMES_PER_MESSAGE
 """Messages that wait in one mailbox. A handler may post a notice for each frame of a link's message."""
 RESERVE = 64
 """Room beyond that for urgent messages."""
-TURN = CAPACITY
-"""Messages that are handled before other callbacks of the event loop run: all that one message of a link leads to, so
-that the next one finds empty mailboxes."""
+TURN = CAPACITY + RESERVE
+"""Messages that are handled before other callbacks of the event loop run. It is more than one message of a link leads
+to: itself, and for each of its frames one notice to each of the worker's two watchers, the router and the fleet. So the
+next one finds empty mailboxes; a watcher's mailbox fills up only if the watcher or others post without end."""
 
 
 class MailboxFull(Exception):

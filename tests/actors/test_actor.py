@@ -20,6 +20,7 @@ from actors.actor import (
 from actors.mailbox import CAPACITY, RESERVE, MailboxFull
 from actors.system import ActorSystem
 from tests.actors.counter import Add, AnswerAt, Counter, Fail, Notify
+from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +168,9 @@ class TestWatch:
             ref = system.spawn("c", Counter(), on_failure=OnFailure.STOP)
             await anyio.wait_all_tasks_blocked()
             watching = system.spawn("stuck", stuck)  # it handles nothing before the next turn of the loop
+            other = Inbox()
             ref.watch(watching)
+            ref.watch(other.ref)
             for number in range(CAPACITY):
                 watching.tell(number)
             ref.tell(Notify("urgent", urgent=True))
@@ -176,6 +179,7 @@ class TestWatch:
             with structlog.testing.capture_logs() as logs:
                 ref.tell(Notify("too much", urgent=True))
             assert isinstance(logs[0]["exc_info"], MailboxFull)
+            assert other.messages == ["urgent", "too much"], "the others get it all the same"
             assert isinstance((await ref.wait_stopped()).error, MailboxFull)
             await anyio.wait_all_tasks_blocked()
             assert any("Terminated" in line for line in stuck.diary)
