@@ -16,6 +16,9 @@ M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
 R = TypeVar("R")
 
+MAX_DEFERRED = 64
+"""Replies of one actor that wait for its state to change; further asks are refused."""
+
 
 class ActorStopped(Exception):
     """Raised by `tell` and `ask` when the actor has ended, also while an `ask` waits."""
@@ -77,15 +80,24 @@ class ReplyTo(Generic[R]):
         raise AskTimeout(f"no reply within {timeout:g} s")
 
 
-class Waiting:
-    """Replies that an actor sends when its state allows it."""
+class TooManyAsks(Exception):
+    """Raised by `ask` when as many others wait already for the state of the actor to change."""
+
+
+class DeferredReplies:
+    """Replies that an actor sends when its state allows it: at most `MAX_DEFERRED`."""
 
     def __init__(self) -> None:
         self._replies: list[tuple[ReplyTo[Any], Callable[[], Any]]] = []
 
     def add(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
-        """Send the first result of `answer` that is not None, or its exception; it is called at each `settle`."""
-        self._replies.append((reply, answer))
+        """Send the first result of `answer` that is not None, or its exception; it is called at each `settle`. Without
+        room, the reply is `TooManyAsks`."""
+        self._replies = [each for each in self._replies if not each[0].done]  # whose callers wait no more
+        if len(self._replies) >= MAX_DEFERRED:
+            reply.fail(TooManyAsks(f"{MAX_DEFERRED} asks wait already: try again later"))
+        else:
+            self._replies.append((reply, answer))
 
     def settle(self) -> None:
         """Check each reply. To be called when the state may have changed."""

@@ -7,7 +7,7 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, Terminated
+from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, Terminated, TooManyAsks
 from actors.join.listener import MAX_CONNECTIONS
 from actors.mailbox import MailboxFull
 from actors.process.descriptors import raise_limit
@@ -263,7 +263,13 @@ class _Daemon(Actor[DaemonMessage]):
     async def _stop_workers(self) -> None:
         try:
             await self._fleet.ask(StopAll, timeout=WORKERS_END_S)
-        except (AskTimeout, AskFailed, ActorStopped, MailboxFull) as error:  # the end of the fleet kills them
+        except (
+            AskTimeout,
+            AskFailed,
+            ActorStopped,
+            MailboxFull,
+            TooManyAsks,
+        ) as error:  # the end of the fleet kills them
             _log.error("workers_have_not_ended", within_s=WORKERS_END_S, reason=f"{type(error).__name__}: {error}")
 
     async def _finish(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import structlog
 
-from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo, Waiting
+from actors.actor import Actor, ActorStopped, Context, DeferredReplies, OnFailure, Ref, ReplyTo
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.child import SpawnFailed
@@ -78,7 +78,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting = Waiting()
+        self._deferred = DeferredReplies()
         self._idle = anyio.Event()
         self._ended_again = 0  # the number of the last incarnation whose end had failed
 
@@ -228,11 +228,11 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     def _await(self, reply: ReplyTo[WorkerStatus] | None, reached: Callable[[], bool]) -> None:
         """Reply with the status once that is reached, or the worker has ended."""
         if reply is not None:
-            self._waiting.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
+            self._deferred.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
 
     def _settle(self) -> None:
         """After each message."""
-        self._waiting.settle()
+        self._deferred.settle()
         if not self.life.running:
             self._idle.set()
         due = self.life.due

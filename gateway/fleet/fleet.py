@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import structlog
 
-from actors.actor import Actor, ActorStopped, Ref, ReplyTo, Terminated, Waiting
+from actors.actor import Actor, ActorStopped, DeferredReplies, Ref, ReplyTo, Terminated
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
@@ -63,7 +63,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._operating = anyio.CancelScope()
         self._operable = True
         self._stopping = False
-        self._waiting = Waiting()
+        self._deferred = DeferredReplies()
 
     def started(self) -> None:
         for launch in self._launches:
@@ -84,7 +84,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._operable = False
                 self._operating.cancel()
             case msg.AwaitSettled(reply):
-                self._waiting.add(reply, self._unserved)
+                self._deferred.add(reply, self._unserved)
             case msg.StopAll(ended):
                 self._stop(ended)
             case msg.AddExtra(launch, checkpoint, grace_s, added):
@@ -95,12 +95,12 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._router.remove(worker)  # first: it raises if the worker is in use
                 self.members.pop(worker).worker.ref.stop()
             case msg.Relieve(worker, by, relieved):
-                self._waiting.add(relieved, functools.partial(self._relieved, worker, by))
+                self._deferred.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
                 self._report(line, outcome)
             case Terminated():
                 pass  # its last `WorkerChanged` said that it does not run
-        self._waiting.settle()
+        self._deferred.settle()
 
     def dropped(self, message: msg.FleetMessage) -> None:
         if isinstance(message, JoinRequest):
@@ -155,7 +155,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
             else:  # the watchers log the reasons
                 self.context.notify(msg.FleetGaveUp(self._reasons()))
-        self._waiting.settle()
+        self._deferred.settle()
         if self._on_status is not None:
             self._on_status(status)
 
@@ -172,7 +172,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._operating.cancel()
         for member in self.members.values():
             member.worker.ref.stop()  # needs no room in a mailbox, and has no effect on one that has ended
-        self._waiting.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
+        self._deferred.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
 
     # Operations.
 

@@ -9,13 +9,16 @@ import pytest
 import structlog
 
 from actors.actor import (
+    MAX_DEFERRED,
     Actor,
     ActorStopped,
     AskFailed,
     AskTimeout,
+    DeferredReplies,
     OnFailure,
     Ref,
     ReplyTo,
+    TooManyAsks,
 )
 from actors.mailbox import CAPACITY, RESERVE, MailboxFull
 from actors.system import ActorSystem
@@ -109,6 +112,24 @@ class TestAsk:
                     await reply.wait(WAIT_S)
             else:
                 assert await reply.wait(WAIT_S) == 1
+
+
+async def test_deferred_replies_are_bounded_at_the_edge() -> None:
+    deferred = DeferredReplies()
+    settled: list[int] = []
+    replies: list[ReplyTo[int]] = [ReplyTo() for _ in range(MAX_DEFERRED + 2)]
+    for number, reply in enumerate(replies[:-1]):
+        deferred.add(reply, lambda number=number: number if settled else None)  # type: ignore[misc]
+    assert [reply.done for reply in replies] == [False] * MAX_DEFERRED + [True, False]
+    with pytest.raises(TooManyAsks, match=f"{MAX_DEFERRED} asks"):
+        await replies[-2].wait(WAIT_S)
+    with pytest.raises(AskTimeout):
+        await replies[0].wait(0.0)
+    deferred.add(replies[-1], lambda: -1 if settled else None)
+    settled.append(1)
+    deferred.settle()
+    assert [await reply.wait(WAIT_S) for reply in replies[1:-2]] == list(range(1, MAX_DEFERRED))
+    assert await replies[-1].wait(WAIT_S) == -1, "one that waits no more makes room"
 
 
 class TestWatch:

@@ -147,7 +147,7 @@ class Asking:
     def __init__(self) -> None:
         self.link: Any = FakeLink(lambda frames: None)
         hello = Hello(PROTOCOL_VERSION, "w", 0, 7, "m", "b", "d", 4, 100)
-        self.request = JoinRequest("w", "10.0.0.7:1", hello, self.link)
+        self.request = JoinRequest("w", "10.0.0.7:1", hello, self.link)  # type: ignore[arg-type]
 
     @property
     def refusals(self) -> list[str]:
