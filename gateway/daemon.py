@@ -75,7 +75,7 @@ async def run_daemon(
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
         daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor)
         if listener is not None:
-            daemon.has(listener)
+            daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
     if (error := end.error or daemon.problem) is not None:
         raise error
@@ -173,8 +173,8 @@ class _Daemon(Actor[DaemonMessage]):
             self._leaving.set()
             self.context.start_soon(self._end)
 
-    def has(self, listener: Listener) -> None:
-        """The address is ours."""
+    def use(self, listener: Listener) -> None:
+        """Serve on this listener, and announce its address."""
         self._listener = listener
         metrics = self._router.metrics
         listener.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
@@ -198,7 +198,7 @@ class _Daemon(Actor[DaemonMessage]):
             if self._predecessor is not None:
                 listener = await take_over(self._predecessor, self._settings, self._fleet, self._leaving)
                 if listener is not None:
-                    self.has(listener)
+                    self.use(listener)
             if self._listener is not None:
                 await self._serve(self._listener)
             self.context.ref.tell(ServerEnded())

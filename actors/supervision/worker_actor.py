@@ -94,7 +94,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                 self._await(reply, lambda: life.number > after and life.status.state is WorkerState.READY)
             case msg.RestartWorker(reply=answer):
                 self._take(message)
-                self._await(answer, lambda: life.gone(number))
+                self._await(answer, lambda: life.has_ended(number))
             case msg.DrainWorker(reply=answer):
                 self._take(message)
                 self._await(answer, lambda: False)
