@@ -116,9 +116,9 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._settle()
 
     def dropped(self, message: msg.WorkerMessage) -> None:
-        if isinstance(message, JoinRequest | msg.Admit):
-            request = message if isinstance(message, JoinRequest) else message.request
-            request.decline("the gateway is shutting down")
+        match message:
+            case msg.Admit(request) | (JoinRequest() as request):
+                request.decline("the gateway is shutting down")
 
     async def stopped(self) -> None:
         """Stop the worker: ask, wait, kill."""
@@ -165,8 +165,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                 case _:
                     raise
         except ActorStopped:
-            if isinstance(message, msg.Admit):
-                message.request.decline("the gateway is shutting down")
+            self.dropped(message)
 
     def _observe(self) -> msg.Observation:
         if self._link is None:

@@ -20,8 +20,8 @@ from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.commands import Welcome
 from protocol.events import Hello, Step
+from tests.actors.fake_peer import FakeLink, FakePeer, started
 from tests.actors.inbox import Inbox
-from tests.actors.supervision.fake_peer import FakeLink, FakePeer, started
 from tests.actors.supervision.processes import WAIT_S
 
 pytestmark = pytest.mark.anyio

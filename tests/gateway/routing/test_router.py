@@ -21,7 +21,7 @@ from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Gauges, Step
-from tests.actors.supervision.fake_peer import FakePeer, started
+from tests.actors.fake_peer import FakePeer, started
 from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
