@@ -69,7 +69,7 @@ class HttpExchange:
     @property
     def key(self) -> bytes:
         """The API key that the client sent, whether one is needed or not; empty without one."""
-        return presented_key(self._scope, self.conventions.key_header) or b""
+        return presented_key(self._scope, self.conventions.key_headers) or b""
 
     @property
     def delivered(self) -> bool:

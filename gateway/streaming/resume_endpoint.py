@@ -102,6 +102,8 @@ class ResumeEndpoint:
             target += f"?{PARAMETER}={position.number}"
         if key := exchange.header(b"authorization"):
             headers["authorization"] = key
+        elif exchange.key:  # in a header of a dialect, which the other gateway may not have
+            headers["authorization"] = f"Bearer {exchange.key.decode('latin-1')}"
 
         async def relay(scope: anyio.CancelScope) -> None:
             async with peer.ask("DELETE" if cancel else "GET", target, headers) as response:
