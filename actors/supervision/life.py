@@ -16,7 +16,7 @@ from actors.supervision import messages as msg
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.incarnation import Changed, Incarnation, Output
 from actors.supervision.protocol_state import ProtocolState
-from actors.supervision.restart_policy import MAX_REMEMBERED, FailureRecord, Restart, RestartPolicy
+from actors.supervision.restart_policy import FailureRecord, Restart, RestartPolicy
 from actors.supervision.worker import LastFailure, WorkerChanged, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.rejections import Rejection, Rejections
 from protocol.commands import Cancel, Command
@@ -24,8 +24,8 @@ from protocol.commands import Cancel, Command
 TAKE_OVER_S = 5.0
 """A remote worker that has sent nothing for this long, although it sends a heartbeat each second, is replaced when it
 joins again: its machine has lost the connection. Otherwise two workers share a key by mistake, and the first stays."""
-PATIENT = RestartPolicy(max_failures=MAX_REMEMBERED)
-"""Never gives up: with its delays, so many failures cannot be within its window."""
+PATIENT = RestartPolicy(max_failures=None)
+"""The policy of remote workers, which are never given up for failing too often."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.process.exit_cause import Origin
+from actors.supervision.life import PATIENT
 from actors.supervision.messages import (
     Admit,
     Decision,
@@ -29,7 +30,7 @@ from actors.supervision.messages import (
     StartWorker,
     StopWorker,
 )
-from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.restart_policy import Restart, RestartPolicy
 from actors.supervision.worker import (
     GraceEnded,
     IncarnationLost,
@@ -157,6 +158,7 @@ def test_a_failure_is_followed_by_a_start_after_a_delay() -> None:
 def test_it_is_given_up_when_its_tries_are_used_up_and_can_be_started_again() -> None:
     driver = LifeDriver()
     driver.take(StartWorker())
+    assert POLICY.max_failures is not None
     for _ in range(POLICY.max_failures):
         driver.take(Loss("a failure"))
         driver.ended()
@@ -167,6 +169,13 @@ def test_it_is_given_up_when_its_tries_are_used_up_and_can_be_started_again() ->
     assert driver.take(StartWorker()) == [StartIncarnation(4, None)]
     assert driver.take(Loss("a failure"), Ended(4)) != []
     assert driver.state is WorkerState.BACKOFF, "it has all its tries again"
+
+
+def test_the_policy_of_remote_workers_never_gives_up_and_waits_at_most_half_a_minute() -> None:
+    decisions = [PATIENT.decide([0.0] * count, 0.0) for count in range(1, 200)]
+    delays = [decision.delay_s for decision in decisions if isinstance(decision, Restart)]
+    assert len(delays) == len(decisions)
+    assert (delays[0], max(delays)) == (0.25, 30.0)
 
 
 def test_what_its_watchers_exempt_while_it_ends_does_not_count() -> None:
