@@ -1,1 +1,1 @@
-"""Who lives: actors with bounded mailboxes, pure supervision, worker processes, and the link (the only zmq import)."""
+"""Who lives: actors with bounded mailboxes, supervision, worker processes, and the link (the only zmq import)."""

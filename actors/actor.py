@@ -10,11 +10,14 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from actors.mailbox import Dispatcher, Mailbox
+from actors.mailbox import Dispatcher, Mailbox, MailboxFull
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
 R = TypeVar("R")
+
+MAX_DEFERRED = 64
+"""Replies of one actor that wait for its state to change; further asks are refused."""
 
 
 class ActorStopped(Exception):
@@ -77,15 +80,24 @@ class ReplyTo(Generic[R]):
         raise AskTimeout(f"no reply within {timeout:g} s")
 
 
-class Waiting:
-    """Replies that an actor sends when its state allows it."""
+class TooManyAsks(Exception):
+    """Raised by `ask` when as many others wait already for the state of the actor to change."""
+
+
+class DeferredReplies:
+    """Replies that an actor sends when its state allows it: at most `MAX_DEFERRED`."""
 
     def __init__(self) -> None:
         self._replies: list[tuple[ReplyTo[Any], Callable[[], Any]]] = []
 
     def add(self, reply: ReplyTo[R], answer: Callable[[], R | None]) -> None:
-        """Send the first result of `answer` that is not None, or its exception; it is called at each `settle`."""
-        self._replies.append((reply, answer))
+        """Send the first result of `answer` that is not None, or its exception; it is called at each `settle`. Without
+        room, the reply is `TooManyAsks`."""
+        self._replies = [each for each in self._replies if not each[0].done]  # whose callers wait no more
+        if len(self._replies) >= MAX_DEFERRED:
+            reply.fail(TooManyAsks(f"{MAX_DEFERRED} asks wait already: try again later"))
+        else:
+            self._replies.append((reply, answer))
 
     def settle(self) -> None:
         """Check each reply. To be called when the state may have changed."""
@@ -158,7 +170,6 @@ class Ref(Generic[M_contra]):
 
     def _finish(self, error: Exception | None) -> None:  # synchronous: a cancelled task could not await here
         self.end = Terminated(self.name, error)
-        self._mailbox.clear()
         for reply in self._unanswered:
             reply.fail(ActorStopped(f"actor {self.name!r} has ended"))
         self._ended.set()
@@ -168,7 +179,8 @@ class Ref(Generic[M_contra]):
 
 
 class Actor(Generic[M]):
-    """Base class of actors. Its methods run on one event loop, never one inside another."""
+    """Base class of actors. Its methods run on one event loop, and `handle` never inside another `handle`. A message
+    that `started`, `stopped` or a task posts may be handled before that post returns."""
 
     context: "Context"
     """Set before `started`."""
@@ -183,6 +195,9 @@ class Actor(Generic[M]):
     def restarted(self, error: Exception) -> None:
         """Reset the state after a failure, under `OnFailure.RESTART`."""
         raise NotImplementedError
+
+    def dropped(self, message: M) -> None:
+        """Release what a message owns that was not handled, after the actor has ended."""
 
     async def stopped(self) -> None:
         """Called once when the actor stops, also by a cancel, after its tasks and children have ended: shielded, and
@@ -218,10 +233,18 @@ class Context:
         return child.ref
 
     def notify(self, notice: Any, *, urgent: bool = False) -> None:
-        """Post a notice to the watchers, in the order in which they began to watch. Raises `MailboxFull`."""
+        """Post a notice to the watchers, in the order in which they began to watch. If one has no room, the others get
+        it all the same, and `MailboxFull` is raised: a watcher must never miss a notice unnoticed, and the notifier
+        can end what the notice was about."""
+        full: MailboxFull | None = None
         for watcher, kinds in self.ref._watchers.items():
             if watcher.end is None and (not kinds or isinstance(notice, kinds)):
-                watcher.tell(notice, urgent=urgent)
+                try:
+                    watcher.tell(notice, urgent=urgent)
+                except MailboxFull as error:
+                    full = error
+        if full is not None:
+            raise full
 
     async def live(self) -> None:
         """Run the actor from its start to its end."""
@@ -237,7 +260,10 @@ class Context:
         finally:
             with anyio.move_on_after(self._stop_s, shield=True):
                 await self._run(self._actor.stopped)
+            dropped = self._mailbox.clear()
             self.ref._finish(self._error)
+            for message in dropped:
+                self._actor.dropped(message)
 
     def _deliver(self, message: Any) -> None:
         reply: ReplyTo[Any] | None = None

@@ -13,9 +13,10 @@ CAPACITY = 2 * MAX_FRAMES_PER_MESSAGE
 """Messages that wait in one mailbox. A handler may post a notice for each frame of a link's message."""
 RESERVE = 64
 """Room beyond that for urgent messages."""
-TURN = CAPACITY
-"""Messages that are handled before other callbacks of the event loop run: all that one message of a link leads to, so
-that the next one finds empty mailboxes."""
+TURN = CAPACITY + RESERVE
+"""Messages that are handled before other callbacks of the event loop run. It is more than one message of a link leads
+to: itself, and for each of its frames one notice to each of the worker's two watchers, the router and the fleet. So the
+next one finds empty mailboxes; a watcher's mailbox fills up only if the watcher or others post without end."""
 
 
 class MailboxFull(Exception):
@@ -23,11 +24,11 @@ class MailboxFull(Exception):
 
 
 class Dispatcher:
-    """Runs handlers, never one inside another.
+    """Runs the handlers of the mailboxes, one at a time.
 
-    A message posted from outside a handler is handled before the post returns; one that a handler posts, after that
-    handler. Mailboxes take turns, one message each. After `TURN` messages the others wait for the next turn of the
-    event loop.
+    A message that is posted while no handler runs is handled before the post returns, if its mailbox is open and no
+    others wait. A message that a handler posts is handled after that handler. Mailboxes take turns, one message each.
+    After `TURN` messages the rest wait for the next turn of the event loop.
     """
 
     def __init__(self) -> None:
@@ -50,9 +51,12 @@ class Dispatcher:
             for _ in range(TURN):
                 if not ready:
                     return
-                mailbox = ready.popleft()
-                if mailbox.deliver():
-                    ready.append(mailbox)
+                mailbox, more = ready.popleft(), True  # stays so if the handler raises, such as `KeyboardInterrupt`
+                try:
+                    more = mailbox.deliver()
+                finally:
+                    if more:
+                        ready.append(mailbox)
         finally:
             self._running = False
             if ready and self._resumes is None:
@@ -67,7 +71,7 @@ class Mailbox(Generic[M]):
     """A first-in, first-out queue. Urgent messages (a stop, a loss) have a reserve; they do not overtake others."""
 
     def __init__(self, dispatcher: Dispatcher, handle: Callable[[M], None]) -> None:
-        """`handle` must not raise. Nothing is delivered before `open`."""
+        """`handle` raises no `Exception`. Nothing is delivered before `open`."""
         self._dispatcher = dispatcher
         self._handle = handle
         self._messages: deque[M] = deque()
@@ -92,9 +96,10 @@ class Mailbox(Generic[M]):
         """Begin to deliver."""
         self._dispatcher.schedule(self)
 
-    def clear(self) -> None:
-        """Drop the waiting messages."""
-        self._messages.clear()
+    def clear(self) -> list[M]:
+        """Drop the waiting messages, and return them."""
+        dropped, self._messages = list(self._messages), deque()
+        return dropped
 
     def deliver(self) -> bool:
         """Handle the oldest message. True when others wait."""

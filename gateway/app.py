@@ -1,6 +1,7 @@
 """The gateway as an ASGI app."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -40,10 +41,13 @@ def create_app(
     OpenAI's, whose conventions hold for all paths that are not theirs.
     """
     openai = openai_dialect(router, settings)
-    conventions = ConventionsByPath(openai.conventions, _by_prefix(dialects))
+    # A client resumes a stream of any dialect with the header that it sends its key in.
+    key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
+    resuming = replace(openai.conventions, key_headers=key_headers)
+    conventions = ConventionsByPath(openai.conventions, {STREAMS.rstrip("/"): resuming} | _by_prefix(dialects))
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
-    resume = ResumeEndpoint(settings, streams, conventions.default, peer)
+    resume = ResumeEndpoint(settings, streams, resuming, peer)
     generate: dict[str, ASGIApp] = {
         path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
         for dialect in (openai, *dialects)

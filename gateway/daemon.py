@@ -7,8 +7,9 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from actors.actor import Actor, AskTimeout, OnFailure, Terminated
+from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, Terminated, TooManyAsks
 from actors.join.listener import MAX_CONNECTIONS
+from actors.mailbox import MailboxFull
 from actors.process.descriptors import raise_limit
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
@@ -74,7 +75,7 @@ async def run_daemon(
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
         daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor)
         if listener is not None:
-            daemon.has(listener)
+            daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
     if (error := end.error or daemon.problem) is not None:
         raise error
@@ -172,8 +173,8 @@ class _Daemon(Actor[DaemonMessage]):
             self._leaving.set()
             self.context.start_soon(self._end)
 
-    def has(self, listener: Listener) -> None:
-        """The address is ours."""
+    def use(self, listener: Listener) -> None:
+        """Serve on this listener, and announce its address."""
         self._listener = listener
         metrics = self._router.metrics
         listener.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
@@ -197,7 +198,7 @@ class _Daemon(Actor[DaemonMessage]):
             if self._predecessor is not None:
                 listener = await take_over(self._predecessor, self._settings, self._fleet, self._leaving)
                 if listener is not None:
-                    self.has(listener)
+                    self.use(listener)
             if self._listener is not None:
                 await self._serve(self._listener)
             self.context.ref.tell(ServerEnded())
@@ -233,7 +234,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _end(self) -> None:
         """Each step is bounded."""
         router, settings = self._router, self._settings
-        self._fleet.tell(EndOperations())
+        self._fleet.tell(EndOperations(), urgent=True)
         if self._joins is not None:
             self._joins.shut()
         if not self._handing_over:
@@ -262,8 +263,14 @@ class _Daemon(Actor[DaemonMessage]):
     async def _stop_workers(self) -> None:
         try:
             await self._fleet.ask(StopAll, timeout=WORKERS_END_S)
-        except AskTimeout:
-            _log.error("workers_have_not_ended", within_s=WORKERS_END_S)  # the end of the fleet kills them
+        except (
+            AskTimeout,
+            AskFailed,
+            ActorStopped,
+            MailboxFull,
+            TooManyAsks,
+        ) as error:  # the end of the fleet kills them
+            _log.error("workers_have_not_ended", within_s=WORKERS_END_S, reason=f"{type(error).__name__}: {error}")
 
     async def _finish(self) -> None:
         """Serve what has been accepted, to its end. First connections may go by themselves: each one ends with its next

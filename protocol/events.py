@@ -63,15 +63,15 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     slowest_step_ms: Milliseconds = 0
     """Duration of the longest engine step so far."""
     retained_tokens: Count = 0
-    """Tokens in the KV cache that are retained of ended sequences, for reuse."""
+    """Tokens in the KV cache that are kept from ended sequences, for reuse."""
     prefix_hits: Count = 0
     """Sequences that started with the KV of another one."""
     prefix_tokens: Count = 0
-    """Tokens whose KV was reused so."""
+    """Tokens whose KV was reused in this way."""
     reached: StreamId = 0
     """The last stream whose prompt was built or refused. Later ones are not tokenized yet."""
     graphs_failed: Count = 0
-    """Graphs that could not be compiled in the background; other graphs replace them, more slowly."""
+    """Graphs that could not be compiled in the background; slower graphs are used instead."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

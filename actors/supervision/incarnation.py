@@ -1,6 +1,7 @@
-"""One incarnation of a worker, from its start until nothing of it is left: a part of `actors.supervision.life`. Pure.
+"""One incarnation of a worker, from its start until nothing of it is left: a part of `actors.supervision.life`.
 
-Its methods generate decisions, in order; a `Changed` stands for the status at that point.
+It does no I/O and reads no clock; it logs, and counts what it rejects. Its methods generate decisions, in order; a
+`Changed` stands for the status at that point.
 """
 
 import math
@@ -33,15 +34,15 @@ class Changed(Struct, frozen=True):
     """The worker's status has changed."""
 
 
-Moment = msg.Decision | Changed
+Output = msg.Decision | Changed
 
 
 class Incarnation:
     """Runs until it is `ending`: it was lost, and its watchers were notified, or it was asked to leave, and its frames
     still count."""
 
-    def __init__(self, seen: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
-        self.seen = seen
+    def __init__(self, protocol: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
+        self.protocol = protocol
         self.pid: int | None = None
         self.address = ""
         self.ending = False
@@ -51,8 +52,8 @@ class Incarnation:
         """Its end, if it ended unasked."""
         self._deadlines = deadlines
         self._rejections = rejections
-        self._log = structlog.get_logger("worker").bind(worker=seen.worker, incarnation=seen.number)
-        self._observe_s = deadlines.check_s if seen.joins else deadlines.observe_s
+        self._log = structlog.get_logger("worker").bind(worker=protocol.worker, incarnation=protocol.number)
+        self._observe_s = deadlines.check_s if protocol.joins else deadlines.observe_s
         self._observe_at = now + self._observe_s
         self._grace_until = math.inf
         self._exited: msg.Exited | None = None
@@ -69,22 +70,22 @@ class Incarnation:
 
     def describe(self, status: WorkerStatus) -> WorkerStatus:
         """The status of the worker with the fields of this incarnation."""
-        seen = self.seen
+        protocol = self.protocol
         return replace(
             status,
-            state=seen.state,
+            state=protocol.state,
             pid=self.pid,
-            hello=seen.hello,
-            ready=seen.ready,
-            gauges=seen.gauges,
-            loading=seen.loading,
-            last_progress=seen.last_progress,
-            last_frame=seen.last_frame,
-            hang_s=seen.hang_s,
+            hello=protocol.hello,
+            ready=protocol.ready,
+            gauges=protocol.gauges,
+            loading=protocol.loading,
+            last_progress=protocol.last_progress,
+            last_frame=protocol.last_frame,
+            hang_s=protocol.hang_s,
             address=self.address,
         )
 
-    def take(self, message: msg.Input, now: float) -> Iterator[Moment]:
+    def take(self, message: msg.Input, now: float) -> Iterator[Output]:
         """Process one input."""
         match message:
             case msg.Started(pid, address):
@@ -98,7 +99,7 @@ class Incarnation:
                 yield from self._leave_now(now)
             case msg.Exited() if not self.ending:
                 self._exited = message
-                self._settle_at = now if self._link_lost or self.seen.hello is None else now + EXIT_LAG_S
+                self._settle_at = now if self._link_lost or self.protocol.hello is None else now + EXIT_LAG_S
                 yield from self._settle(self._end(now), now)
             case msg.LinkLost() if not self.ending:
                 self._link_lost = message
@@ -111,28 +112,28 @@ class Incarnation:
 
     # Frames.
 
-    def _receive(self, frames: Sequence[bytes], fault: str, now: float) -> Iterator[Moment]:
-        seen = self.seen
+    def _receive(self, frames: Sequence[bytes], fault: str, now: float) -> Iterator[Output]:
+        protocol = self.protocol
         for frame in frames:
-            before = seen.state, seen.loading
+            before = protocol.state, protocol.loading
             try:
                 if fault:
                     raise PeerMisbehaved(fault)
                 event = decode_event(frame)
-                seen.receive(event, now)
+                protocol.receive(event, now)
             except (ProtocolError, PeerMisbehaved) as error:
                 yield from self._reject(error, now)
                 return
             if isinstance(event, Step | Heartbeat | Finished | Failed):
-                yield WorkerEvent(seen.worker, seen.number, event)
+                yield WorkerEvent(protocol.worker, protocol.number, event)
                 continue
             self._note(event)
             if isinstance(event, Hello):
-                yield msg.SendCommand(Welcome(seen.number))
+                yield msg.SendCommand(Welcome(protocol.number))
             yield from self._settle(self._end(now), now)
             if self.loss is not None:
                 return
-            if before != (seen.state, seen.loading):
+            if before != (protocol.state, protocol.loading):
                 yield Changed()
 
     def _note(self, event: Event) -> None:
@@ -140,11 +141,11 @@ class Incarnation:
         if isinstance(event, Hello):
             log.info("worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device)
         elif isinstance(event, Ready):
-            log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.seen.hang_s)
+            log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.protocol.hang_s)
         elif isinstance(event, Bye):
             log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _reject(self, error: Exception, now: float) -> Iterator[Moment]:
+    def _reject(self, error: Exception, now: float) -> Iterator[Output]:
         """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
@@ -154,74 +155,74 @@ class Incarnation:
 
     # Ends.
 
-    def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Moment]:
+    def leave(self, message: msg.DrainWorker | msg.RestartWorker | msg.StopWorker, now: float) -> Iterator[Output]:
         """Ask it to leave, at once if it has nothing to finish. A remote one gets no `Stop`: it may serve another
         gateway next."""
-        seen = self.seen
-        if seen.hello is None or (seen.joins and isinstance(message, msg.StopWorker)):
+        protocol = self.protocol
+        if protocol.hello is None or (protocol.joins and isinstance(message, msg.StopWorker)):
             yield from self._leave_now(now)
             return
         command: Command = Stop()
         time_s = 0.0
-        if not isinstance(message, msg.StopWorker) and seen.ready is not None:
+        if not isinstance(message, msg.StopWorker) and protocol.ready is not None:
             time_s = message.grace_s + message.move_s
             command = Drain(grace_ms=max(0, int(time_s * 1000)))
             self._grace_until = now + message.grace_s
-        seen.leave(now + time_s + self._deadlines.stop)
+        protocol.leave(now + time_s + self._deadlines.stop)
         yield msg.SendCommand(command)
         yield Changed()
 
-    def _leave_now(self, now: float) -> Iterator[Moment]:
-        self.seen.leave(now)
+    def _leave_now(self, now: float) -> Iterator[Output]:
+        self.protocol.leave(now)
         yield Changed()
         yield from self._settle(LEFT, now)
 
-    def lose(self, loss: msg.Loss, now: float, refusal: str = "") -> Iterator[Moment]:
+    def lose(self, loss: msg.Loss, now: float, refusal: str = "") -> Iterator[Output]:
         """End it after a failure: notify its watchers, and take no more frames."""
-        leaves = self.seen.bye is not None or bool(refusal)
-        self.failure = LastFailure(self.seen.number, loss.reason, loss.origin, now)
+        leaves = self.protocol.bye is not None or bool(refusal)
+        self.failure = LastFailure(self.protocol.number, loss.reason, loss.origin, now)
         yield from self._close(loss, refusal)
         yield from self._end_process(self._patience(now) if leaves else 0.0)
 
-    def ended(self) -> Iterator[Moment]:
+    def ended(self) -> Iterator[Output]:
         """Notify the watchers, if it ended as asked."""
         if self.loss is None:
             yield from self._close(LEFT)
 
-    def _close(self, loss: msg.Loss, refusal: str = "") -> Iterator[Moment]:
+    def _close(self, loss: msg.Loss, refusal: str = "") -> Iterator[Output]:
         self.loss = loss
         if refusal:
-            yield msg.SendCommand(Welcome(self.seen.number, refusal=refusal))
+            yield msg.SendCommand(Welcome(self.protocol.number, refusal=refusal))
         yield msg.CloseLink(DECLINE_LINGER_S if refusal else 0.0)
         yield Changed()
-        if self.seen.hello is not None:
-            yield IncarnationLost(self.seen.worker, self.seen.number, loss.reason, loss.origin, loss.asked)
+        if self.protocol.hello is not None:
+            yield IncarnationLost(self.protocol.worker, self.protocol.number, loss.reason, loss.origin, loss.asked)
 
-    def _settle(self, loss: msg.Loss | None, now: float) -> Iterator[Moment]:
+    def _settle(self, loss: msg.Loss | None, now: float) -> Iterator[Output]:
         """End it in that way, if one is given."""
         if loss is None:
             return
         if not loss.asked:
             yield from self.lose(loss, now)
             return
-        hello, bye = self.seen.hello, self.seen.bye
-        if hello is not None and bye is None and not self.seen.joins and not self.ending:
+        hello, bye = self.protocol.hello, self.protocol.bye
+        if hello is not None and bye is None and not self.protocol.joins and not self.ending:
             yield msg.SendCommand(Stop())
         yield from self._end_process(0.0 if hello is None else self._patience(now))
 
-    def _end_process(self, ask_s: float) -> Iterator[Moment]:
+    def _end_process(self, ask_s: float) -> Iterator[Output]:
         if not self.ending:
             self.ending = True
             yield msg.EndIncarnation(ask_s)
 
     def _patience(self, now: float) -> float:
         """Seconds left for it to end by itself."""
-        limit, by = self._deadlines.stop, self.seen.leave_by
+        limit, by = self._deadlines.stop, self.protocol.leave_by
         return limit if by is None else max(0.0, min(by - now, limit))
 
     def _end(self, now: float) -> msg.Loss | None:
         """Return how it ended or is about to end by itself, once that is known."""
-        asked, bye, exited = self.seen.leave_by is not None, self.seen.bye, self._exited
+        asked, bye, exited = self.protocol.leave_by is not None, self.protocol.bye, self._exited
         if bye is not None:
             if asked and bye.reason is ByeReason.STOPPED:
                 return LEFT
@@ -232,26 +233,26 @@ class Incarnation:
             return None
         if exited is not None:
             # Asked to leave with work to finish, it must send a `Bye`.
-            broke_off = self.seen.ready is not None and not exited.clean
+            broke_off = self.protocol.ready is not None and not exited.clean
             return LEFT if asked and not broke_off else msg.Loss(f"its process {exited.reason}", exited.origin)
         assert self._link_lost is not None
         return LEFT if asked else msg.Loss(f"its link was lost: {self._link_lost.reason}", self._link_lost.origin)
 
     # Deadlines.
 
-    def _observe(self, observed: msg.Observation, now: float) -> Iterator[Moment]:
+    def _observe(self, observed: msg.Observation, now: float) -> Iterator[Output]:
         if now >= self._observe_at:
             self._observe_at = now + self._observe_s
         if now >= self._grace_until:
             self._grace_until = math.inf
-            yield GraceEnded(self.seen.worker, self.seen.number)
+            yield GraceEnded(self.protocol.worker, self.protocol.number)
         yield from self._settle(self._end(now) or self._suspension(observed, now) or self._lateness(observed, now), now)
 
     def _suspension(self, observed: msg.Observation, now: float) -> msg.Loss | None:
         """Detect a lasting suspension: a process that is stopped for moments only sends frames in between."""
         if not observed.suspended:
             self._suspended_since = None
-        elif self._suspended_since is None or self.seen.last_frame > self._suspended_since:
+        elif self._suspended_since is None or self.protocol.last_frame > self._suspended_since:
             self._suspended_since = now
         limit = self._deadlines.suspended
         if self._suspended_since is None or now - self._suspended_since < limit:
@@ -267,9 +268,9 @@ class Incarnation:
         self._checked_at = now
         if self._stood_still:
             return None
-        if self.seen.leave_by is not None and now >= self.seen.leave_by:
+        if self.protocol.leave_by is not None and now >= self.protocol.leave_by:
             return LEFT
         if observed.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")
-        late = self.seen.overdue(now)
+        late = self.protocol.overdue(now)
         return None if late is None else msg.Loss(late, observed.hang_origin)

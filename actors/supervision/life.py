@@ -1,6 +1,7 @@
 """The state machine of a worker over all its incarnations: inputs and times in, decisions out.
 
-Pure but for its log: `actors.supervision.worker_actor` carries the decisions out.
+It does no I/O and reads no clock; it logs, and counts what it rejects. `actors.supervision.worker_actor` carries the
+decisions out.
 """
 
 import math
@@ -13,9 +14,9 @@ from actors.join.request import JoinRequest
 from actors.process.exit_cause import Origin
 from actors.supervision import messages as msg
 from actors.supervision.deadlines import Deadlines
-from actors.supervision.incarnation import Changed, Incarnation, Moment
+from actors.supervision.incarnation import Changed, Incarnation, Output
 from actors.supervision.protocol_state import ProtocolState
-from actors.supervision.restart_policy import MAX_REMEMBERED, FailureRecord, Restart, RestartPolicy
+from actors.supervision.restart_policy import FailureRecord, Restart, RestartPolicy
 from actors.supervision.worker import LastFailure, WorkerChanged, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.rejections import Rejection, Rejections
 from protocol.commands import Cancel, Command
@@ -23,8 +24,8 @@ from protocol.commands import Cancel, Command
 TAKE_OVER_S = 5.0
 """A remote worker that has sent nothing for this long, although it sends a heartbeat each second, is replaced when it
 joins again: its machine has lost the connection. Otherwise two workers share a key by mistake, and the first stays."""
-PATIENT = RestartPolicy(max_failures=MAX_REMEMBERED)
-"""Never gives up: with its delays, so many failures cannot be within its window."""
+PATIENT = RestartPolicy(max_failures=None)
+"""The policy of remote workers, which are never given up for failing too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class Life:
     @property
     def status(self) -> WorkerStatus:
         """The worker now."""
-        there = self._current
-        state, reason, running = self._standing(None if there is None else there.loss)
-        failure = self._last_failure if there is None else there.failure or self._last_failure
+        current = self._current
+        state, reason, running = self._standing(None if current is None else current.loss)
+        failure = self._last_failure if current is None else current.failure or self._last_failure
         status = WorkerStatus(self.name, state, self.number, self._restarts, reason, failure, running)
-        return status if there is None or there.loss is not None else there.describe(status)
+        return status if current is None or current.loss is not None else current.describe(status)
 
     @property
     def ending(self) -> bool:
@@ -87,17 +88,17 @@ class Life:
             return self._current.due
         return self._start_at if self.running and not self._joins else math.inf
 
-    def gone(self, incarnation: int) -> bool:
+    def has_ended(self, incarnation: int) -> bool:
         """True when the watchers know of the end of that incarnation."""
-        there = self._current
-        return self.number != incarnation or there is None or there.loss is not None
+        current = self._current
+        return self.number != incarnation or current is None or current.loss is not None
 
     def check_sendable(self, commands: Sequence[Command]) -> None:
         """Raises `WorkerUnavailable`. A draining worker takes cancels."""
         if self._current is None or self._current.loss is not None:
             status = self.status
             raise WorkerUnavailable(f"worker {self.name!r} is {status.state}: {status.reason or 'no process'}")
-        state = self._current.seen.state
+        state = self._current.protocol.state
         drains = state is WorkerState.DRAINING and all(isinstance(each, Cancel) for each in commands)
         if state is not WorkerState.READY and not drains:
             raise WorkerUnavailable(f"worker {self.name!r} is {state}")
@@ -105,7 +106,7 @@ class Life:
     def sent(self, commands: Iterable[Command], now: float) -> None:
         """Note commands that were sent for others."""
         if self._current is not None:
-            self._current.seen.sent(commands, now)
+            self._current.protocol.sent(commands, now)
 
     def take(self, message: msg.Input, now: float) -> list[msg.Decision]:
         """Process one input. Returns the decisions that follow, in order."""
@@ -135,15 +136,20 @@ class Life:
             case msg.Ended() if current is not None and current.ending:
                 self._do(current.ended())
                 self._follow(current, now)
+            case msg.Abandon(reason):
+                if current is not None:
+                    self._do(current.ended())
+                self._current, self._restart_asked = None, False
+                self._idle(WorkerState.GIVEN_UP, reason)
             case _ if current is not None:
                 self._do(current.take(message, now))
-                if current.seen.ready is not None:
+                if current.protocol.ready is not None:
                     self._record.ready(self.number)
         return self._out
 
-    def _do(self, moments: Iterable[Moment]) -> None:
+    def _do(self, outputs: Iterable[Output]) -> None:
         """Collect decisions, with the status at each of its changes."""
-        self._out.extend(WorkerChanged(self.status) if isinstance(each, Changed) else each for each in moments)
+        self._out.extend(WorkerChanged(self.status) if isinstance(each, Changed) else each for each in outputs)
 
     # Starts.
 
@@ -160,8 +166,8 @@ class Life:
     def _begin(self, now: float) -> None:
         self.number += 1
         self._reason = ""
-        seen = ProtocolState(self.name, self.number, self._terms.deadlines, now, joins=self._joins)
-        self._current = Incarnation(seen, self._terms.deadlines, self._terms.rejections, now)
+        protocol = ProtocolState(self.name, self.number, self._terms.deadlines, now, joins=self._joins)
+        self._current = Incarnation(protocol, self._terms.deadlines, self._terms.rejections, now)
         self._out.append(msg.StartIncarnation(self.number, self._request))
         self._request = None
 
@@ -181,12 +187,12 @@ class Life:
 
     def _objection(self, now: float) -> str | None:
         """Return why a worker must not join now."""
-        there = self._current
+        current = self._current
         if self._stop_asked or not self.running:
             return f"worker {self.name!r} was stopped here, until somebody restarts it: {self._reason or 'stopped'}"
-        if there is None and now < self._start_at:
+        if current is None and now < self._start_at:
             return f"worker {self.name!r} failed lately ({self._reason}): come again in {self._start_at - now:.1f} s"
-        lives = there is not None and there.loss is None and now - there.seen.last_frame < TAKE_OVER_S
+        lives = current is not None and current.loss is None and now - current.protocol.last_frame < TAKE_OVER_S
         if lives or self._request is not None:
             return f"worker {self.name!r} is here already: each worker needs a key of its own"
         return None

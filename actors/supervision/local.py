@@ -95,12 +95,9 @@ class LocalPeer:
         if pid is not None and self._child is not None and not self._child.owns(pid):
             return f"process {pid} said Hello, which was not started here"
         self._connected = True
-        self._remove()
+        assert self._endpoint is not None, "of this link"
+        self._endpoint.remove()
         return ""
-
-    def _remove(self) -> None:
-        if self._endpoint is not None:
-            self._endpoint.remove()
 
     def _exited(self, number: int) -> None:
         child = self._child
@@ -112,8 +109,11 @@ class LocalPeer:
             self._report(Exited(number, child.describe_exit(), child.origin, child.returncode == 0))
 
     def _gone(self, number: int) -> None:
+        if number != self._number:
+            return  # it was asked to end twice, and the next one has started
         child, self._child = self._child, None
-        self._remove()
+        if self._endpoint is not None:
+            self._endpoint.remove()
         if child is not None:
             self._log.info("worker_exited", incarnation=number, pid=child.pid, status=child.returncode)
         self._report(Ended(number))

@@ -178,4 +178,10 @@ class Loss(Struct, frozen=True):
     """True if it left as asked."""
 
 
-Input = WorkerMessage | Started | NotSent | Observation | Loss
+class Abandon(Struct, frozen=True):
+    """Give the worker up, whatever is left of its incarnation: nothing will report its end."""
+
+    reason: str
+
+
+Input = WorkerMessage | Started | NotSent | Observation | Loss | Abandon

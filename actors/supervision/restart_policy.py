@@ -1,4 +1,4 @@
-"""The restart policy of a worker: whether and when it starts again after a failure. Pure."""
+"""The restart policy of a worker: its back-off, and when it is given up. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -29,16 +29,17 @@ class GiveUp(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Restart with a delay that doubles with each failure within `window_s`; give up at `max_failures` of them."""
+    """Restart with a delay that doubles with each failure within `window_s`, up to `max_delay_s`; give up at
+    `max_failures` of them, or never if it is None. With the defaults, the last delay before that is 2 s."""
 
-    max_failures: int = 5
+    max_failures: int | None = 5
     window_s: float = 300.0
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raises `ValueError` that names the field which is out of its range."""
-        if not 1 <= self.max_failures <= MAX_REMEMBERED:
+        if self.max_failures is not None and not 1 <= self.max_failures <= MAX_REMEMBERED:
             raise ValueError(f"max_failures: {self.max_failures} is not between 1 and {MAX_REMEMBERED}")
         if not self.window_s > 0:
             raise ValueError(f"window_s: {self.window_s} is not above 0")
@@ -46,14 +47,20 @@ class RestartPolicy:
             raise ValueError(f"first_delay_s: {self.first_delay_s} is not between 0 and max_delay_s")
 
     def decide(self, failures: Sequence[float], now: float) -> Restart | GiveUp:
-        """Decide after a failure. `failures` are the times of all that count, on the steady clock of `now`; the latest
-        need not count."""
-        recent = sum(1 for failed in failures if now - failed < self.window_s)
-        if recent >= self.max_failures:
+        """Decide after a failure. `failures` are the times of those that count, on the steady clock of `now`. The
+        failure just recorded may be exempt, and not among them."""
+        recent = self._recent(failures, now)
+        if self.max_failures is not None and recent >= self.max_failures:
             return GiveUp(f"failed {recent} times within {self.window_s:g} s")
-        if not recent:
-            return Restart(0.0)
-        return Restart(min(self.first_delay_s * 2.0 ** min(recent - 1, 64), self.max_delay_s))
+        return Restart(self.delay_s(failures, now))
+
+    def delay_s(self, failures: Sequence[float], now: float) -> float:
+        """The back-off in seconds, however many failures there are."""
+        recent = self._recent(failures, now)
+        return min(self.first_delay_s * 2.0 ** min(recent - 1, 64), self.max_delay_s) if recent else 0.0
+
+    def _recent(self, failures: Sequence[float], now: float) -> int:
+        return sum(1 for failed in failures if now - failed < self.window_s)
 
 
 class FailureRecord:
@@ -64,8 +71,9 @@ class FailureRecord:
     """
 
     def __init__(self, policy: RestartPolicy, shortage_s: float, *, joins: bool = False) -> None:
-        """A worker that `joins` is started by another machine, and never given up for failed starts. One that was ready
-        before is started every `shortage_s` seconds while the system is short of something."""
+        """A worker that `joins` is started by another machine, and never given up for failed starts. While the system
+        lacks a resource (disk, memory, descriptors), a worker that has been ready is started every `shortage_s`
+        seconds."""
         self._policy = policy
         self._shortage_s = shortage_s
         self._joins = joins

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import anyio
+import structlog
 
-from actors.actor import Actor, ActorStopped, Context, OnFailure, Ref, ReplyTo, Waiting
+from actors.actor import Actor, ActorStopped, Context, DeferredReplies, OnFailure, Ref, ReplyTo
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.child import SpawnFailed
@@ -26,6 +27,8 @@ from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
 from protocol.codec import encode
 from protocol.commands import Command
+
+_log = structlog.get_logger("actors.supervision.worker_actor")
 
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
@@ -50,8 +53,11 @@ class WorkerRef:
         self._actor.send_nowait(commands)
 
     def exempt_nowait(self, incarnation: int) -> None:
-        """Post `Exempt`."""
-        self.ref.tell(msg.Exempt(incarnation), urgent=True)
+        """Post `Exempt`, if the worker's actor takes messages: without it, a failure more counts."""
+        try:
+            self.ref.tell(msg.Exempt(incarnation), urgent=True)
+        except (ActorStopped, MailboxFull) as error:
+            _log.debug("not_exempt", worker=self.name, incarnation=incarnation, reason=str(error))
 
 
 def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
@@ -72,8 +78,9 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting = Waiting()
+        self._deferred = DeferredReplies()
         self._idle = anyio.Event()
+        self._ended_again = 0  # the number of the last incarnation whose end had failed
 
     def handle(self, message: msg.WorkerMessage) -> None:
         """See `WorkerMessage`."""
@@ -87,7 +94,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
                 self._await(reply, lambda: life.number > after and life.status.state is WorkerState.READY)
             case msg.RestartWorker(reply=answer):
                 self._take(message)
-                self._await(answer, lambda: life.gone(number))
+                self._await(answer, lambda: life.has_ended(number))
             case msg.DrainWorker(reply=answer):
                 self._take(message)
                 self._await(answer, lambda: False)
@@ -96,11 +103,22 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._settle()
 
     def restarted(self, error: Exception) -> None:
-        """End the incarnation; another one follows, as after any failure."""
-        if self.life.ending:
-            raise error  # it is being ended already: nothing would follow
-        self._take(msg.Loss(f"its supervision failed: {type(error).__name__}: {error}"))
+        """End the incarnation; another one follows, as after any failure. The worker is given up if that fails twice.
+        It may be started again then."""
+        reason = f"its supervision failed: {type(error).__name__}: {error}"
+        if not self.life.ending:
+            self._take(msg.Loss(reason))
+        elif self._ended_again != self.life.number:
+            self._ended_again = self.life.number
+            self._peer.end(0.0)  # its `Ended` may have been the message that failed
+        else:
+            self._take(msg.Abandon(reason))
         self._settle()
+
+    def dropped(self, message: msg.WorkerMessage) -> None:
+        match message:
+            case msg.Admit(request) | (JoinRequest() as request):
+                request.decline("the gateway is shutting down")
 
     async def stopped(self) -> None:
         """Stop the worker: ask, wait, kill."""
@@ -113,6 +131,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             if self._timer is not None:
                 self._timer.cancel()
             self._close()
+            if self.life.running:
+                self._take(msg.Abandon("its supervision has ended"))
             self._peer.end(0.0)
 
     def send_nowait(self, commands: Sequence[Command]) -> None:
@@ -127,19 +147,25 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Input from the peer and the timer.
 
     def _report(self, message: msg.WorkerReport) -> None:
-        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link counts as lost:
-        frames after a gap must not be handled."""
+        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link is closed and counts
+        as lost: frames after a gap must not be handled."""
         try:
             if not isinstance(message, msg.Frames) and self._link is not None:
                 self._link.drain_now()
-            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames))
+            self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames | msg.Admit))
         except MailboxFull as error:
-            if not isinstance(message, msg.Frames):
-                raise
-            self._report(msg.LinkLost(message.incarnation, str(error), Origin.WITHIN, final=True))
+            match message:
+                case msg.Frames(number):
+                    self._close()  # first, as a link is drained before its loss is reported
+                    self._report(msg.LinkLost(number, str(error), Origin.WITHIN, final=True))
+                case msg.Admit(request):
+                    request.decline("the gateway has no room for another join request: come again")
+                case msg.Due():
+                    pass  # each of the messages that wait sets the timer again
+                case _:
+                    raise
         except ActorStopped:
-            if isinstance(message, msg.Admit):
-                message.request.decline("the gateway is shutting down")
+            self.dropped(message)
 
     def _observe(self) -> msg.Observation:
         if self._link is None:
@@ -151,11 +177,17 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Decisions of its life.
 
     def _take(self, message: msg.Input) -> None:
-        inputs = deque([message])
+        """Carry out what follows, to its end. Raises the first failure then: watchers hear of a loss in any case."""
+        inputs, failed = deque([message]), None
         while inputs:
             for decision in self.life.take(inputs.popleft(), self._loop.time()):
-                if (answer := self._carry_out(decision)) is not None:
-                    inputs.append(answer)
+                try:
+                    if (answer := self._carry_out(decision)) is not None:
+                        inputs.append(answer)
+                except Exception as error:  # noqa: BLE001  raised below
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _carry_out(self, decision: msg.Decision) -> msg.Input | None:
         match decision:
@@ -195,11 +227,11 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     def _await(self, reply: ReplyTo[WorkerStatus] | None, reached: Callable[[], bool]) -> None:
         """Reply with the status once that is reached, or the worker has ended."""
         if reply is not None:
-            self._waiting.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
+            self._deferred.add(reply, lambda: self.life.status if reached() or not self.life.running else None)
 
     def _settle(self) -> None:
         """After each message."""
-        self._waiting.settle()
+        self._deferred.settle()
         if not self.life.running:
             self._idle.set()
         due = self.life.due

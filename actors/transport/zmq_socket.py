@@ -85,7 +85,14 @@ def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + (0 if keys is None else CURVE_BYTES))
-    if not bind:
+    if bind:
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        try:
+            # Other users' processes are rejected by libzmq, whatever the folder's mode.
+            socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        except zmq.ZMQError:
+            pass  # a libzmq or a system without peer credentials: the folder alone keeps them out
+    else:
         # In effect never: a new connection would hide that messages were lost. Not -1, which makes libzmq throw
         # away what has arrived and was not read yet when the connection ends.
         socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
@@ -93,8 +100,6 @@ def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None
             socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    if bind:
-        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
     if keys is not None:
         socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
@@ -102,9 +107,3 @@ def configure(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None
             socket.setsockopt(zmq.CURVE_SERVER, 1)
         else:
             socket.setsockopt_string(zmq.CURVE_SERVERKEY, keys.server)
-    if bind:
-        try:
-            # Other users' processes are rejected by libzmq, whatever the folder's mode.
-            socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        except zmq.ZMQError:
-            pass  # a libzmq or a system without peer credentials: the folder alone keeps them out

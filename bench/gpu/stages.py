@@ -31,14 +31,14 @@ from workers.engine.runner import DecodeRow
 from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
-from workers.iree.build.lower import Graph, module, struct
-from workers.iree.build.recipe import PLAIN_TILE
+from workers.iree.build.lower import Graph, lower_module, struct
+from workers.iree.build.recipe import PLAIN_CAPACITY_MULTIPLE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
-from workers.iree.model.stored_parameters import build, stored_parameters
+from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
 from workers.load_options import LoadOptions
@@ -142,7 +142,7 @@ def _speeds(opened: Device, folder: Path, sizes: StageSizes) -> tuple[float, flo
     read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
     copy = Graph("copy", lambda x, _: (x + 1,), (values,), pure=True)
     compiler = Compiler(folder, opened.compile_flags(), opened.compile_target())
-    loaded = opened.load(compiler.compile(module([read, copy], {}, {})), None, "")
+    loaded = opened.load(compiler.compile(lower_module([read, copy], {}, {})), None, "")
     x = opened.upload(np.ones(values.shape, np.float32))
     read_s = fastest(lambda: loaded.call("read", x), sizes.passes)
     copy_s = fastest(lambda: loaded.call("copy", x), sizes.passes)
@@ -233,9 +233,9 @@ def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[GraphPlan, 
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_TILE)
+    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_CAPACITY_MULTIPLE)
     plan = GraphPlan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
-    return plan, {each.name: build(each, files, ops) for each in stored}
+    return plan, {each.name: pack_parameter(each, files, ops) for each in stored}
 
 
 class Executor:

@@ -27,10 +27,10 @@ from bench.harness.shapes import SHAPES
 from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
-from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import StepRows
@@ -45,8 +45,8 @@ class AttentionGraph:
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = shape["head_dim"], shape["heads"]
-        capacity = -(-longest // KV_TILE) * KV_TILE + KV_TILE
-        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, KV_TILE)
+        capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE
+        self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, CAPACITY_MULTIPLE)
         self._device, self._rows = device, rows
         self._graph = self._load(Compiler(folder, device.compile_flags(), device.compile_target()))
         self._kv = device.zeros(self._cache.shape, DTYPE)
@@ -71,7 +71,7 @@ class AttentionGraph:
         inputs = [((self._rows, self._width), "int32"), ((self._rows,), "int32"), ((self._rows, 1), "int32")]
         graph = Graph("main", main, tuple(struct(*each) for each in [*inputs, (cache.shape, DTYPE)]), pure=True)
         jax.eval_shape(graph.function, *graph.inputs, {})  # tracing tells which kernels there are
-        return self._device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+        return self._device.load(compiler.compile(lower_module([graph], {}, ops.bodies)), None, "")
 
     def kv_bytes(self, positions: int) -> int:
         """Bytes of keys and values that one step reads."""

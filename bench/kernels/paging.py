@@ -26,10 +26,10 @@ import numpy as np
 from bench.harness.command_line import at_least, command_line, parsed
 from workers.host.cores import usable_cores
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
-from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.model.kv_layout import KvLayout
@@ -59,8 +59,8 @@ def graphs(ops: TiledOps, cache: KvLayout, positions: int) -> list[Graph]:
         values = taken[1].reshape(batch, KV_HEADS, pages_of_head, DEPTH // LANES, LANES * LANES).swapaxes(2, 3)
         own = jnp.stack([keys, values.reshape(keys.shape)])[None]
         # The kernel reads up to a tile beyond the rows.
-        own = jnp.pad(own, ((0, 0),) * 4 + ((0, KV_TILE * DEPTH),))
-        dense = KvLayout(1, batch, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
+        own = jnp.pad(own, ((0, 0),) * 4 + ((0, CAPACITY_MULTIPLE * DEPTH),))
+        dense = KvLayout(1, batch, KV_HEADS, DEPTH, positions + CAPACITY_MULTIPLE, CAPACITY_MULTIPLE)
         return (ops.attend(q, own, dense, 0, MODEL, StepRows(who, rows)),)
 
     words = struct((batch, HEADS * DEPTH // ops.arithmetic.per_word), "int32")
@@ -74,7 +74,7 @@ def graphs(ops: TiledOps, cache: KvLayout, positions: int) -> list[Graph]:
 
 def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler: Compiler, rounds: int) -> list[float]:
     """Median milliseconds of each graph."""
-    cache = KvLayout(1, slots, KV_HEADS, DEPTH, positions + KV_TILE, KV_TILE)
+    cache = KvLayout(1, slots, KV_HEADS, DEPTH, positions + CAPACITY_MULTIPLE, CAPACITY_MULTIPLE)
     random = np.random.default_rng(0)
     kv = device.zeros(cache.shape, ops.dtype)
     if kv.window is not None:
@@ -90,7 +90,7 @@ def measure(ops: TiledOps, positions: int, slots: int, device: Device, compiler:
     medians = []
     for graph in graphs(ops, cache, positions):
         jax.eval_shape(graph.function, *graph.inputs, {})  # tracing tells which kernels there are
-        loaded = device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+        loaded = device.load(compiler.compile(lower_module([graph], {}, ops.bodies)), None, "")
         seconds = []
         for _ in range(rounds):
             began = time.perf_counter()

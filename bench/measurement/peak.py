@@ -51,7 +51,7 @@ def _module(sums: int, workgroups: int) -> str:
     """float32 [16] -> float32 [workgroups, sums * 16]: sum = sum * x + x, again and again."""
     kernel = Kernel("peak", workgroups)
     code = kernel.code
-    x, out = kernel.input((LANES,), "f32"), kernel.output((workgroups, sums * LANES), "f32")
+    x, out = kernel.input("x", (LANES,), "f32"), kernel.output("out", (workgroups, sums * LANES), "f32")
     factor = x.load_vector([0])
 
     def turn(_: Value, totals: list[Value]) -> list[Value]:

@@ -27,7 +27,7 @@ from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 
 HOST = "127.0.0.1"
-POLICY = RestartPolicy(max_failures=64, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
+POLICY = RestartPolicy(max_failures=None, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
 """Treats each failure as a first one. The default policy would wait longer and longer, and then give the worker up."""
 
 Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]

@@ -1,4 +1,4 @@
-"""`baton generate`: prints the answer to one prompt."""
+"""`baton generate`: prints the answer to one prompt. Its flags are declared in `cli/main.py`."""
 
 from contextlib import closing
 

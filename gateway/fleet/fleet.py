@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 import structlog
 
-from actors.actor import Actor, Ref, ReplyTo, Terminated, Waiting
+from actors.actor import Actor, ActorStopped, DeferredReplies, Ref, ReplyTo, Terminated
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
-from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.messages import StartWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerChanged, WorkerNotice, WorkerState, WorkerStatus
 from actors.supervision.worker_actor import spawn_worker
@@ -63,7 +63,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._operating = anyio.CancelScope()
         self._operable = True
         self._stopping = False
-        self._waiting = Waiting()
+        self._deferred = DeferredReplies()
 
     def started(self) -> None:
         for launch in self._launches:
@@ -84,7 +84,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._operable = False
                 self._operating.cancel()
             case msg.AwaitSettled(reply):
-                self._waiting.add(reply, self._unserved)
+                self._deferred.add(reply, self._unserved)
             case msg.StopAll(ended):
                 self._stop(ended)
             case msg.AddExtra(launch, checkpoint, grace_s, added):
@@ -92,15 +92,19 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.UseCommand(worker, command, checkpoint):
                 self.members[worker] = replace(self.members[worker], command=command, checkpoint=checkpoint)
             case msg.RemoveWorker(worker):
+                self._router.remove(worker)  # first: it raises if the worker is in use
                 self.members.pop(worker).worker.ref.stop()
-                self._router.remove(worker)
             case msg.Relieve(worker, by, relieved):
-                self._waiting.add(relieved, functools.partial(self._relieved, worker, by))
+                self._deferred.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
                 self._report(line, outcome)
             case Terminated():
-                pass  # a worker's own failure: it was logged, and its last status says that it does not run
-        self._waiting.settle()
+                pass  # its last `WorkerChanged` said that it does not run
+        self._deferred.settle()
+
+    def dropped(self, message: msg.FleetMessage) -> None:
+        if isinstance(message, JoinRequest):
+            message.decline("the gateway is shutting down")
 
     # Workers.
 
@@ -111,6 +115,8 @@ class Fleet(Actor[msg.FleetMessage]):
             assert command is not None, "it was launched here"
             return command(endpoint, incarnation)
 
+        if launch.name in self.members:
+            raise ValueError(f"there is a worker {launch.name!r} already")
         worker = spawn_worker(self.context, launch.name, self._terms, command)
         member = Member(worker, launch.model, launch, launch.command, checkpoint, extra_grace_s)
         self._take_in(member, Role.STANDBY if launch.standby else Role.ACTIVE)
@@ -149,7 +155,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
             else:  # the watchers log the reasons
                 self.context.notify(msg.FleetGaveUp(self._reasons()))
-        self._waiting.settle()
+        self._deferred.settle()
         if self._on_status is not None:
             self._on_status(status)
 
@@ -165,8 +171,8 @@ class Fleet(Actor[msg.FleetMessage]):
         self._stopping, self._operable = True, False
         self._operating.cancel()
         for member in self.members.values():
-            member.worker.ref.tell(StopWorker(), urgent=True)
-        self._waiting.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
+            member.worker.ref.stop()  # needs no room in a mailbox, and has no effect on one that has ended
+        self._deferred.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
 
     # Operations.
 
@@ -217,6 +223,8 @@ class Fleet(Actor[msg.FleetMessage]):
                     await release_extras(steps, self._router.pool)
             except (OperationFailed, LaunchRefused) as error:
                 outcome, line = OperationOutcome.FAILED, str(error)
+            except ActorStopped as error:  # its supervision has failed for good, which was logged
+                outcome, line = OperationOutcome.FAILED, f"{error}: restart the gateway"
             except Exception as error:  # noqa: BLE001  a bug ends this operation, not the gateway
                 _log.error("operation_failed", exc_info=error)
                 outcome, line = OperationOutcome.FAILED, f"internal error: {type(error).__name__}: {error}"

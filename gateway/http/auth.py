@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,7 +52,7 @@ class AuthMiddleware:
             return
         request_id = name_request(scope)
         conventions = self.conventions.of(scope["path"])
-        error = self._check(scope, conventions.key_header)
+        error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
         if error is not None:
             await HttpExchange(scope, receive, send, self._settings, conventions).refuse(error)
@@ -61,7 +61,7 @@ class AuthMiddleware:
         else:
             await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
 
-    def _check(self, scope: Scope, key_header: bytes) -> RequestError | None:
+    def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
         bound = self._settings.max_header_bytes
         if size > bound:
@@ -69,7 +69,7 @@ class AuthMiddleware:
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_header):
+        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_headers):
             return _no_key("API")
         return None
 
@@ -109,8 +109,8 @@ def _is_local(scope: Scope) -> bool:
         return False
 
 
-def _has_key(scope: Scope, key: bytes, key_header: bytes = b"") -> bool:
-    given = presented_key(scope, key_header)
+def _has_key(scope: Scope, key: bytes, key_headers: Collection[bytes] = ()) -> bool:
+    given = presented_key(scope, key_headers)
     return given is not None and secrets.compare_digest(given, key)
 
 

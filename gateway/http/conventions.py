@@ -28,8 +28,8 @@ class HttpConventions:
     """The conventions of one dialect."""
 
     errors: ErrorRenderer
-    key_header: bytes = b""
-    """A header, in lower case, that may bear the API key instead of `Authorization`."""
+    key_headers: tuple[bytes, ...] = ()
+    """Headers, in lower case, one of which may bear the API key instead of `Authorization`."""
 
 
 class ConventionsByPath:

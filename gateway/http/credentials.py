@@ -2,16 +2,17 @@
 
 import base64
 import binascii
+from collections.abc import Collection
 
 from starlette.types import Scope
 
 
-def presented_key(scope: Scope, key_header: bytes = b"") -> bytes | None:
-    """The key as a bearer token, as the password of HTTP basic authentication, or else in a header of the dialect's
-    own, in lower case; None without one."""
-    given = _values(scope, b"authorization")
-    if not given and key_header:
-        given = _values(scope, key_header)
+def presented_key(scope: Scope, key_headers: Collection[bytes] = ()) -> bytes | None:
+    """The key as a bearer token, as the password of HTTP basic authentication, or else in one of these headers, in
+    lower case; None without one."""
+    given = _values(scope, [b"authorization"])
+    if not given and key_headers:
+        given = _values(scope, key_headers)
         return given[0].strip() if len(given) == 1 else None
     if len(given) != 1:
         return None
@@ -27,5 +28,5 @@ def presented_key(scope: Scope, key_header: bytes = b"") -> bytes | None:
     return bytes(credentials.strip())
 
 
-def _values(scope: Scope, header: bytes) -> list[bytes]:
-    return [value for name, value in scope["headers"] if name == header]
+def _values(scope: Scope, headers: Collection[bytes]) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name in headers]

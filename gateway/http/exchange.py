@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import anyio
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,7 @@ from gateway.http.credentials import presented_key
 from gateway.settings import GatewaySettings
 
 JSON = b"application/json"
+Headers = Sequence[tuple[bytes, bytes]]
 _EVENT_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -68,7 +69,7 @@ class HttpExchange:
     @property
     def key(self) -> bytes:
         """The API key that the client sent, whether one is needed or not; empty without one."""
-        return presented_key(self._scope, self.conventions.key_header) or b""
+        return presented_key(self._scope, self.conventions.key_headers) or b""
 
     @property
     def delivered(self) -> bool:
@@ -139,17 +140,21 @@ class HttpExchange:
         """Send a whole JSON response. A client that does not take it in time is dropped."""
         self._done = True
         length = (b"content-length", str(len(body)).encode())
-        start = {"type": "http.response.start", "status": status}
         with anyio.move_on_after(self._settings.client_stall_s):
-            await self._send({**start, "headers": [(b"content-type", JSON), length, self._id_header, *(headers or [])]})
+            await self._start(status, [(b"content-type", JSON), length], headers or [])
             await self._send({"type": "http.response.body", "body": body})
 
     async def respond_empty(self) -> None:
         """Send a 204 response."""
         self._done = True
         with anyio.move_on_after(self._settings.client_stall_s):
-            await self._send({"type": "http.response.start", "status": 204, "headers": [self._id_header]})
+            await self._start(204, [])
             await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: Headers, more: Headers = ()) -> None:
+        """Send the status and the headers: the request's id, which every response of an exchange has, before `more`."""
+        every = [*headers, self._id_header, *more]
+        await self._send({"type": "http.response.start", "status": status, "headers": every})
 
     async def refuse(self, error: RequestError) -> None:
         """Send an error as the response. The rest of the body is discarded meanwhile: a server whose queue is full of
@@ -164,7 +169,7 @@ class HttpExchange:
         errors = self.conventions.errors
         await self.respond(errors.status(error), errors.body(error), error.headers)
 
-    async def attended(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
+    async def while_connected(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
         """Run `work` while the client is connected. Its argument is the scope that is cancelled when the client
         leaves."""
         async with anyio.create_task_group() as group:
@@ -177,10 +182,8 @@ class HttpExchange:
         of a resumable one."""
         self._watch(scope, -1)
         self.begun = True
-        headers = [(b"content-type", content_type), *_EVENT_HEADERS, self._id_header]
-        if stream_id:
-            headers.append((b"x-stream-id", stream_id.encode()))
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        more = [(b"x-stream-id", stream_id.encode())] if stream_id else []
+        await self._start(200, [(b"content-type", content_type), *_EVENT_HEADERS], more)
 
     async def events(self, chunk: bytes, more: bool = True) -> None:
         """Send rendered events; the last ones with `more` false."""
@@ -198,8 +201,8 @@ class HttpExchange:
             await self.respond_error(error)
 
     def _watch(self, scope: anyio.CancelScope, sends: int) -> None:
-        """Look now and then whether the same send still waits, which is cheaper than a timer for each send. A stall is
-        detected after once to twice its time."""
+        """Check from time to time whether the client has taken nothing since the last check, which is cheaper than a
+        timer for each send. A stall is detected after once to twice its time."""
         if self._sending and sends == self._sends:
             scope.cancel()
             return

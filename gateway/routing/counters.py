@@ -14,7 +14,7 @@ COUNTED = (
     "prefix_tokens",
     "graphs_failed",
 )
-"""The fields of `Gauges` that only grow within one incarnation."""
+"""The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 
 
 class Counters:

@@ -161,7 +161,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             handle.answered(event.stream)
         if isinstance(event, Step | Heartbeat):
             handle.counters.add(incarnation, event.gauges)
-            handle.reached = event.gauges.reached
+            handle.reached, handle.steps_failed = event.gauges.reached, event.gauges.steps_failed
         if isinstance(event, Step):
             now = self._clock()
             for delta in event.deltas:
@@ -180,6 +180,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._placement.lose(handle, Cause.DIED, f"worker {handle.name} was replaced")
             handle.incarnation = status.incarnation
             handle.breaker = Breaker()
+        handle.steps_failed = status.gauges.steps_failed
         handle.refresh(status)
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)

@@ -52,6 +52,8 @@ class WorkerHandle:
         """Of the worker that is there or was there last."""
         self.reached = 0
         """See `Gauges.reached`."""
+        self.steps_failed = 0
+        """Of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self._closed = -1
         self._full_until = 0.0
         self._uncancelled: list[Cancel] = []
@@ -120,7 +122,7 @@ class WorkerHandle:
     @property
     def failed_step(self) -> FailureId:
         """The last of its steps that failed; all rows of one fail together."""
-        return self.incarnation, self.status.gauges.steps_failed
+        return self.incarnation, self.steps_failed
 
     def exempt(self, failure: FailureId) -> None:
         """Do not count a failure that was attributed to a request, unless too many in a row were."""

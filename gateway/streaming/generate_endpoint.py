@@ -89,7 +89,7 @@ class GenerateEndpoint:
             await exchange.respond(200, body)
 
         try:
-            await exchange.attended(answer)
+            await exchange.while_connected(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
             close_request(group)
@@ -116,7 +116,7 @@ class GenerateEndpoint:
             await self._resumables.read(stream, reader, answer)
             return
         try:
-            await exchange.attended(answer)
+            await exchange.while_connected(answer)
         finally:
             reply.close()
             exchange.close()

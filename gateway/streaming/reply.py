@@ -68,8 +68,7 @@ class StreamedReply:
                 chunk = self._render()
             except Exception:
                 # The status was 200: the client still gets an error event, and the server logs the exception.
-                chunk = self._end(self._opened().error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)))
-                await exchange.events(chunk, more=False)
+                await exchange.events(self._broken_off(), more=False)
                 raise
             if chunk:
                 await exchange.events(chunk, more=not self.over)
@@ -116,6 +115,16 @@ class StreamedReply:
     def _end(self, events: list[bytes]) -> bytes:
         self.over = True
         return self._keep(events)
+
+    def _broken_off(self) -> bytes:
+        """The last events after a failure of the renderer: its own, or those of the dialect if it fails again."""
+        error = RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)
+        try:
+            return self._end(self._opened().error(error))
+        except Exception as again:  # noqa: BLE001  a bug of the renderer; the first one is raised
+            _log.error("error_not_rendered", request=self.group.request_id, exc_info=again)
+            self.over = True
+            return self.conventions.errors.last_events(error)
 
     def _keep(self, events: list[bytes]) -> bytes:
         """Number the next events, and log them where they may be sent again."""

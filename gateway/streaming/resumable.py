@@ -163,7 +163,7 @@ class ResumableStreams:
         evicted."""
         exchange = reader.exchange
 
-        async def attended(scope: anyio.CancelScope) -> None:
+        async def while_connected(scope: anyio.CancelScope) -> None:
             try:
                 with reader.scope:
                     await work(scope)
@@ -173,7 +173,7 @@ class ResumableStreams:
                 await exchange.end(reader.eviction)
 
         try:
-            await exchange.attended(attended)
+            await exchange.while_connected(while_connected)
         finally:
             exchange.close()
 

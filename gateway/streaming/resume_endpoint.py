@@ -102,6 +102,8 @@ class ResumeEndpoint:
             target += f"?{PARAMETER}={position.number}"
         if key := exchange.header(b"authorization"):
             headers["authorization"] = key
+        elif exchange.key:  # in a header of a dialect, which the other gateway may not have
+            headers["authorization"] = f"Bearer {exchange.key.decode('latin-1')}"
 
         async def relay(scope: anyio.CancelScope) -> None:
             async with peer.ask("DELETE" if cancel else "GET", target, headers) as response:
@@ -119,7 +121,7 @@ class ResumeEndpoint:
 
         try:
             try:
-                await exchange.attended(relay)
+                await exchange.while_connected(relay)
             except* PeerUnreachable as gone:
                 _log.info("peer_unreachable", request=exchange.request_id, problem=str(gone.exceptions[0]))
                 if not exchange.begun:

@@ -1,4 +1,7 @@
-"""The mixture of the training text: its kinds of documents and their shares."""
+"""The mixture of the training text: its kinds of documents and their shares.
+
+After a change, train the built-in models again: `models/builtin/README.md` has the commands.
+"""
 
 from __future__ import annotations
 

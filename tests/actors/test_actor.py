@@ -9,17 +9,21 @@ import pytest
 import structlog
 
 from actors.actor import (
+    MAX_DEFERRED,
     Actor,
     ActorStopped,
     AskFailed,
     AskTimeout,
+    DeferredReplies,
     OnFailure,
     Ref,
     ReplyTo,
+    TooManyAsks,
 )
 from actors.mailbox import CAPACITY, RESERVE, MailboxFull
 from actors.system import ActorSystem
 from tests.actors.counter import Add, AnswerAt, Counter, Fail, Notify
+from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +114,24 @@ class TestAsk:
                 assert await reply.wait(WAIT_S) == 1
 
 
+async def test_deferred_replies_are_bounded_at_the_edge() -> None:
+    deferred = DeferredReplies()
+    settled: list[int] = []
+    replies: list[ReplyTo[int]] = [ReplyTo() for _ in range(MAX_DEFERRED + 2)]
+    for number, reply in enumerate(replies[:-1]):
+        deferred.add(reply, lambda number=number: number if settled else None)  # type: ignore[misc]
+    assert [reply.done for reply in replies] == [False] * MAX_DEFERRED + [True, False]
+    with pytest.raises(TooManyAsks, match=f"{MAX_DEFERRED} asks"):
+        await replies[-2].wait(WAIT_S)
+    with pytest.raises(AskTimeout):
+        await replies[0].wait(0.0)
+    deferred.add(replies[-1], lambda: -1 if settled else None)
+    settled.append(1)
+    deferred.settle()
+    assert [await reply.wait(WAIT_S) for reply in replies[1:-2]] == list(range(1, MAX_DEFERRED))
+    assert await replies[-1].wait(WAIT_S) == -1, "one that waits no more makes room"
+
+
 class TestWatch:
     @pytest.mark.parametrize("end", ["stop", "failure", "before"])
     async def test_a_watcher_learns_of_the_end_exactly_once(self, end: str) -> None:
@@ -167,7 +189,9 @@ class TestWatch:
             ref = system.spawn("c", Counter(), on_failure=OnFailure.STOP)
             await anyio.wait_all_tasks_blocked()
             watching = system.spawn("stuck", stuck)  # it handles nothing before the next turn of the loop
+            other = Inbox()
             ref.watch(watching)
+            ref.watch(other.ref)
             for number in range(CAPACITY):
                 watching.tell(number)
             ref.tell(Notify("urgent", urgent=True))
@@ -176,6 +200,7 @@ class TestWatch:
             with structlog.testing.capture_logs() as logs:
                 ref.tell(Notify("too much", urgent=True))
             assert isinstance(logs[0]["exc_info"], MailboxFull)
+            assert other.messages == ["urgent", "too much"], "the others get it all the same"
             assert isinstance((await ref.wait_stopped()).error, MailboxFull)
             await anyio.wait_all_tasks_blocked()
             assert any("Terminated" in line for line in stuck.diary)

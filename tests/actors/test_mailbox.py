@@ -63,6 +63,23 @@ async def test_a_handler_is_never_run_inside_another() -> None:
     assert steps == turns, "mailboxes take turns"
 
 
+async def test_what_waits_is_handled_after_a_handler_was_interrupted() -> None:
+    handled: list[int] = []
+
+    def interrupted(message: int) -> None:
+        handled.append(message)
+        if message == 1:
+            box.post(2)
+            raise KeyboardInterrupt
+
+    box = opened(Dispatcher(), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        box.post(1)
+    box.post(3)
+    await asyncio.sleep(0)
+    assert handled == [1, 2, 3]
+
+
 async def test_much_to_do_lets_other_callbacks_run() -> None:
     dispatcher = Dispatcher()
     handled: list[int] = []

@@ -171,6 +171,12 @@ def test_every_error_code_is_listed_with_its_status(code: ErrorCode | RefusalCod
     assert str(STATUS[code]) in ", ".join(statuses for statuses, codes in rows if f"`{code}`" in codes).split(", ")
 
 
+def test_no_other_error_code_is_listed() -> None:
+    page = HTTP.partition("## Errors")[2].partition("##")[0]
+    rows = re.findall(r"^\| \d+.*? \| (.*?) \|", page, re.MULTILINE)
+    assert {code for codes in rows for code in re.findall(r"`(\w+)`", codes)} == {str(code) for code in STATUS}
+
+
 def test_the_file_in_the_guide_is_one_that_baton_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for page in (ROOT / "docs" / "operations.md", ROOT / "deploy" / "README.md"):
         block = re.search(r"^```toml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)

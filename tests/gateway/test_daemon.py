@@ -20,6 +20,7 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.server import BindError, listen
@@ -197,6 +198,19 @@ async def test_a_worker_that_cannot_live_ends_the_gateway_with_its_reason() -> N
     assert seen[-1].state is WorkerState.GIVEN_UP
     errors = [line["event"] for line in logs if line["log_level"] == "error" and line.get("process") != "worker"]
     assert errors == []  # the error that is raised says it all
+
+
+async def test_a_fleet_that_fails_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(Fleet, "_stop", fail)
+    with structlog.testing.capture_logs() as logs:
+        async with daemon(launch("w0")) as (watched, _):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await watched.ended.wait()
+    (line,) = [line for line in logs if line["event"] == "workers_have_not_ended"]
+    assert line["reason"] == "AskFailed: actor 'fleet' failed on the message"
 
 
 async def test_a_port_in_use_is_reported_before_anything_starts() -> None:

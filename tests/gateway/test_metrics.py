@@ -109,3 +109,9 @@ async def test_every_series_of_a_worker_has_its_labels() -> None:
         "baton_queue_depth",
     }
     assert all(LABELS.items() <= sample.labels.items() for sample in samples if sample.name not in OF_NO_WORKER)
+
+
+def test_every_gauge_is_summed_over_incarnations_unless_it_may_fall() -> None:
+    """`reached` and `slowest_step_ms` mean something within one incarnation only."""
+    now = {"slots_active", "queue_depth", "kv_tokens", "retained_tokens", "reached", "slowest_step_ms"}
+    assert set(Gauges.__struct_fields__) - now == set(COUNTED)

@@ -1,7 +1,7 @@
 """One frame for every golden file.
 
-`python -m tests.protocol.examples` rewrites the files: only for a new protocol version, or for a frame that no released
-version has sent.
+`python -m tests.protocol.examples` rewrites the files. Do so after appending a field, or for a new protocol version.
+When a field is appended, the diff may only lengthen frames.
 """
 
 from pathlib import Path

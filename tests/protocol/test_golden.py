@@ -6,10 +6,12 @@ from protocol.codec import decode_command, decode_event, encode
 from tests.protocol import vocabulary
 from tests.protocol.examples import COMMANDS, EVENTS, FRAMES, GOLDEN, hex_lines
 
+CHANGED = "the bytes of this frame changed: see `tests/protocol/examples.py`"
+
 
 @pytest.mark.parametrize("name", sorted(FRAMES))
 def test_encodes_to_the_golden_bytes(name: str) -> None:
-    assert hex_lines(encode(FRAMES[name])) == (GOLDEN / f"{name}.hex").read_text()
+    assert hex_lines(encode(FRAMES[name])) == (GOLDEN / f"{name}.hex").read_text(), CHANGED
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

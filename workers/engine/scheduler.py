@@ -128,8 +128,7 @@ class Scheduler:
         """
         ended: list[tuple[EngineSequence, FinishReason]] = []
         while self._waiting:
-            stream = next(iter(self._waiting))
-            sequence = self._waiting[stream]
+            stream, sequence = self._next_waiting()
             reason = resumed_finish(sequence)
             if reason is None:
                 if not self._allocator.allocate(sequence):
@@ -151,7 +150,11 @@ class Scheduler:
         """
         if not self._waiting:
             return None
-        return self._allocator.evict_for(next(iter(self._waiting.values())).max_length)
+        return self._allocator.evict_for(self._next_waiting()[1].max_length)
+
+    def _next_waiting(self) -> tuple[int, EngineSequence]:
+        """The sequence that gets the next slot: first in, first out."""
+        return next(iter(self._waiting.items()))
 
     def evict_all(self) -> None:
         """Evict all retained slots: they become dirty, and no sequence starts with their rows."""

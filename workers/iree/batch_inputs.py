@@ -18,17 +18,18 @@ class SlotRun(NamedTuple):
     tokens: tuple[int, ...]
     start: int
     position: int
-    place: int
-    """The position of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
+    output_index: int
+    """The index of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
 
 
-def runs_of(chunk: Chunk, place: int, most: int) -> list[SlotRun]:
+def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     """Divide a chunk into runs of `most` rows; the last run has the chunk's last row."""
     runs = []
     for at in range(0, len(chunk.tokens), most):
         part = chunk.tokens[at : at + most]
         ends = at + len(part) == len(chunk.tokens)
-        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, place if ends else -1))
+        index = output_index if ends else -1
+        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, index))
     return runs
 
 
@@ -83,18 +84,18 @@ class DecodeInputs:
         integers, floats = ((batch, 1), "int32"), ((batch, 1, angles.width), "float32")
         self._inputs = [device.input(*each) for each in (integers, floats, floats, integers, ((batch,), "int32"))]
         flat = [each.array.reshape(-1).data for each in self._inputs]
-        self._tokens, self._cos, self._sin, self._rows, self._slots = flat
+        self._tokens, self._cos, self._sin, self._kv_rows, self._slots = flat
         self._used: Sequence[int] = range(batch)
-        """The lines that may hold rows of the last step."""
+        """The rows of the graph that may hold those of the last step."""
 
-    def write(self, lines: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
-        """Return the arguments of a call with these rows in these lines, and padding rows in the others."""
-        for line in self._used:
-            self._tokens[line], self._rows[line], self._slots[line] = 0, self._spare_row, line
-        self._used = lines
+    def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
+        """Return the arguments of a call that leaves these rows' results at these indices. Other rows are padding."""
+        for index in self._used:
+            self._tokens[index], self._kv_rows[index], self._slots[index] = 0, self._spare_row, index
+        self._used = output_indices
         width = self._width
-        for line, row in zip(lines, rows, strict=True):
-            self._tokens[line], self._rows[line], self._slots[line] = row.token, row.start, row.slot
-            at = line * width
+        for index, row in zip(output_indices, rows, strict=True):
+            self._tokens[index], self._kv_rows[index], self._slots[index] = row.token, row.start, row.slot
+            at = index * width
             self._cos[at : at + width], self._sin[at : at + width] = self._angles.of(row.position)
         return [each.ready() for each in self._inputs]

@@ -123,27 +123,27 @@ class IreeRunner:
         self._sampler.forget()
         wanted = [spec for spec in specs if spec is not None]
         lasts = iter(range(len(wanted)))
-        places = [-1 if spec is None else next(lasts) for spec in specs]
+        output_indices = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
-        for size, runs in self._calls(chunks, places):
+        for size, runs in self._calls(chunks, output_indices):
             ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
-            for line, run in enumerate(runs):
-                if run.place >= 0:
-                    ends[run.place] = line * (self._plan.block or size) + len(run.tokens) - 1
+            for row, run in enumerate(runs):
+                if run.output_index >= 0:
+                    ends[run.output_index] = row * (self._plan.block or size) + len(run.tokens) - 1
             arguments = self._run_inputs(runs, size)
             last_rows, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), last_rows)
         if not wanted:
             return [None] * len(chunks)
         tokens = self._sample_last(last_rows, wanted)
-        return [None if place < 0 else tokens[place] for place in places]
+        return [None if index < 0 else tokens[index] for index in output_indices]
 
-    def _calls(self, chunks: Sequence[Chunk], places: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
+    def _calls(self, chunks: Sequence[Chunk], output_indices: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
         sizes, block = self._plan.chunks, self._plan.block
         runs = [
             run
-            for chunk, place in zip(chunks, places, strict=True)
-            for run in runs_of(chunk, place, block or sizes[-1])
+            for chunk, index in zip(chunks, output_indices, strict=True)
+            for run in runs_of(chunk, index, block or sizes[-1])
         ]
         while runs:
             rows = len(runs) * block if block else len(runs[0].tokens)
@@ -161,11 +161,11 @@ class IreeRunner:
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
-        result, lines, batch = self._step(rows)
+        result, output_indices, batch = self._step(rows)
         specs: list[SampleSpec | None] = [None] * batch
-        for line, row in zip(lines, rows, strict=True):
-            specs[line] = row.sample
-        return self._sampler.sample(result, specs, lines)
+        for index, row in zip(output_indices, rows, strict=True):
+            specs[index] = row.sample
+        return self._sampler.sample(result, specs, output_indices)
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         return self._sampler.logprobs(rows)
@@ -190,24 +190,26 @@ class IreeRunner:
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
-        result, (line,), _ = self._step([row])
+        result, (index,), _ = self._step([row])
         logits: NDArray[np.float32] = self._device.download(result[1])
-        return logits[line : line + 1]
+        return logits[index : index + 1]
 
     def _step(self, rows: Sequence[DecodeRow]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
-        """Run the cheapest decode graph that is ready and holds the rows: its results, the line of each row in it, and
-        how many lines it has."""
+        """Run the cheapest decode graph that is ready and holds the rows.
+
+        Returns its results, the index of each row among its outputs, and how many rows it has.
+        """
         check_rows(self.capabilities, self._written, rows)
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
-        # Rows lie side by side whatever their slots are. Plain graphs have a line for each slot, in order.
-        lines = range(len(rows)) if self._plan.block else [row.slot for row in rows]
+        # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
+        output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
             inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
             self._decode_inputs[batch] = inputs
-        return self._call(f"decode_{batch}", *inputs.write(lines, rows), self._kv.view), lines, batch
+        return self._call(f"decode_{batch}", *inputs.write(output_indices, rows), self._kv.view), output_indices, batch
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -253,22 +255,22 @@ class IreeRunner:
         block = self._plan.block or size
         shape = (size // block, block)
         tokens = np.zeros(shape, np.int32)
-        places = np.full(shape, self._cache.spare_row, np.int32)
+        kv_rows = np.full(shape, self._cache.spare_row, np.int32)
         positions = np.zeros(shape, np.int64)
         slots = np.full(shape[0], runs[0].slot, np.int32)
-        for line, run in enumerate(runs):
+        for row, run in enumerate(runs):
             count = len(run.tokens)
-            tokens[line, :count] = run.tokens
-            places[line, :count] = np.arange(run.start, run.start + count)
-            positions[line, :count] = np.arange(run.position, run.position + count)
-            slots[line] = run.slot
+            tokens[row, :count] = run.tokens
+            kv_rows[row, :count] = np.arange(run.start, run.start + count)
+            positions[row, :count] = np.arange(run.position, run.position + count)
+            slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
-        return self._inputs(tokens, positions, places, slots)
+        return self._inputs(tokens, positions, kv_rows, slots)
 
     def _inputs(
-        self, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[Any], slots: NDArray[Any]
+        self, tokens: NDArray[Any], positions: NDArray[Any], kv_rows: NDArray[Any], slots: NDArray[Any]
     ) -> list[rt.HalBufferView | int]:
-        values = (tokens, *self._angles.at(positions), places, slots)
+        values = (tokens, *self._angles.at(positions), kv_rows, slots)
         if tokens.shape not in self._inputs_of:
             self._inputs_of[tokens.shape] = [self._device.input(each.shape, each.dtype.name) for each in values]
         given = zip(self._inputs_of[tokens.shape], values, strict=True)

@@ -27,7 +27,7 @@ class _Last(NamedTuple):
 
     logits: rt.HalBufferView
     tokens: list[int]
-    places: Sequence[int]
+    output_indices: Sequence[int]
 
 
 class Sampler:
@@ -48,9 +48,9 @@ class Sampler:
         self._last = None
 
     def sample(
-        self, result: list[rt.HalBufferView], specs: Sequence[SampleSpec | None], places: Sequence[int]
+        self, result: list[rt.HalBufferView], specs: Sequence[SampleSpec | None], output_indices: Sequence[int]
     ) -> list[int | None]:
-        """Tokens of the rows at these places, those that are sampled; None for one with non-finite logits.
+        """Return the tokens of the rows at these indices; None for a row with non-finite logits.
 
         `result` has greedy tokens and logits of all rows.
         """
@@ -58,21 +58,21 @@ class Sampler:
             sampled = self._sample(result[1], [spec or _FILLER for spec in specs])
         else:
             sampled = self._device.numbers(result[0])
-        self._last = _Last(result[1], sampled, places)
-        return [sampled[place] if sampled[place] >= 0 else None for place in places]
+        self._last = _Last(result[1], sampled, output_indices)
+        return [sampled[index] if sampled[index] >= 0 else None for index in output_indices]
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         """See `workers.engine.runner.Runner.logprobs`. Raises `RuntimeError` when the last step sampled nothing."""
         if self._last is None:
             raise RuntimeError("no token was sampled by the last call")
-        logits, sampled, all_places = self._last
-        places, tokens = [all_places[row] for row in rows], np.array(sampled, np.int32)
+        logits, sampled, output_indices = self._last
+        indices, tokens = [output_indices[row] for row in rows], np.array(sampled, np.int32)
         if size := self._covering("report", len(sampled)):
             tokens = np.pad(tokens, (0, size - len(sampled)))
             results = self._call(f"report_{size}", self._padded(logits, size), self._device.upload(tokens))
-            ids, distance, mass = (self._device.download(each)[places] for each in results)
+            ids, distance, mass = (self._device.download(each)[indices] for each in results)
         else:
-            ids, distance, mass = report(np, self._device.download(logits)[places], tokens[places])
+            ids, distance, mass = report(np, self._device.download(logits)[indices], tokens[indices])
         return decode_report(ids, distance, mass, self._vocab_size)
 
     @np.errstate(over="ignore", invalid="ignore")  # padding rows may hold anything, and so may a row that fails

@@ -19,7 +19,7 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
 from actors.supervision.local import CommandLine
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
-from actors.supervision.restart_policy import Restart, RestartPolicy
+from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import (
     GraceEnded,
     IncarnationLost,
@@ -42,7 +42,7 @@ from protocol.events import HEARTBEAT_S, Bye, Failed, Finished
 from workers.process.gateway_link import GatewayLink
 
 WELCOME_S = 15.0
-RETRY = RestartPolicy(max_failures=64, window_s=60.0, first_delay_s=0.25, max_delay_s=10.0)
+RETRY = RestartPolicy(max_failures=None, window_s=60.0, first_delay_s=0.25, max_delay_s=10.0)
 """Pauses between attempts to reach the gateway."""
 _JOINED = frozenset({WorkerState.LOADING, WorkerState.READY})
 
@@ -229,8 +229,7 @@ class RemoteAgent(Actor[AgentMessage]):
     def _try_later(self, reason: str | None) -> None:
         now = self._loop.time()
         self._failures = [*self._failures[-63:], now]
-        decision = RETRY.decide(self._failures, now)
-        delay_s = decision.delay_s if isinstance(decision, Restart) else RETRY.max_delay_s
+        delay_s = RETRY.delay_s(self._failures, now)
         self._log.warning("not_joined", reason=reason, retry_s=delay_s)
         self._waits = True
         self._later(delay_s, JoinDue())

@@ -31,7 +31,7 @@ POLICY = RestartPolicy(max_failures=3, first_delay_s=2, max_delay_s=16)
 READY = Ready(capabilities=Capabilities())
 
 
-class Story:
+class LifeDriver:
     """One life. `decisions` has every decision so far, `new` those of the last input."""
 
     def __init__(self, *, joins: bool = False, policy: RestartPolicy = POLICY, deadlines: Deadlines = LIMITS) -> None:
@@ -83,7 +83,7 @@ class Story:
     def started(self) -> None:
         self.take(Started(7))
 
-    def ready(self) -> "Story":
+    def ready(self) -> "LifeDriver":
         """The incarnation that was started takes requests."""
         self.started()
         self.frames(self.hello())
@@ -115,6 +115,6 @@ class Story:
         return self.take(observed or Observation())
 
 
-def request(story: Story) -> JoinRequest:
+def request(driver: LifeDriver) -> JoinRequest:
     """Of a worker that wants to join; its link is not touched by a life."""
-    return JoinRequest("w", "10.0.0.7:1", story.hello(), None)  # type: ignore[arg-type]
+    return JoinRequest("w", "10.0.0.7:1", driver.hello(), None)  # type: ignore[arg-type]

@@ -43,15 +43,15 @@ LOADING = Loading(phase="weights", done=1, total=2)
 
 
 def live(*events: Event, at: float = 0.0) -> ProtocolState:
-    seen = ProtocolState("w", 3, LIMITS, at)
+    protocol = ProtocolState("w", 3, LIMITS, at)
     for event in events:
-        seen.receive(event, at)
-    return seen
+        protocol.receive(event, at)
+    return protocol
 
 
 def test_from_start_to_bye() -> None:
-    seen = live()
-    assert seen.state is WorkerState.STARTING
+    protocol = live()
+    assert protocol.state is WorkerState.STARTING
     for event, state in (
         (HELLO, WorkerState.LOADING),
         (IDLE, WorkerState.LOADING),
@@ -62,9 +62,9 @@ def test_from_start_to_bye() -> None:
         (FAILED, WorkerState.READY),
         (BYE, WorkerState.READY),
     ):
-        seen.receive(event, 0.0)
-        assert seen.state is state
-    assert (seen.hello, seen.loading, seen.ready, seen.bye) == (HELLO, LOADING, READY, BYE)
+        protocol.receive(event, 0.0)
+        assert protocol.state is state
+    assert (protocol.hello, protocol.loading, protocol.ready, protocol.bye) == (HELLO, LOADING, READY, BYE)
 
 
 ORDER = {
@@ -92,37 +92,37 @@ def test_frames_out_of_order_are_refused(before: list[Event], event: Event, text
 )
 def test_a_hello_that_cannot_be_welcomed(field: str, value: object, lasting: bool) -> None:
     values = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value}
-    seen = live()
+    protocol = live()
     with pytest.raises(PeerRefused, match=field) as caught:
-        seen.receive(Hello(**values), 0.0)
+        protocol.receive(Hello(**values), 0.0)
     assert caught.value.lasting is lasting
-    assert seen.hello is None
+    assert protocol.hello is None
 
 
 def test_the_hello_deadline() -> None:
-    seen = live(at=100.0)
-    assert seen.overdue(109.9) is None
-    assert seen.overdue(110.0) == "no Hello for 10 s"
+    protocol = live(at=100.0)
+    assert protocol.overdue(109.9) is None
+    assert protocol.overdue(110.0) == "no Hello for 10 s"
 
 
 def test_the_loading_deadline_counts_from_the_last_progress() -> None:
-    seen = live(HELLO)
+    protocol = live(HELLO)
     for second in range(0, 60, 4):
-        seen.receive(Loading(phase="weights", done=1, total=2), second)
-    assert seen.last_progress == 0.0
-    seen.receive(Loading(phase="weights", done=2, total=2), 60.0)
+        protocol.receive(Loading(phase="weights", done=1, total=2), second)
+    assert protocol.last_progress == 0.0
+    protocol.receive(Loading(phase="weights", done=2, total=2), 60.0)
     for second in range(60, 160, 4):
-        seen.receive(IDLE, second)
-        assert seen.overdue(second) is None
-    seen.receive(IDLE, 160.0)
-    assert seen.overdue(160.0) == "no loading progress for 100 s"
+        protocol.receive(IDLE, second)
+        assert protocol.overdue(second) is None
+    protocol.receive(IDLE, 160.0)
+    assert protocol.overdue(160.0) == "no loading progress for 100 s"
 
 
 @pytest.mark.parametrize("before", [[HELLO], [HELLO, READY]], ids=["loading", "ready"])
 def test_the_beat_deadline(before: list[Event]) -> None:
-    seen = live(*before)
-    assert seen.overdue(4.9) is None
-    assert seen.overdue(5.0) == "no frame for 5 s"
+    protocol = live(*before)
+    assert protocol.overdue(4.9) is None
+    assert protocol.overdue(5.0) == "no frame for 5 s"
 
 
 class TestIdle:
@@ -131,79 +131,79 @@ class TestIdle:
     LIMITS = replace(LIMITS, heartbeat=30, idle=4)
 
     def live(self, *events: Event) -> ProtocolState:
-        seen = ProtocolState("w", 3, self.LIMITS, 0.0)
+        protocol = ProtocolState("w", 3, self.LIMITS, 0.0)
         for event in (HELLO, *events):
-            seen.receive(event, 0.0)
-        return seen
+            protocol.receive(event, 0.0)
+        return protocol
 
     def test_its_beat_is_due(self) -> None:
-        seen = self.live(READY)
-        seen.receive(IDLE, 10.0)
-        assert seen.overdue(13.9) is None
-        assert seen.overdue(14.0) == "no heartbeat without work for 4 s"
+        protocol = self.live(READY)
+        protocol.receive(IDLE, 10.0)
+        assert protocol.overdue(13.9) is None
+        assert protocol.overdue(14.0) == "no heartbeat without work for 4 s"
 
     def test_what_loads_is_not_idle(self) -> None:
         assert self.live().overdue(29.9) is None
 
     @pytest.mark.parametrize("busy", ["by its gauges", "by what was sent"])
     def test_what_works_is_not_idle(self, busy: str) -> None:
-        seen = self.live(READY, BUSY if busy == "by its gauges" else IDLE)
+        protocol = self.live(READY, BUSY if busy == "by its gauges" else IDLE)
         if busy == "by what was sent":
-            seen.sent([submit(1)], SILENT_S - 0.1)
-        assert seen.overdue(19.9) is None
+            protocol.sent([submit(1)], SILENT_S - 0.1)
+        assert protocol.overdue(19.9) is None
 
     def test_what_was_sent_last_may_have_kept_it_busy(self) -> None:
-        seen = self.live(READY, IDLE)
-        seen.sent([submit(1)], 1.0)
-        seen.sent([Cancel(1)], 2.0)
-        assert seen.overdue(5.9) is None
-        assert seen.overdue(6.0) == "no heartbeat without work for 4 s"
+        protocol = self.live(READY, IDLE)
+        protocol.sent([submit(1)], 1.0)
+        protocol.sent([Cancel(1)], 2.0)
+        assert protocol.overdue(5.9) is None
+        assert protocol.overdue(6.0) == "no heartbeat without work for 4 s"
 
     @pytest.mark.parametrize(("at", "late"), [(SILENT_S - 0.1, False), (SILENT_S, True)])
     def test_work_is_no_excuse_for_the_beats_missed_before_it(self, at: float, late: bool) -> None:
-        seen = self.live(READY, IDLE)
-        seen.sent([submit(1)], at)
-        seen.sent([Cancel(1)], at)
-        seen.sent([submit(2)], at)
-        assert seen.overdue(3.9) is None
-        assert seen.overdue(4.0) == ("no heartbeat without work for 4 s" if late else None)
-        seen.receive(BUSY, 4.0)
-        assert seen.overdue(19.9) is None, "it lives: its steps count from now on"
+        protocol = self.live(READY, IDLE)
+        protocol.sent([submit(1)], at)
+        protocol.sent([Cancel(1)], at)
+        protocol.sent([submit(2)], at)
+        assert protocol.overdue(3.9) is None
+        assert protocol.overdue(4.0) == ("no heartbeat without work for 4 s" if late else None)
+        protocol.receive(BUSY, 4.0)
+        assert protocol.overdue(19.9) is None, "it lives: its steps count from now on"
 
     def test_a_shorter_bound_than_three_beats_holds_as_well(self) -> None:
-        seen = ProtocolState("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
+        protocol = ProtocolState("w", 3, replace(self.LIMITS, idle=1.0), 0.0)
         for event in (HELLO, READY):
-            seen.receive(event, 0.0)
-        seen.sent([submit(1)], 1.0)
-        assert seen.overdue(1.0) == "no heartbeat without work for 1 s"
+            protocol.receive(event, 0.0)
+        protocol.sent([submit(1)], 1.0)
+        assert protocol.overdue(1.0) == "no heartbeat without work for 1 s"
 
 
-def hang(seen: ProtocolState, event: Event, start: float, seconds: int) -> str | None:
+def hang(protocol: ProtocolState, event: Event, start: float, seconds: int) -> str | None:
     for second in range(seconds + 1):
-        seen.receive(event, start + second)
-        if late := seen.overdue(start + second):
+        protocol.receive(event, start + second)
+        if late := protocol.overdue(start + second):
             return f"{second}: {late}"
     return None
 
 
 def test_an_idle_worker_that_beats_never_hangs() -> None:
-    seen = live(HELLO, READY)
-    assert hang(seen, IDLE, 0.0, 1000) is None
-    assert seen.last_progress == 1000.0
+    protocol = live(HELLO, READY)
+    assert hang(protocol, IDLE, 0.0, 1000) is None
+    assert protocol.last_progress == 1000.0
 
 
 def test_one_that_says_that_it_is_about_to_end_must_do_so() -> None:
     """Nobody waits for what it has lost until its request's own deadline."""
-    seen = live(HELLO, READY, IDLE)
-    seen.sent([submit(1)], 0.0)
-    seen.receive(Failed(stream=1, code=ErrorCode.LOST, text="a bug"), 0.0)
-    assert hang(seen, IDLE, 0.0, 100) == "20: no step finished with work in flight for 20 s"
+    protocol = live(HELLO, READY, IDLE)
+    protocol.sent([submit(1)], 0.0)
+    protocol.receive(Failed(stream=1, code=ErrorCode.LOST, text="a bug"), 0.0)
+    assert hang(protocol, IDLE, 0.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
 @pytest.mark.parametrize("gauges", [Gauges(slots_active=1), Gauges(queue_depth=1)], ids=["slot", "queue"])
 def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
-    seen = live(HELLO, READY, IDLE)
-    assert hang(seen, Heartbeat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
+    protocol = live(HELLO, READY, IDLE)
+    assert hang(protocol, Heartbeat(gauges=gauges), 0.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
 @pytest.mark.parametrize(
@@ -219,65 +219,65 @@ def test_work_without_steps_is_a_hang(gauges: Gauges) -> None:
     ],
 )
 def test_a_hang_is_measured_by_the_longest_legitimate_step(expected_ms: int, slowest_ms: int, granted: float) -> None:
-    seen = live(HELLO, Ready(capabilities=Capabilities(), step_ms=expected_ms))
-    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), 0.0)
-    assert seen.hang_s == granted
-    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1)), granted - 0.001)
-    seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), granted - 0.001)
-    assert seen.overdue(granted - 0.001) is None
-    assert seen.overdue(granted) == f"no step finished with work in flight for {granted:g} s"
+    protocol = live(HELLO, Ready(capabilities=Capabilities(), step_ms=expected_ms))
+    protocol.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), 0.0)
+    assert protocol.hang_s == granted
+    protocol.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1)), granted - 0.001)
+    protocol.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=1, slowest_step_ms=slowest_ms)), granted - 0.001)
+    assert protocol.overdue(granted - 0.001) is None
+    assert protocol.overdue(granted) == f"no step finished with work in flight for {granted:g} s"
 
 
 def test_a_submit_that_never_shows_in_the_gauges_is_a_hang() -> None:
-    seen = live(HELLO, READY)
-    hang(seen, IDLE, 0.0, 50)
-    seen.sent([submit(1)], 50.0)
-    assert hang(seen, IDLE, 50.0, 100) == "20: no step finished with work in flight for 20 s"
+    protocol = live(HELLO, READY)
+    hang(protocol, IDLE, 0.0, 50)
+    protocol.sent([submit(1)], 50.0)
+    assert hang(protocol, IDLE, 50.0, 100) == "20: no step finished with work in flight for 20 s"
 
 
 @pytest.mark.parametrize(("code", "counts"), [(ErrorCode.CONTEXT, True), (ErrorCode.DEADLINE, False)])
 def test_a_refusal_is_progress_and_a_deadline_is_none(code: ErrorCode, counts: bool) -> None:
-    seen = live(HELLO, READY)
-    seen.sent([submit(1), submit(2)], 50.0)
-    seen.receive(Failed(stream=1, code=code, text=""), 69.0)
-    assert (seen.overdue(70.0) is None) == counts
+    protocol = live(HELLO, READY)
+    protocol.sent([submit(1), submit(2)], 50.0)
+    protocol.receive(Failed(stream=1, code=code, text=""), 69.0)
+    assert (protocol.overdue(70.0) is None) == counts
 
 
 @pytest.mark.parametrize("end", [FINISHED, FAILED, None], ids=["finished", "failed", "cancelled"])
 def test_an_ended_stream_is_no_work(end: Event | None) -> None:
-    seen = live(HELLO, READY)
-    seen.sent([submit(1)], 0.0)
-    before = seen.busy
+    protocol = live(HELLO, READY)
+    protocol.sent([submit(1)], 0.0)
+    before = protocol.busy
     if end is None:
-        seen.sent([Cancel(stream=1)], 1.0)
+        protocol.sent([Cancel(stream=1)], 1.0)
     else:
-        seen.receive(end, 1.0)
-    assert (before, seen.busy) == (True, False)
-    assert hang(seen, IDLE, 1.0, 100) is None
+        protocol.receive(end, 1.0)
+    assert (before, protocol.busy) == (True, False)
+    assert hang(protocol, IDLE, 1.0, 100) is None
 
 
 def test_steps_that_advance_are_progress() -> None:
-    seen = live(HELLO, READY)
+    protocol = live(HELLO, READY)
     for second in range(200):
-        seen.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=second // 10)), float(second))
-        assert seen.overdue(float(second)) is None
-    assert seen.last_progress == 190.0
+        protocol.receive(Heartbeat(gauges=Gauges(slots_active=1, steps=second // 10)), float(second))
+        assert protocol.overdue(float(second)) is None
+    assert protocol.last_progress == 190.0
 
 
 def test_leaving() -> None:
-    seen = live(HELLO, READY)
+    protocol = live(HELLO, READY)
     assert live(HELLO, READY).leave_by is None
     for by in (30.0, 20.0, 40.0):
-        seen.leave(by)
-    assert seen.state is WorkerState.DRAINING
-    assert seen.leave_by == 20.0
+        protocol.leave(by)
+    assert protocol.state is WorkerState.DRAINING
+    assert protocol.leave_by == 20.0
 
 
 def test_ready_does_not_undo_a_drain() -> None:
-    seen = live(HELLO)
-    seen.leave(30.0)
-    seen.receive(READY, 0.0)
-    assert seen.state is WorkerState.DRAINING
+    protocol = live(HELLO)
+    protocol.leave(30.0)
+    protocol.receive(READY, 0.0)
+    assert protocol.state is WorkerState.DRAINING
 
 
 @pytest.mark.parametrize("field", Deadlines.__dataclass_fields__)
@@ -295,23 +295,27 @@ def test_the_bound_of_a_hang_is_not_below_its_floor() -> None:
 EVENTS = st.sampled_from([HELLO, READY, IDLE, BUSY, STEP, FINISHED, FAILED, LOADING, BYE])
 
 
-@given(story=st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
-def test_any_story_keeps_the_order_and_the_deadlines(story: list[tuple[Event, float]]) -> None:
-    seen, now = live(), 0.0
+@given(script=st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
+def test_any_frames_keep_the_order_and_the_deadlines(script: list[tuple[Event, float]]) -> None:
+    protocol, now = live(), 0.0
     order = list(WorkerState)
-    for event, pause in story:
+    for event, pause in script:
         now += pause
-        before = seen.state
-        late = seen.overdue(now)
-        assert late is None or seen.overdue(now + 1.0) is not None
+        before = protocol.state
+        late = protocol.overdue(now)
+        assert late is None or protocol.overdue(now + 1.0) is not None
         try:
-            seen.receive(event, now)
+            protocol.receive(event, now)
         except PeerMisbehaved:
-            assert seen.state is before
-            assert seen.overdue(now) == late
+            assert protocol.state is before
+            assert protocol.overdue(now) == late
             continue
-        assert order.index(seen.state) >= order.index(before)
-        assert (seen.state is WorkerState.STARTING) == (seen.hello is None)
-        assert (seen.state is WorkerState.READY) == (seen.ready is not None)
-        assert seen.last_progress <= now
-        assert seen.overdue(now) is None or (seen.busy and now - seen.last_progress >= LIMITS.hang) or not seen.ready
+        assert order.index(protocol.state) >= order.index(before)
+        assert (protocol.state is WorkerState.STARTING) == (protocol.hello is None)
+        assert (protocol.state is WorkerState.READY) == (protocol.ready is not None)
+        assert protocol.last_progress <= now
+        assert (
+            protocol.overdue(now) is None
+            or (protocol.busy and now - protocol.last_progress >= LIMITS.hang)
+            or not protocol.ready
+        )

@@ -58,15 +58,15 @@ async def far(worker: WorkerRef, hello: Hello = HELLO) -> AsyncIterator[Far]:
     """A worker connects and says Hello."""
     with LocalEndpoint() as endpoint:
         link = Link.bind(endpoint.address, lambda frames: None)
-        there = Far(endpoint.address)
+        remote = Far(endpoint.address)
         try:
-            await there.link.send([b"the listener has read it"])
+            await remote.link.send([b"the listener has read it"])
             while not link.received:  # noqa: ASYNC110
                 await anyio.sleep(0.002)
             worker.ref.tell(JoinRequest("w", "10.0.0.7:1", hello, link))
-            yield there
+            yield remote
         finally:
-            there.link.close(0)
+            remote.link.close(0)
 
 
 @asynccontextmanager
@@ -86,14 +86,14 @@ async def awaited(
 async def test_each_join_is_another_incarnation() -> None:
     async with awaited() as (worker, recorder, _):
         for number in (1, 2, 3):
-            async with far(worker) as there:
-                await there.until_received(1)
-                assert there.received == [Welcome(number)]
-                there.say(Ready(capabilities=Capabilities()))
+            async with far(worker) as remote:
+                await remote.until_received(1)
+                assert remote.received == [Welcome(number)]
+                remote.say(Ready(capabilities=Capabilities()))
                 status = await recorder.until_state(WorkerState.READY)
                 assert (status.incarnation, status.pid, status.address) == (number, 7, "10.0.0.7:1")
                 worker.send_nowait([submit(number), Cancel(number)])
-                await there.until_received(3)
+                await remote.until_received(3)
             await recorder.until(lambda: len(recorder.lost) == number)  # noqa: B023
             await recorder.until_state(WorkerState.BACKOFF)
         assert worker.status.restarts == 3
@@ -108,15 +108,15 @@ async def test_each_join_is_another_incarnation() -> None:
 )
 async def test_an_earlier_life_and_another_version_are_refused_and_may_come_again(hello: Hello, reason: str) -> None:
     async with awaited() as (worker, recorder, rejections):
-        async with far(worker, hello) as there:
-            await there.until_received(1)
-            assert isinstance(there.received[0], Welcome)
-            assert "is not" in there.received[0].refusal
+        async with far(worker, hello) as remote:
+            await remote.until_received(1)
+            assert isinstance(remote.received[0], Welcome)
+            assert "is not" in remote.received[0].refusal
             await recorder.until_state(WorkerState.BACKOFF)
         assert {why: count for why, count in rejections.total.items() if count} == {reason: 1}
-        async with far(worker) as there:
-            await there.until_received(1)
-            assert there.received == [Welcome(2)]
+        async with far(worker) as remote:
+            await remote.until_received(1)
+            assert remote.received == [Welcome(2)]
 
 
 async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +150,12 @@ async def test_a_second_one_is_declined_until_the_first_has_been_silent(monkeypa
     ids=lambda value: value or "link lost",
 )
 async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: Origin) -> None:
-    async with awaited() as (worker, recorder, _), far(worker) as there:
-        await there.until_received(1)
+    async with awaited() as (worker, recorder, _), far(worker) as remote:
+        await remote.until_received(1)
         if reason is None:
-            there.link.close(0)
+            remote.link.close(0)
         else:
-            there.say(Bye(reason, "gone"))
+            remote.say(Bye(reason, "gone"))
         await recorder.until(lambda: bool(recorder.lost))
         assert recorder.origins == [origin]
 
@@ -163,10 +163,10 @@ async def test_how_it_went_says_who_ended_it(reason: ByeReason | None, origin: O
 @pytest.mark.parametrize("limit", ["heartbeat", "loading", "hang"])
 async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_hangs(limit: str) -> None:
     deadlines = replace(PATIENT, **{limit: 0.2})
-    async with awaited(deadlines=deadlines) as (worker, recorder, _), far(worker) as there:
-        await there.until_received(1)
+    async with awaited(deadlines=deadlines) as (worker, recorder, _), far(worker) as remote:
+        await remote.until_received(1)
         if limit == "hang":
-            there.say(Ready(capabilities=Capabilities()))
+            remote.say(Ready(capabilities=Capabilities()))
             await recorder.until_state(WorkerState.READY)
             worker.send_nowait([submit()])
         await recorder.until(lambda: bool(recorder.lost))
@@ -174,13 +174,13 @@ async def test_one_that_says_nothing_is_cut_off_and_one_that_does_not_get_on_han
 
 
 async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
-    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, recorder, _), far(worker) as there:
-        await there.until_received(1)
-        there.say(Ready(capabilities=Capabilities()))
+    async with awaited(deadlines=replace(PATIENT, hang=1.0)) as (worker, recorder, _), far(worker) as remote:
+        await remote.until_received(1)
+        remote.say(Ready(capabilities=Capabilities()))
         await recorder.until_state(WorkerState.READY)
         worker.send_nowait([submit()])
         while not recorder.lost:
-            there.say(Heartbeat(Gauges(slots_active=1)))
+            remote.say(Heartbeat(Gauges(slots_active=1)))
             await anyio.sleep(0.02)
         assert recorder.origins == [Origin.WITHIN]
 
@@ -188,42 +188,42 @@ async def test_one_whose_machine_beats_for_it_hangs_by_itself() -> None:
 async def test_one_that_failed_waits_and_one_that_fails_for_ever_is_given_up() -> None:
     slow = replace(AT_ONCE, max_failures=2, first_delay_s=0.5, max_delay_s=0.5)
     async with awaited(slow) as (worker, recorder, _):
-        async with far(worker) as there:
-            await there.until_received(1)
-            there.say(Bye(ByeReason.DIED, "killed"))
+        async with far(worker) as remote:
+            await remote.until_received(1)
+            remote.say(Bye(ByeReason.DIED, "killed"))
             await recorder.until_state(WorkerState.BACKOFF)
         declined = []
         while recorder.states[-1] is not WorkerState.GIVEN_UP:
-            async with far(worker) as there:
-                await there.until_received(1)
-                assert isinstance(there.received[0], Welcome)
-                if there.received[0].refusal:
-                    declined.append(there.received[0].refusal)
+            async with far(worker) as remote:
+                await remote.until_received(1)
+                assert isinstance(remote.received[0], Welcome)
+                if remote.received[0].refusal:
+                    declined.append(remote.received[0].refusal)
                     continue
-                there.say(Bye(ByeReason.DIED, "killed"))
+                remote.say(Bye(ByeReason.DIED, "killed"))
                 await recorder.until_state(WorkerState.GIVEN_UP)
         assert "come again in" in declined[0]
-        async with far(worker) as there:
-            await there.until_received(1)
-            assert isinstance(there.received[0], Welcome)
-            assert there.received[0].refusal
+        async with far(worker) as remote:
+            await remote.until_received(1)
+            assert isinstance(remote.received[0], Welcome)
+            assert remote.received[0].refusal
 
 
 async def test_one_that_is_stopped_is_left_and_kept_out_until_it_is_started() -> None:
     async with awaited() as (worker, recorder, _):
-        async with far(worker) as there:
-            await there.until_received(1)
+        async with far(worker) as remote:
+            await remote.until_received(1)
             stopped = await recorder.stop(worker)
             assert (stopped.state, recorder.lost) == (WorkerState.STOPPED, [(1, "stopped")])
             with anyio.fail_after(WAIT_S):
-                while not there.lost:  # noqa: ASYNC110
+                while not remote.lost:  # noqa: ASYNC110
                     await anyio.sleep(0.002)
-            assert there.received == [Welcome(1)], "it may serve another gateway"
-        async with far(worker) as there:
-            await there.until_received(1)
-            assert isinstance(there.received[0], Welcome)
-            assert "was stopped here" in there.received[0].refusal
+            assert remote.received == [Welcome(1)], "it may serve another gateway"
+        async with far(worker) as remote:
+            await remote.until_received(1)
+            assert isinstance(remote.received[0], Welcome)
+            assert "was stopped here" in remote.received[0].refusal
         worker.ref.tell(StartWorker())
-        async with far(worker) as there:
-            await there.until_received(1)
-            assert there.received == [Welcome(2)]
+        async with far(worker) as remote:
+            await remote.until_received(1)
+            assert remote.received == [Welcome(2)]

@@ -18,7 +18,7 @@ from actors.supervision.restart_policy import (
 TIMES = st.lists(st.floats(0, 1e6), min_size=1, max_size=40).map(sorted)
 POLICIES = st.builds(
     RestartPolicy,
-    max_failures=st.integers(1, 20),
+    max_failures=st.integers(1, 20) | st.none(),
     window_s=st.floats(0.1, 1e4),
     first_delay_s=st.floats(0, 5),
     max_delay_s=st.floats(5, 60),
@@ -51,6 +51,12 @@ def test_delays_double_up_to_the_cap_and_then_it_ends() -> None:
     ]
 
 
+def test_a_local_worker_waits_at_most_two_seconds_before_it_is_given_up() -> None:
+    """`docs/operations.md` states these delays."""
+    decisions = [RestartPolicy().decide([0.0] * count, 0.0) for count in range(1, 6)]
+    assert decisions == [*map(Restart, (0.25, 0.5, 1.0, 2.0)), GiveUp("failed 5 times within 300 s")]
+
+
 def test_failures_leave_the_window() -> None:
     record = Record(RestartPolicy(max_failures=2, window_s=10, first_delay_s=1, max_delay_s=5))
     assert record.died(0.0, 1) == Restart(1)
@@ -66,7 +72,7 @@ def test_failures_leave_the_window() -> None:
         ("window_s", 0.0),
         ("window_s", float("nan")),
         ("first_delay_s", -1.0),
-        ("first_delay_s", 31.0),
+        ("first_delay_s", RestartPolicy().max_delay_s + 1),
     ],
 )
 def test_fields_out_of_range_are_named(field: str, value: float) -> None:
@@ -81,9 +87,10 @@ def test_decisions_are_pure_and_in_bounds(policy: RestartPolicy, failures: list[
     assert decision == policy.decide(list(failures), now)
     recent = [time for time in failures if now - time < policy.window_s]
     if isinstance(decision, Restart):
-        assert len(recent) < policy.max_failures
+        assert policy.max_failures is None or len(recent) < policy.max_failures
         assert policy.first_delay_s <= decision.delay_s <= policy.max_delay_s
     else:
+        assert policy.max_failures is not None
         assert len(recent) >= policy.max_failures
 
 

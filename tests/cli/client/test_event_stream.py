@@ -151,9 +151,9 @@ async def test_a_broken_connection_does_not_change_the_answer() -> None:
         assert isinstance(summary, Summary)
         return "".join(map(str, pieces)), summary
 
-    async with real_gateway(launch("w0", rate=200.0)) as real:
+    async with real_gateway(launch("w0", rate=100.0)) as real:
         expected, counts = await anyio.to_thread.run_sync(answer, real.port)
-        async with breaking_way(real.port, b"-9\n", cuts=2) as way:
+        async with breaking_way(real.port, b"-3\n", cuts=2) as way:
             got, summary = await anyio.to_thread.run_sync(answer, way.port)
         assert way.cuts == 0
     assert got == expected

@@ -178,4 +178,4 @@ def added(delta: OutputDelta) -> dict[str, str]:
             return {"input_json": delta.arguments}
 
 
-DIALECT = Dialect(HttpConventions(ERRORS, key_header=b"x-api-key"), {PATH: decode}, prefixes=(PATH,))
+DIALECT = Dialect(HttpConventions(ERRORS, key_headers=(b"x-api-key",)), {PATH: decode}, prefixes=(PATH,))

@@ -230,6 +230,21 @@ async def test_the_key_may_be_in_the_header_of_the_dialect(path: str, headers: d
     assert answer.status == status
 
 
+async def test_a_stream_is_resumed_and_cancelled_with_the_key_in_the_header_of_its_dialect() -> None:
+    async with served(api_key="secret") as made:
+        first = made.clients.open("POST", PATH, STREAM | {"resume_s": 60}, x_api_key="secret")
+        (stream,) = await made.placed()
+        await made.token(stream, "Hel", 1)
+        await first.leave()
+        made.worker.finish(stream, "lo", usage=Usage(3, 2))
+        path = f"/v1/streams/{first.headers['x-stream-id']}"
+        assert (await made.clients.ask("GET", path)).status == 401
+        assert (await made.clients.ask("GET", path, x_api_key="wrong")).status == 401
+        rest = await made.clients.ask("GET", path, x_api_key="secret")
+        deleted = await made.clients.ask("DELETE", path, x_api_key="secret")
+    assert (rest.status, text(rest), deleted.status) == (200, "Hello", 204)
+
+
 async def test_paths_of_no_dialect_are_answered_as_openai_does() -> None:
     async with served() as made:
         unknown = await made.clients.ask("GET", "/v1/messagesx")

@@ -6,14 +6,22 @@ from typing import Any
 import anyio
 import pytest
 
+from actors.process.exit_cause import Origin
+from actors.supervision.life import Terms
+from actors.supervision.messages import Exited, LinkLost
+from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState
+from actors.system import ActorSystem
 from gateway.errors import RequestError
 from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
+from gateway.routing.circuit_breaker import TRIP_AFTER, Circuit
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
+from protocol.events import Failed, Gauges, Step
+from tests.actors.fake_peer import FakePeer, started
 from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +168,27 @@ async def test_two_workers_of_one_name_are_refused() -> None:
     FakeWorker().join(router)
     with pytest.raises(ValueError, match="w0"):
         FakeWorker().join(router)
+
+
+async def test_each_notice_is_handled_as_of_its_own_frame() -> None:
+    """A worker's actor handles all frames of a message before the router gets the notices of the first one."""
+    async with ActorSystem() as system:
+        router, peer = Router(GatewaySettings()), FakePeer()
+        routes = system.spawn("router", router)
+        worker, _ = await started(system, peer, Terms(RestartPolicy(first_delay_s=0.0, max_delay_s=0.0)))
+        router.add(worker, "w", "m")
+        worker.ref.watch(routes)
+        peer.serve()
+        steps = [
+            (Step((), Gauges(steps=number, steps_failed=number)), Failed(number, ErrorCode.STEP, "no"))
+            for number in range(1, TRIP_AFTER + 1)
+        ]
+        handle = router.pool["w"]
+        peer.say(*(event for step in steps[1:] for event in step))
+        assert handle.breaker.state(anyio.current_time()) is Circuit.CLOSED
+        peer.say(*steps[0])
+        assert handle.breaker.state(anyio.current_time()) is Circuit.OPEN, "each step counts"
+        peer.report(Exited(1, "exited with status 3", Origin.WITHIN, clean=False))
+        peer.report(LinkLost(1, "it is gone", Origin.WITHIN, final=True))
+        await anyio.wait_all_tasks_blocked()
+        assert (handle.incarnation, handle.failed_step) == (2, (2, 0))

@@ -1,6 +1,6 @@
 """Requests for streams that another gateway may keep: what reaches it is made anew, and nothing hostile is asked."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -9,7 +9,9 @@ import pytest
 from gateway.app import create_app
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Dialect
 from gateway.streaming.peer import PeerUnreachable
+from tests.gateway.dialects.messages import DIALECT
 from tests.gateway.harness.asgi import Clients, clients
 
 pytestmark = pytest.mark.anyio
@@ -44,10 +46,10 @@ class Other:
 
 
 @asynccontextmanager
-async def successor(other: Other) -> AsyncIterator[Clients]:
+async def successor(other: Other, dialects: Sequence[Dialect] = ()) -> AsyncIterator[Clients]:
     chosen = GatewaySettings()
     router = Router(chosen)
-    async with clients(create_app(router, chosen, peer=other)) as opened:
+    async with clients(create_app(router, chosen, peer=other, dialects=dialects)) as opened:
         yield opened
 
 
@@ -70,6 +72,13 @@ async def test_it_is_asked_in_words_of_our_own() -> None:
         ("DELETE", f"/v1/streams/{ID}", {}),
         ("GET", f"/v1/streams/{ID}", {"Last-Event-ID": f"{ID}-1"}),
     ]
+
+
+async def test_a_key_in_the_header_of_a_dialect_is_sent_as_a_bearer_token() -> None:
+    other = Other()
+    async with successor(other, dialects=[DIALECT]) as opened:
+        await opened.ask("GET", f"/v1/streams/{ID}", x_api_key="k")
+    assert other.asked == [("GET", f"/v1/streams/{ID}?starting_after=0", {"authorization": "Bearer k"})]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
 
+from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TokenCounts
-from gateway.streaming.dialect import AnswerHead, Decoded, Dialect, EventRenderer
+from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decoded, Dialect, EventRenderer
 from tests.gateway.dialects import messages
 from tests.gateway.dialects.messages import MessageEvents, MessageRenderer
 from tests.gateway.harness.asgi import Connection
@@ -43,17 +45,34 @@ class BrokenRenderer(MessageRenderer):
         return BrokenEvents(head)
 
 
-DIALECT = Dialect(
-    messages.DIALECT.conventions, {"/broken": lambda raw: Decoded(messages.decode(raw).request, BrokenRenderer())}
-)
+class NoEvents(MessageRenderer):
+    """Has no renderer of events."""
+
+    def events(self, head: AnswerHead) -> EventRenderer:
+        raise Broken
 
 
-async def failing(*texts: str, **fields: Any) -> Connection:
+class NoErrors(MessageRenderer):
+    """Fails at the second delta, and at the error that follows."""
+
+    def events(self, head: AnswerHead) -> EventRenderer:
+        class Events(BrokenEvents):
+            def error(self, error: RequestError) -> list[bytes]:
+                raise Broken
+
+        return Events(head)
+
+
+async def failing(*texts: str, renderer: AnswerRenderer | None = None, **fields: Any) -> Connection:
     """An exchange with these deltas, whose exception the server gets."""
+    given = renderer or BrokenRenderer()
+    dialect = Dialect(
+        messages.DIALECT.conventions, {"/broken": lambda raw: Decoded(messages.decode(raw).request, given)}
+    )
     connections: list[Connection] = []
     raised = False
     try:
-        async with site(dialects=[DIALECT]) as made:
+        async with site(dialects=[dialect]) as made:
             connections.append(made.post("/broken", BODY | fields))
             (stream,) = await made.placed()
             for text in texts:
@@ -77,3 +96,13 @@ async def test_a_stream_ends_with_an_error_of_the_gateway() -> None:
     assert (connection.status, connection.whole) == (200, True)
     assert b"event: error\n" in connection.events[-1]
     assert b"the gateway failed" in connection.events[-1]
+
+
+@pytest.mark.parametrize("renderer", [NoEvents(), NoErrors()], ids=["no events", "no errors"])
+async def test_a_stream_whose_renderer_fails_twice_ends_with_an_error_of_the_dialect(renderer: AnswerRenderer) -> None:
+    with structlog.testing.capture_logs() as logs:
+        connection = await failing("a", "b", renderer=renderer, stream=True)
+    assert (connection.status, connection.whole) == (200, True)
+    assert b"event: error\n" in connection.events[-1]
+    assert b"the gateway failed" in connection.events[-1]
+    assert [line["event"] for line in logs].count("error_not_rendered") == 1

@@ -1,4 +1,4 @@
-"""The inputs of decode graphs: the step's rows, and padding rows in all other lines."""
+"""The inputs of decode graphs: the step's rows, and padding rows in all others."""
 
 import numpy as np
 import pytest
@@ -37,12 +37,12 @@ def test_a_step_leaves_nothing_of_the_one_before(
         ([2], [DecodeRow(2, 40, 1, 1, SPEC)]),
         ([], []),
     ]
-    for lines, rows in steps:
-        tokens, cos, sin, places, slots = (device.download(view) for view in inputs.write(lines, rows))
-        expected = {line: (0, SPARE, line) for line in range(4)}
-        expected |= {line: (row.token, row.start, row.slot) for line, row in zip(lines, rows, strict=True)}
-        given = zip(tokens[:, 0].tolist(), places[:, 0].tolist(), slots.tolist(), strict=True)
+    for indices, rows in steps:
+        tokens, cos, sin, kv_rows, slots = (device.download(view) for view in inputs.write(indices, rows))
+        expected = {index: (0, SPARE, index) for index in range(4)}
+        expected |= {index: (row.token, row.start, row.slot) for index, row in zip(indices, rows, strict=True)}
+        given = zip(tokens[:, 0].tolist(), kv_rows[:, 0].tolist(), slots.tolist(), strict=True)
         assert dict(enumerate(given)) == expected
-        for line, row in zip(lines, rows, strict=True):
+        for index, row in zip(indices, rows, strict=True):
             for one, many in zip(angles.of(row.position), (cos, sin), strict=True):
-                assert one.tolist() == many[line, 0].tolist()
+                assert one.tolist() == many[index, 0].tolist()

@@ -37,6 +37,12 @@ def test_any_split_gives_the_same_text(text: str, stops: list[str], splits: list
     assert sent + scanner.finish() == expected
 
 
+def test_case_counts() -> None:
+    scanner = StopScanner(["END"])
+    assert scanner.push("the end") + scanner.finish() == "the end"
+    assert not scanner.stopped
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text("ab", max_size=40), stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3))
 def test_only_the_beginning_of_a_stop_is_held_back(text: str, stops: list[str]) -> None:

@@ -31,7 +31,8 @@ class CompileRequest(Struct, frozen=True):
 
     names: tuple[str, ...]
     key: str
-    """What the client finds the module by. If the server's key differs, its program or the model has changed."""
+    """The key by which the client finds the module. If the server's key differs, its program or the model has
+    changed."""
 
 
 class CompileResult(Struct, frozen=True):
@@ -40,7 +41,7 @@ class CompileResult(Struct, frozen=True):
     names: tuple[str, ...]
     file: str = ""
     seconds: float = 0.0
-    """Of tracing and compiling."""
+    """Duration of tracing and compiling."""
     problem: str = ""
     refused: bool = False
     """The problem is one that an operator must solve (`LoadRefused`)."""

@@ -1,4 +1,4 @@
-"""iree-compile as a subprocess, and its results on disk, by the digest of everything that they depend on."""
+"""iree-compile as a subprocess, and its results on disk, keyed by the digest of everything that they depend on."""
 
 import hashlib
 import json

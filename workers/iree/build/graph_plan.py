@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jaxlib
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
@@ -29,10 +29,11 @@ from workers.sampling.top_candidates import sample_top_candidates
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 PREFILL_BLOCK = 8
-"""Rows of a prefill graph that belong to one slot: fewer waste less where short prompts share a call, and eight
-already fill the registers of attention."""
+"""Rows of a prefill graph that belong to one slot. Small blocks waste fewer rows when short prompts share a call; eight
+rows already fill attention's registers."""
 FIRST_CHUNK = 128
-"""The prefill graph that serves until the others are ready: it costs neither short prompts nor long ones much."""
+"""Rows of the prefill graph that is compiled first. Until the others are ready it serves all prompts: short ones waste
+few rows, long ones take few calls."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
 SAMPLE = "sample"
@@ -43,11 +44,11 @@ SAMPLING = (("unfiltered", "narrow"),)
 ON_DEMAND = (("edit", "mask"), ("report",))
 """Graphs that edit, mask and report logits: compiled when a request first needs one."""
 WIDE_SAMPLING = (("filter",),)
-"""The graph that samples on other devices where a few candidates do not decide."""
+"""The graph that samples on other devices if the top candidates do not contain all tokens that the filters keep."""
 ROWS, KV = 3, 5
 """The positions of the cache rows and of the KV cache among a step's inputs."""
 FEW_ROWS = 4
-"""Rows of a decode graph that are all computed, padding rows included: they cost what one costs, or little more."""
+"""The largest decode graph that computes its padding rows: up to four rows cost little more than one."""
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
@@ -143,10 +144,10 @@ class GraphPlan:
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
         if isinstance(self.ops, PlainOps):
-            return module(graphs, needed, {})
+            return lower_module(graphs, needed, {})
         for graph in graphs:  # tracing collects the kernels
             jax.eval_shape(graph.function, *graph.inputs, needed)
-        return module(graphs, needed, self.ops.bodies)
+        return lower_module(graphs, needed, self.ops.bodies)
 
     def _graph(self, name: str) -> Graph:
         kind, _, size = name.partition("_")

@@ -10,8 +10,27 @@ from jax import export
 
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, tensor
 
-# JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a GPU.
-jax.config.update("jax_platforms", "cpu")
+JAX_OPTIONS = {
+    # JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a
+    # GPU.
+    "jax_platforms": "cpu",
+    # The text of a graph depends on these, and the environment can set them. They are not in a graph's key.
+    "eager_constant_folding": False,
+    "jax_default_matmul_precision": None,
+    "jax_disable_jit": False,
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_use_simplified_jaxpr_constants": False,
+    # With other values of these, nothing can be traced.
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
+    "jax_no_tracing": False,
+    "jax_numpy_rank_promotion": "allow",
+}
+"""The options of JAX in every process that traces; a release of JAX may lack some of them."""
+for _name in JAX_OPTIONS.keys() & jax.config.values.keys():
+    jax.config.update(_name, JAX_OPTIONS[_name])
 
 SCOPE = "model"
 """The parameter archive's name in the module."""
@@ -42,7 +61,9 @@ def type_of(value: Any) -> str:
     return tensor(tuple(value.shape), ELEMENTS[str(value.dtype)])
 
 
-def module(graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]) -> str:
+def lower_module(
+    graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]
+) -> str:
     """Return the text of one module with an entry point for each graph; they share the parameters.
 
     `bodies` are the kernels that the functions may call; those that they call are inserted.

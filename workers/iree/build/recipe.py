@@ -9,7 +9,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
-from workers.iree.kernels.attention.shape import KV_TILE
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
@@ -21,7 +21,7 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import LoadOptions
 from workers.precision import Dtype, Quantize
 
-PLAIN_TILE = 16
+PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
 
 
@@ -75,7 +75,8 @@ class Recipe(Struct, frozen=True):
             only = f"run on CPUs only, in widths that are multiples of {LANES}: take a CPU or --backend mlx"
             problem = f"the experts of {config.family} {only}"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        cache = KvLayout.of(config, self.slots, self.context, KV_TILE if isinstance(ops, TiledOps) else PLAIN_TILE)
+        multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
+        cache = KvLayout.of(config, self.slots, self.context, multiple)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"

@@ -22,7 +22,7 @@ import structlog
 from workers.checkpoints.checkpoint import Weights, config_digest
 from workers.errors import LoadRefused
 from workers.iree.model.ops import Ops
-from workers.iree.model.stored_parameters import Stored, build
+from workers.iree.model.stored_parameters import Stored, pack_parameter
 from workers.load_options import Progress
 
 FORMAT = 3
@@ -39,7 +39,7 @@ class ArchiveError(LoadRefused):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each tensor lies in the file."""
+    """The place of each tensor in the file."""
 
     header: bytes
     """The beginning of the file: a length, and the JSON that names the tensors."""
@@ -197,5 +197,5 @@ def _pack(
     for done, (stored, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
         progress("pack weights", done, len(wanted))
         out.seek(offset)
-        out.write(np.ascontiguousarray(build(stored, weights, ops)).view(np.uint8).data)
+        out.write(np.ascontiguousarray(pack_parameter(stored, weights, ops)).view(np.uint8).data)
     progress("pack weights", len(wanted), len(wanted))

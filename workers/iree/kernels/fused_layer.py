@@ -37,7 +37,7 @@ MAX_STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class LayerPackings:
-    """How the matrices of a layer are stored: quantized with a packing, or None in the model's type."""
+    """The packings of a layer's quantized matrices; None for a matrix in the model's type."""
 
     of: Sequence[Packing | None] = (None, None, None, None)
     """Those of qkv, o, gate_up and down."""
@@ -53,7 +53,7 @@ class LayerPackings:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """The sizes of a layer, and which of its weights there are."""
+    """The sizes of a layer, and the weights that it has."""
 
     rope_and_cache: RopeAndCache
     attention: Attention
@@ -62,7 +62,7 @@ class FusedLayer:
     eps: float
     activation: Activation
     biases: tuple[bool, bool]
-    """Of the products before and after attention."""
+    """Biases of the products before and after attention."""
     norms: tuple[Norm, Norm]
     """After attention, and after the MLP."""
     live: bool
@@ -102,7 +102,7 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a matrix is multiplied by: packed words [rows, row_stride], and what quantizes them where the matrix is."""
+    """The left operand of a matrix: packed words [rows, row_stride], and their quantizer if the matrix is quantized."""
 
     words: Memory
     quantizer: ActivationQuantizer | None
@@ -118,18 +118,19 @@ class _Body:
         self._kernel = kernel = Kernel(name, self._threads)
         self._mixed_width = shape.query_heads * shape.head_dim
         width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
-        self._h, self._x = kernel.input(self._words(kind.hidden), "i32"), kernel.input((kind.rows, kind.hidden), "f32")
-        self._live = kernel.input((1,), "i32") if kind.live else None
-        self._qkv = self._matrix(width, kind.hidden, qkv, kind.biases[0])
+        self._h = kernel.input("h", self._words(kind.hidden), "i32")
+        self._x = kernel.input("x", (kind.rows, kind.hidden), "f32")
+        self._live = kernel.input("live", (1,), "i32") if kind.live else None
+        self._qkv = self._matrix("qkv", width, kind.hidden, qkv, kind.biases[0])
         self._heads = kernel.scratch((kind.rows, width), "f32")
         queries = kernel.scratch((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
         self._rope = RopeAndCacheItem(kind.rope_and_cache, kernel, self._heads, queries)
-        self._o = self._matrix(kind.hidden, self._mixed_width, o, kind.biases[1])
-        self._after_attention = self._norm_weights(kind.norms[0])
-        self._up = self._matrix(2 * kind.ffn, kind.hidden, up)
-        self._down = self._matrix(kind.hidden, kind.ffn, down)
-        self._after_mlp = self._norm_weights(kind.norms[1])
-        counters = kernel.in_place((kind.barrier_counters,), "i32")
+        self._o = self._matrix("o", kind.hidden, self._mixed_width, o, kind.biases[1])
+        self._after_attention = self._norm_weights(kind.norms[0], "after_attention", "before_mlp")
+        self._up = self._matrix("gate_up", 2 * kind.ffn, kind.hidden, up)
+        self._down = self._matrix("down", kind.hidden, kind.ffn, down)
+        self._after_mlp = self._norm_weights(kind.norms[1], "after_mlp", "following")
+        counters = kernel.in_place("counters", (kind.barrier_counters,), "i32")
         self._rows = kernel.code.index(kind.rows) if self._live is None else live_rows(self._live, kind.rows)
         number = self._rope.layer.load_index([0])
         self._state = None if kind.attention.split else allocate_state(kernel.code, kind.attention)
@@ -138,16 +139,18 @@ class _Body:
     def _words(self, width: int) -> tuple[int, int]:
         return (self._kind.rows, row_stride(width, self._arithmetic))
 
-    def _matrix(self, outputs: int, inputs: int, packing: Packing | None, bias: bool = False) -> _Matrix:
+    def _matrix(self, name: str, outputs: int, inputs: int, packing: Packing | None, bias: bool = False) -> _Matrix:
         shape, element = (outputs // LANES, inputs * LANES), self._arithmetic.element
         if packing is not None:
             shape, element = packing.stored_shape(outputs, inputs), "i8"
-        weights = self._kernel.input(shape, element)
-        return _Matrix(inputs, packing, weights, self._kernel.input((outputs,), "f32") if bias else None)
+        weights = self._kernel.input(name, shape, element)
+        offsets = self._kernel.input(f"{name}_bias", (outputs,), "f32") if bias else None
+        return _Matrix(inputs, packing, weights, offsets)
 
-    def _norm_weights(self, norm: Norm) -> tuple[Memory | None, Memory | None]:
+    def _norm_weights(self, norm: Norm, *names: str) -> tuple[Memory | None, Memory | None]:
         after, before = (
-            self._kernel.input((self._kind.hidden,), "f32") if there else None for there in (norm.after, norm.before)
+            self._kernel.input(name, (self._kind.hidden,), "f32") if there else None
+            for name, there in zip(names, (norm.after, norm.before), strict=True)
         )
         return after, before
 
@@ -168,7 +171,8 @@ class _Body:
         begun = self._left(self._qkv, self._h)
         mixed, normed, gated = (self._left(matrix) for matrix in (self._o, self._up, self._down))
         delta, between = (kernel.scratch(floats, "f32") for _ in range(2))
-        total, out = kernel.output(floats, "f32"), kernel.output(self._words(kind.hidden), "i32")
+        total = kernel.output("x", floats, "f32")
+        out = kernel.output("h", self._words(kind.hidden), "i32")
 
         self._quantize(begun.quantizer)
         self._linear(begun, self._qkv, self._heads)

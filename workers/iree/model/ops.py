@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Where the rows of one step stand in the KV cache."""
+    """The places of a step's rows in the KV cache."""
 
     slots: jax.Array
     """int32 [batch]: the slot of each sequence. A step of all slots has them in order."""
@@ -61,12 +61,12 @@ class DenseWeights:
 
 
 LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
-"""What a layer passes to the next: x float32 [rows, hidden], its norm as an operand, the KV cache, and the barrier
-counters of fused kernels, None before the first."""
+"""The values that a layer passes to the next: x float32 [rows, hidden], its norm as an operand, the KV cache, and the
+barrier counters of fused kernels, None before the first."""
 
 
 class Ops(Protocol):
-    """What the model needs from a device. JAX traces the methods, except those about stored weights.
+    """The operations that the model needs from a device. JAX traces the methods, except those about stored weights.
 
     An *operand* is the left side of a product, in the form that the device wants.
     """

@@ -1,4 +1,4 @@
-"""How each parameter of a model is stored in the weight archive: packed, packed and quantized, or in rows."""
+"""The form of each parameter in the weight archive: packed, packed and quantized, or in rows."""
 
 import math
 from collections.abc import Sequence
@@ -64,8 +64,8 @@ def quantization_of(stored: Sequence[Stored]) -> str:
     return "+".join(sorted({f"int{each.packing.format.bits}" for each in stored if each.packing is not None}))
 
 
-def build(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
-    """Return the tensor's values. Raises `CheckpointError`."""
+def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
+    """Return the values of a tensor of the archive. Raises `CheckpointError`."""
     parameter, packing = stored.parameter, stored.packing
     if packing is None:
         whole = _whole(parameter, weights, parameter.dtype)

@@ -41,6 +41,11 @@ class TiledMatmuls:
         """Limbs of the activations that quantized weights are multiplied by: in float32 as exact as float32 is."""
         return 3 if self.dtype == "float32" else 1
 
+    def add_kernel(self, name: str, text: str) -> None:
+        """Add a kernel to `bodies`. Raises `ValueError` for a name that another text has."""
+        if self.bodies.setdefault(name, text) != text:
+            raise ValueError(f"{name} names two kernels: put what they differ in into the name")
+
     def linear(
         self,
         x: jax.Array,
@@ -54,16 +59,8 @@ class TiledMatmuls:
         tiles, steps, _, k = weight.shape
         rows, inputs = x.shape[0], steps * k
         name = named(f"baton_linear_{rows}_{tiles}_{inputs}", bias=bias, live=live)
-        self.bodies[name] = linear(
-            name,
-            rows,
-            tiles,
-            inputs,
-            self.arithmetic,
-            bias=bias is not None,
-            threads=self.threads,
-            live=live is not None,
-        )
+        options = {"bias": bias is not None, "live": live is not None}
+        self.add_kernel(name, linear(name, rows, tiles, inputs, self.arithmetic, threads=self.threads, **options))
         out: jax.Array = call(name, floats(rows, tiles * LANES), x, weight.reshape(tiles, -1), bias, live)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
@@ -74,14 +71,14 @@ class TiledMatmuls:
         outputs_of_tiles = weight.data.shape[0] * LANES
         matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.dot, self.threads)
         name = named(matmul.name, bias=bias, live=live)
-        self.bodies[name] = quantized_linear(name, matmul, bias=bias is not None, live=live is not None)
+        self.add_kernel(name, quantized_linear(name, matmul, bias=bias is not None, live=live is not None))
         out: jax.Array = call(name, floats(x.shape[0], outputs_of_tiles), levels, scales, weight.data, bias, live)
         return out[:, :outputs]
 
     def _quantize(self, x: jax.Array, weight: PackedMatrix) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
         """Quantize an operand for a quantized matrix: levels and scales."""
         kind = ActivationQuantization.of(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs)
-        self.bodies[kind.name] = quantize_rows(kind)
+        self.add_kernel(kind.name, quantize_rows(kind))
         shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
         levels, scales = call(kind.name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x)
         return kind, levels, scales
@@ -99,12 +96,15 @@ class TiledMatmuls:
         result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
             name = f"baton_glu_{rows}_{ffn}"
-            self.bodies[name] = glu(name, rows, ffn, self.arithmetic, activation)
+            self.add_kernel(name, glu(name, rows, ffn, self.arithmetic, activation))
             halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live))
             return halves
         name = named(f"baton_glu_linear_{rows}_{tiles}_{inputs}", live=live)
-        self.bodies[name] = glu_linear(
-            name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
+        self.add_kernel(
+            name,
+            glu_linear(
+                name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
+            ),
         )
         out: jax.Array = call(name, result, x, weight.reshape(2 * tiles, -1), live)
         return out
@@ -121,12 +121,10 @@ class TiledMatmuls:
         m = _mixture_of(config, x.shape[0])
         routed, combined = (f"baton_experts_{part}_{m.rows}" for part in ("route", "combine"))
         grouped = named(f"baton_experts_group_{m.rows}", live=live)
-        self.bodies |= {
-            routed: route(routed, m),
-            grouped: group(grouped, m, live=live is not None),
-            combined: combine(combined, m),
-        }
-        per, lists = m.experts.per_token, tuple(numbers(size) for size in m.list_sizes)
+        self.add_kernel(routed, route(routed, m))
+        self.add_kernel(grouped, group(grouped, m, live=live is not None))
+        self.add_kernel(combined, combine(combined, m))
+        per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         logits = self.linear(x, router, m.experts.count, None, live)
         chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits)
         groups = call(grouped, lists, chosen, live)
@@ -145,20 +143,19 @@ class TiledMatmuls:
     ) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight)
         if e is None:
-            self.bodies[name] = experts_up(name, m, self.arithmetic, activation, threads=self.threads)
+            self.add_kernel(name, experts_up(name, m, self.arithmetic, activation, threads=self.threads))
         else:
-            self.bodies[name] = quantized_experts_up(name, e, self.arithmetic, activation)
+            self.add_kernel(name, quantized_experts_up(name, e, self.arithmetic, activation))
         result = words(m.pairs, row_stride(m.experts.ffn, self.arithmetic))
         out: jax.Array = call(name, result, *operands, *groups)
         return out
 
     def _experts_down(self, m: Mixture, x: jax.Array, weight: Weight, groups: list[jax.Array]) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight)
-        self.bodies[name] = (
-            experts_down(name, m, self.arithmetic, threads=self.threads)
-            if e is None
-            else quantized_experts_down(name, e)
-        )
+        if e is None:
+            self.add_kernel(name, experts_down(name, m, self.arithmetic, threads=self.threads))
+        else:
+            self.add_kernel(name, quantized_experts_down(name, e))
         out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *groups)
         return out
 

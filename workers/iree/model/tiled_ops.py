@@ -49,7 +49,7 @@ class TiledOps(TiledMatmuls):
             return table[tokens].astype(jnp.float32)
         rows, tiles = len(tokens), table.data.shape[0]
         name = f"baton_embedding_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
-        self.bodies[name] = embedding(name, rows, tiles, table.inputs, table.packing)
+        self.add_kernel(name, embedding(name, rows, tiles, table.inputs, table.packing))
         out: jax.Array = call(name, floats(rows, table.inputs), tokens, table.data)
         return out
 
@@ -65,7 +65,7 @@ class TiledOps(TiledMatmuls):
         rows, width = x.shape
         kind = Norm(delta is not None, after is not None, before is not None, multiplier)
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
-        self.bodies[name] = norm(name, rows, width, eps, self.arithmetic, kind)
+        self.add_kernel(name, norm(name, rows, width, eps, self.arithmetic, kind))
         result = words(rows, row_stride(width, self.arithmetic))
         if delta is None:
             return x, call(name, result, x, after, before)
@@ -90,7 +90,7 @@ class TiledOps(TiledMatmuls):
         shape = kind.attention.shape
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
         name = named(name, live=step.live)
-        self.bodies[name] = fused_layer(name, kind)
+        self.add_kernel(name, fused_layer(name, kind))
         qkv, o, up, down = (
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
@@ -145,7 +145,7 @@ class TiledOps(TiledMatmuls):
         shape = _attention_shape(cache, layer, config, step)
         kind = RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm)
         name = f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}"
-        self.bodies[name] = rope_and_cache(name, kind)
+        self.add_kernel(name, rope_and_cache(name, kind))
         rope = () if angles is None else (angles.cos, angles.sin)
         operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
@@ -161,13 +161,11 @@ class TiledOps(TiledMatmuls):
         result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
         operands = (q, step.slots, step.rows, _layer_of(layer, cache), kv)
         if not kind.split:
-            self.bodies[name] = attention(name, kind)
+            self.add_kernel(name, attention(name, kind))
             out: jax.Array = call(name, result, *operands)
             return out
-        self.bodies |= {
-            name + "_split": split_attention(name + "_split", kind),
-            name + "_merge": merge_attention(name + "_merge", kind),
-        }
+        self.add_kernel(name + "_split", split_attention(name + "_split", kind))
+        self.add_kernel(name + "_merge", merge_attention(name + "_merge", kind))
         partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands)
         merged: jax.Array = call(name + "_merge", result, partials, step.rows)
         return merged

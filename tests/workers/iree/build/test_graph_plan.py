@@ -33,6 +33,35 @@ def test_jax_looks_for_no_accelerator() -> None:
     assert (done.stdout.strip(), "tpu" in done.stderr) == ("{'cpu'}", False)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_graph_is_the_same_whatever_the_environment_tells_jax(tmp_path: Path, plain: bool) -> None:
+    """Its key has no options of JAX."""
+    path = make_checkpoint(tmp_path)
+    recipe = Recipe(str(path), "auto", not plain, 4, 64, (), "", str(tmp_path))
+    program = (
+        "import sys, msgspec; from workers.iree.build.recipe import Recipe;"
+        "plan = msgspec.json.decode(sys.argv[1], type=Recipe).plan();"
+        "print(plan.describe(['decode_4']) + plan.module(['decode_4', 'prefill_32', 'unfiltered_4']))"
+    )
+    command = [sys.executable, "-c", program, msgspec.json.encode(recipe).decode()]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    other = {
+        "EAGER_CONSTANT_FOLDING": "1",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        "JAX_DISABLE_JIT": "1",
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_NO_TRACING": "1",
+        "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1",
+    }
+    texts = [
+        subprocess.run(command, env=environment | each, capture_output=True, text=True, check=True).stdout
+        for each in ({}, other)
+    ]
+    assert texts[0] == texts[1]
+
+
 def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> GraphPlan:
     config = ModelConfig.from_dir(path)
     cache = KvLayout.of(config, 4, 64, 16)

@@ -85,15 +85,58 @@ def test_the_graphs_are_made_of_model_and_kernels_and_not_of_the_service() -> No
     )
 
 
-@pytest.mark.parametrize("package", ["protocol", "workers"])
-def test_every_import_statement_is_found(package: str) -> None:
+@pytest.mark.parametrize("file", source_files(graphs.__name__).values(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_import_of_a_keyed_file_is_found(file: Path) -> None:
     """Compared with `ast`."""
-    for file in sorted((ROOT / package).rglob("*.py")):
-        source = file.read_text()
-        found = set(imported_modules(source))
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file}:{node.lineno}: a relative import is not followed"
-                assert {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} <= found
-            elif isinstance(node, ast.Import):
-                assert {alias.name for alias in node.names} <= found
+    source = file.read_text()
+    found = imported_modules(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} <= found
+        elif isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from pack import (\n    one,  # the first (of two)\n    deep,\n)\n",
+        "from pack import (  # :)\n    deep as other,\n)  # done\n",
+        "import os; import pack.deep\n",
+        "import os; from pack import deep\n",
+        "from pack \\\n    import deep\n",
+        "from pack import \\\n    deep\n",
+        "import os, \\\n    pack.deep\n",
+        "if True: import pack.deep\n",
+        "try: from pack import deep\nexcept OSError: pass\n",
+        "class A:\n    def f(self): import pack.deep as d\n",
+        "\fimport pack.deep\n",
+        "from pack import(deep)\n",
+        "import pack.deep as d, os  # both\n",
+        "from pack import one, deep",
+    ],
+)
+def test_imports_are_found_in_any_form(source: str) -> None:
+    assert "pack.deep" in imported_modules(source)
+
+
+@pytest.mark.parametrize("source", ["from pack import one  # deep\n", "from pack import (one,  # , deep\n)\n"])
+def test_comments_are_not_imports(source: str) -> None:
+    assert imported_modules(source) == {"pack", "pack.one"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("import importlib", "importlib"),
+        ("import importlib.util", "importlib"),
+        ("from importlib import import_module as load", "importlib"),
+        ("deep = __import__('pack.deep')", "line 2 has `__import__`"),
+        ("from . import deep", "line 2 has a relative import"),
+        ("from .deep import one", "line 2 has a relative import"),
+    ],
+)
+def test_an_import_that_cannot_be_followed_is_refused(tree: Path, line: str, problem: str) -> None:
+    (tree / "pack/noise.py").write_text(f"from pack import graphs\n{line}\n")
+    with pytest.raises(ImportError, match=rf"noise\.py: .*{problem}"):
+        digest(tree)

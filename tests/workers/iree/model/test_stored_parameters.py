@@ -19,7 +19,7 @@ from workers.iree.device.device import DeviceError
 from workers.iree.kernels.ir.arithmetic import Bf16Dot
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.plain_ops import PlainOps
-from workers.iree.model.stored_parameters import Stored, build, quantization_of, stored_parameters
+from workers.iree.model.stored_parameters import Stored, pack_parameter, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import Quantize
 
@@ -41,7 +41,7 @@ def test_matrices_are_quantized(tmp_path: Path, kind: Quantize, bits: int) -> No
     assert quantization_of(list(made.values())) == kind
     weights = open_weights(tmp_path)
     for each in made.values():
-        assert build(each, weights, OPS).nbytes == each.nbytes
+        assert pack_parameter(each, weights, OPS).nbytes == each.nbytes
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_quantized_checkpoints_keep_their_levels(tmp_path: Path, method: Literal
     weights, down = open_weights(path), stored(path)["0.down"]
     assert down.packing is not None
     matrix = weights.take_quantized("model.layers.0.mlp.down_proj.weight", (64, 128))
-    np.testing.assert_array_equal(build(down, weights, OPS), down.packing.pack(matrix))
+    np.testing.assert_array_equal(pack_parameter(down, weights, OPS), down.packing.pack(matrix))
     assert quantization_of(list(stored(path).values())) == "int4"
     assert quantization_of(list(stored(path, ops=PlainOps("bfloat16")).values())) == ""
 
@@ -94,7 +94,7 @@ def test_experts_are_matrices_like_others(
         each = made[name]
         assert each.packing is not None
         assert each.packing.format.bits == 4
-        whole = build(each, weights, OPS)
+        whole = pack_parameter(each, weights, OPS)
         assert (whole.shape, whole.nbytes) == (each.shape, each.nbytes)
         assert each.nbytes == experts.count * rows * 64 * each.packing.format.bits_per_weight / 8
         if method != "made":
@@ -116,7 +116,7 @@ def test_parts_of_other_bits_are_stored_together(tmp_path: Path) -> None:
     packings = [made[name].packing for name in ("0.qkv", "1.qkv")]
     assert [packing and packing.format.bits for packing in packings] == [8, 4]
     assert quantization_of(list(made.values())) == "int4+int8"
-    whole, packing = build(made["0.qkv"], weights, OPS), packings[0]
+    whole, packing = pack_parameter(made["0.qkv"], weights, OPS), packings[0]
     assert packing is not None
     values = weights.take_quantized(f"{module}.weight", (32, 64))
     np.testing.assert_array_equal(whole[-2:], packing.pack(values))

@@ -1,1 +1,1 @@
-"""Attention over the packed KV cache, and what prepares its rows."""
+"""Attention over the packed KV cache, and the preparation of its rows."""

@@ -26,7 +26,7 @@ def attention(name: str, kind: Attention) -> str:
     kernel = Kernel(name, kind.partitions)
     inputs = AttentionInputs.of(kind, kernel)
     rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.head_dim
-    out = kernel.output((rows, row_stride(width, kind.arithmetic)), "i32")
+    out = kernel.output("out", (rows, row_stride(width, kind.arithmetic)), "i32")
     write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind))
     return kernel.function()
 
@@ -66,7 +66,7 @@ def split_attention(name: str, kind: Attention) -> str:
     """Like `attention`, each KV block by itself -> float32 `Attention.partials_shape`, without blocks that no row
     sees."""
     kernel = Kernel(name, kind.split_partitions)
-    inputs, out = AttentionInputs.of(kind, kernel), kernel.output(kind.partials_shape, "f32")
+    inputs, out = AttentionInputs.of(kind, kernel), kernel.output("partials", kind.partials_shape, "f32")
     write_split_attention(kernel.code, kernel.partition, kind, inputs, out)
     return kernel.function()
 
@@ -113,8 +113,9 @@ def write_split_attention(
 def merge_attention(name: str, kind: Attention) -> str:
     """What `split_attention` gives, and rows int32 [batch, 1] -> what `attention` gives, bitwise identical."""
     shape, kernel = kind.shape, Kernel(name, kind.merge_partitions)
-    partials, rows = kernel.input(kind.partials_shape, "f32"), kernel.input((shape.batch, shape.tokens), "i32")
-    out = kernel.output((shape.batch, row_stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
+    partials = kernel.input("partials", kind.partials_shape, "f32")
+    rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
+    out = kernel.output("out", (shape.batch, row_stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
     write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out)
     return kernel.function()
 

@@ -1,4 +1,4 @@
-"""The attention of an item, which is what threads take: some query blocks of one sequence and KV head."""
+"""The attention of an item, the unit of work that threads take: some query blocks of one sequence and KV head."""
 
 import math
 from collections.abc import Callable
@@ -28,15 +28,13 @@ class AttentionInputs:
     @classmethod
     def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
         """Take the operands of a kernel."""
-        shape = kind.shape
+        shape, width = kind.shape, kind.shape.query_heads * kind.shape.head_dim
         return cls(
-            kernel.input(
-                (shape.batch * shape.tokens, shape.query_heads * shape.head_dim // kind.arithmetic.per_word), "i32"
-            ),
-            kernel.input((shape.batch,), "i32"),
-            kernel.input((shape.batch, shape.tokens), "i32"),
-            kernel.input((2,), "i32"),
-            kernel.input(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
+            kernel.input("queries", (shape.batch * shape.tokens, width // kind.arithmetic.per_word), "i32"),
+            kernel.input("slots", (shape.batch,), "i32"),
+            kernel.input("rows", (shape.batch, shape.tokens), "i32"),
+            kernel.input("layer", (2,), "i32"),
+            kernel.input("cache", shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
         )
 
 

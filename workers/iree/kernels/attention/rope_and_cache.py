@@ -1,4 +1,4 @@
-"""What lies between the projections and attention: head norms, rotary positions, and writing rows to the KV cache."""
+"""The steps between the projections and attention: head norms, rotary positions, and writing rows to the KV cache."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RopeAndCache:
     shape: AttentionShape
     arithmetic: Arithmetic
     eps: float
-    """Of the head norms."""
+    """Epsilon of the head norms."""
     head_norm: HeadNorm | None
     """The weights are [head_dim] for each head ("each") or, of all heads together, [heads * head_dim] ("all")."""
 
@@ -60,15 +60,20 @@ class RopeAndCacheItem:
         shape = kind.shape
         rows, depth = shape.batch * shape.tokens, shape.head_dim
         self._kind, self._code = kind, kernel.code
-        self._qkv = qkv or kernel.input((rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
-        self._angles = [kernel.input((rows, shape.rope_dims // 2), "f32") for _ in range(2)] if shape.rope_dims else []
-        self.slots, self.rows = kernel.input((shape.batch,), "i32"), kernel.input((shape.batch, shape.tokens), "i32")
-        self.layer = kernel.input((2,), "i32")
+        self._qkv = qkv or kernel.input("qkv", (rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
+        angles = ("cos", "sin") if shape.rope_dims else ()
+        self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
+        self.slots = kernel.input("slots", (shape.batch,), "i32")
+        self.rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
+        self.layer = kernel.input("layer", (2,), "i32")
         self._normed_heads = (shape.query_heads, shape.kv_heads) if kind.head_norm == "all" else (1, 1)
         """Heads of queries and of keys that are normed together."""
-        self._norms = [kernel.input((count * depth,), "f32") for count in self._normed_heads] if kind.head_norm else []
-        self.cache = kernel.in_place(shape.cache, kind.arithmetic.element, (math.prod(shape.cache),))
-        self.queries = queries or kernel.output((rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32")
+        norms = zip(("q_norm", "k_norm"), self._normed_heads, strict=True) if kind.head_norm else ()
+        self._norms = [kernel.input(name, (count * depth,), "f32") for name, count in norms]
+        self.cache = kernel.in_place("cache", shape.cache, kind.arithmetic.element, (math.prod(shape.cache),))
+        self.queries = queries or kernel.output(
+            "queries", (rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32"
+        )
 
     def write(self, number: Value) -> None:
         """Write the tokens of an item."""

@@ -11,8 +11,8 @@ from workers.iree.kernels.ir.value import Value
 KV_BLOCK = 128
 """Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
 multiples. L2, to which they are prefetched, holds the keys and values of one; prefetching to L1 takes 5 % longer."""
-KV_TILE = 64
-"""The capacity of the KV cache is a multiple of so many rows: no more are read at once."""
+CAPACITY_MULTIPLE = 64
+"""A slot's capacity is rounded up to a multiple of this, the most rows that one step of a loop reads."""
 MAX_QUERY_BLOCKS = 8
 """The most query blocks that attend to a KV block before the next one: their partial results stay in L1."""
 
@@ -58,7 +58,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """What is summed side by side, as far as there are registers."""
+    """The rows, positions and lanes that are summed side by side in registers."""
 
     rows: int
     """Rows of a query block; they share what is read."""
@@ -97,7 +97,7 @@ class Attention:
 
     @property
     def split(self) -> bool:
-        """Whether threads share the context of a row: a single row's heads would leave some of them idle."""
+        """True if threads share the context of a row: a single row's heads would leave some of them idle."""
         return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
 
     @property

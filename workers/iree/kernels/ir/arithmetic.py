@@ -1,4 +1,4 @@
-"""How operands are multiplied and summed: the instructions that kernels use, each with its operand layout.
+"""The arithmetic of each kind of CPU: the instructions by which kernels multiply and sum, with their operand layouts.
 
 A product runs along its inner dimension in *steps* of `k` neighbours. Its right operand is packed so that one load
 gets a step for 16 outputs. Its left operand is [rows, words] of int32: a packed word holds the `per_word` neighbours
@@ -21,7 +21,7 @@ ROW_PADDING = LANES
 
 
 class Arithmetic(Protocol):
-    """How one CPU multiplies weights of one type."""
+    """The arithmetic of one CPU for weights of one type."""
 
     @property
     def element(self) -> str:
@@ -43,8 +43,7 @@ class Arithmetic(Protocol):
         """Load the right operand of a step for 16 outputs, a part for each word; `at` ends with an element's offset."""
 
     def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
-        """Load one of `load`'s parts, by instructions that share nothing with those of another: no register holds what
-        another part will be made of."""
+        """Load one of `load`'s parts on its own, so that no register stays live for another part."""
 
     def broadcast(self, word: Value) -> Value:
         """Return the left operand: a packed word, int32, for every output."""

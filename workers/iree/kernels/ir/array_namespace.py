@@ -5,9 +5,10 @@ mlx.core. `ArrayNamespace` is one more such namespace, as far as they use it: an
 vector of `LANES`. Integers are unsigned.
 """
 
+from workers.iree.kernels.ir.literal import Number
 from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import Type
-from workers.iree.kernels.ir.value import Number, Value, constant
+from workers.iree.kernels.ir.value import Value, constant
 
 
 class ArrayNamespace:

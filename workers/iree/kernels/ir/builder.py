@@ -6,10 +6,11 @@ bits.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from workers.iree.kernels.ir.literal import Number
 from workers.iree.kernels.ir.memory import Index, Memory, memref
 from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import F32_VECTOR, INDEX, LANES, Type
-from workers.iree.kernels.ir.value import Number, Value, constant
+from workers.iree.kernels.ir.value import Value, constant
 
 
 class Code(MlirLines):
@@ -118,6 +119,8 @@ class Code(MlirLines):
 
     def switch(self, number: Value, cases: Mapping[int, Callable[[], None]], default: Callable[[], None]) -> None:
         """Run the case of an index, or the default."""
+        if number.type != INDEX:
+            raise TypeError(f"switch: the number is {number.type}, not index")
         self.do(f"scf.index_switch {number.name}")
         for case, body in cases.items():
             self.do(f"case {case} {{")
@@ -133,17 +136,9 @@ class Code(MlirLines):
         name = self.let(f'"memref.alloca"() {properties} : () -> {memref(shape, element)}')
         return Memory(self, name, shape, element)
 
-    def intrinsic(self, name: str, operands: Sequence[Value], type: Type) -> Value:
-        """Call an intrinsic of LLVM that returns a value."""
-        return Value(self, self.let(self._call(name, operands, str(type))), type)
-
     def intrinsic_statement(self, name: str) -> None:
         """Call an intrinsic of LLVM without operands and results."""
-        self.do(self._call(name, [], "()"))
-
-    def _call(self, name: str, operands: Sequence[Value], result: str) -> str:
-        names, types = (", ".join(parts) for parts in ([x.name for x in operands], [str(x.type) for x in operands]))
-        return f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result}'
+        self.do(f'llvm.call_intrinsic "{name}"() : () -> ()')
 
     def _for(self, index: Value, low: Index, high: Index, step: int) -> str:
         ends = [self.index(each) for each in (low, high)]

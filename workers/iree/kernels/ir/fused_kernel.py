@@ -1,9 +1,10 @@
-"""Several kernels as one persistent kernel: its threads go from stage to stage by themselves, without a dispatch each.
+"""Fused kernels: several kernels as the stages of one persistent kernel.
 
-The partitions of a stage are taken by counting, by whichever thread is free. The next stage begins when all of them are
-done. A thread only ever waits for a partition that another thread works on: a single thread does everything, and any
-number of threads may come late, or not at all. A thread that has waited for long leaves the rest to the others, for the
-core of the one that it waits for has other work. The last thread never waits.
+Its threads go from stage to stage by themselves, without a dispatch each. The partitions of a stage are taken by
+counting, by whichever thread is free. The next stage begins when all of them are done. A thread only ever waits for a
+partition that another thread works on: a single thread does everything, and any number of threads may come late, or not
+at all. A thread that spins too long exits: the thread it waits for may have been descheduled. The last thread never
+waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,7 @@ COUNTERS_PER_STAGE = 2
 COUNTER_STRIDE = LANES
 """int32 from one counter to the next: each has a cache line of its own."""
 MAX_SPINS = 1 << 12
-"""Looks at a counter before a thread leaves: some tenths of a millisecond, more than threads wait for each other at the
-end of a stage, and less than a core is away that the system has given to something else."""
+"""Spins before a thread exits: longer than a normal barrier wait, shorter than a scheduler time slice."""
 
 
 def barrier_counters(kernels: int, stages: int) -> int:

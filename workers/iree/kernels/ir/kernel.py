@@ -48,12 +48,12 @@ class Kernel:
 
     @property
     def workgroup(self) -> Value:
-        """Which of the workgroups this is."""
+        """The number of this workgroup."""
         return Value(self.code, "%workgroup", INDEX)
 
     @property
     def row(self) -> Value:
-        """Which of the rows this is."""
+        """The number of this row."""
         return Value(self.code, "%row", INDEX)
 
     @property
@@ -61,33 +61,35 @@ class Kernel:
         """The workgroup's partition of the work."""
         return Partition(self.workgroup, self.workgroups)
 
-    def input(self, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
+    def input(self, name: str, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
         """Add the next input; `view` is another shape for it in the body."""
-        return self._add(self._inputs, "i", shape, element, view)
+        return self._add(self._inputs, f"%i_{name}", shape, element, view)
 
-    def in_place(self, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
+    def in_place(self, name: str, shape: tuple[int, ...], element: str, view: tuple[int, ...] | None = None) -> Memory:
         """Add the next input, which is updated in place: it is a result as well, after the outputs."""
-        return self._add(self._inputs, "i", shape, element, view, in_place=True)
+        return self._add(self._inputs, f"%i_{name}", shape, element, view, in_place=True)
 
-    def output(self, shape: tuple[int, ...], element: str) -> Memory:
+    def output(self, name: str, shape: tuple[int, ...], element: str) -> Memory:
         """Add the next result."""
-        return self._add(self._results, "o", shape, element)
+        return self._add(self._results, f"%o_{name}", shape, element)
 
     def scratch(self, shape: tuple[int, ...], element: str) -> Memory:
         """Add memory that all workgroups share and that no caller sees."""
-        return self._add(self._scratch, "s", shape, element)
+        return self._add(self._scratch, f"%s{len(self._scratch)}", shape, element)
 
     def _add(
         self,
         operands: list[_Operand],
-        kind: str,
+        name: str,
         shape: tuple[int, ...],
         element: str,
         view: tuple[int, ...] | None = None,
         *,
         in_place: bool = False,
     ) -> Memory:
-        memory = Memory(self.code, f"%{kind}{len(operands)}", view or shape, element)
+        if any(each.name == name for each in operands):
+            raise ValueError(f"{self.name} has two operands {name}: give each a name of its own")
+        memory = Memory(self.code, name, view or shape, element)
         operands.append(_Operand(shape, memory, in_place))
         return memory
 

@@ -67,6 +67,7 @@ class Memory:
         """Store a scalar, or a vector's neighbouring elements."""
         if value.type.element != self.element:
             raise TypeError(f"store: {value.type} into {self.type}")
+        self._check_owner(value)
         if value.type.lanes:
             self.code.do(f"vector.store {value.name}, {self._place(at)} : {self.type}, {value.type}")
         else:
@@ -98,7 +99,12 @@ class Memory:
         for each in indices:
             if each.type != INDEX:
                 raise TypeError(f"{self.type} is indexed by {each.type}, not index")
+            self._check_owner(each)
         return f"{self.name}[{', '.join(each.name for each in indices)}]"
+
+    def _check_owner(self, value: Value) -> None:
+        if value.code is not self.code:
+            raise TypeError(f"{self.name} and {value.name} belong to different kernels")
 
     def _let(self, expression: str, type: Type) -> Value:
         return Value(self.code, self.code.let(expression), type)

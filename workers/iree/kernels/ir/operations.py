@@ -55,6 +55,8 @@ def intrinsic(name: str, operands: Sequence[Value], takes: Sequence[Type], type:
     """Call an intrinsic of LLVM that takes operands of these types and returns a value."""
     if [each.type for each in operands] != list(takes):
         raise TypeError(f"{name} takes {', '.join(map(str, takes))}, not {', '.join(str(x.type) for x in operands)}")
+    if any(each.code is not operands[0].code for each in operands):
+        raise TypeError(f"{name}: the operands are values of different kernels")
     names, types = ", ".join(each.name for each in operands), ", ".join(str(each.type) for each in operands)
     code = operands[0].code
     return Value(code, code.let(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {type}'), type)

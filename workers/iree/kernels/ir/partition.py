@@ -1,12 +1,13 @@
-"""How the work of a kernel is divided among threads."""
+"""Partitions of a kernel's work among threads."""
 
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.value import Value
 
 PARTITIONS_PER_THREAD = 7
-"""Workgroups for each thread. A thread takes one at a time where there are fewer than eight for each, otherwise eight
-(IREE's `IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): of 28 workgroups, one of two threads would do 16."""
+"""The most workgroups for each thread. From eight on, IREE hands out several at a time
+(`IREE_TASK_DISPATCH_MAX_TILES_PER_SHARD_RESERVATION`): with 14 per thread, it would hand out 8 at a time, 16 to one
+thread and 12 to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Partition:
     def tapered_range(self, total: int) -> tuple[Value, Value]:
         """Return the first of `total` items in this part, and the end; each part is smaller than the one before.
 
-        The first has nearly two of `count` equal shares and the last next to none, so that threads that began at
+        The first has nearly twice the average and the last next to nothing, so that threads that began at
         different times, or run at different speeds, end together (trapezoid self-scheduling,
         https://doi.org/10.1109/71.205655).
         """
@@ -39,8 +40,8 @@ class Partition:
         return total - left * left * total // (self.count * self.count)
 
     def next(self) -> Value:
-        """Return the part that the thread which has this one most likely takes next, as threads take turns; the last
-        one where there are no more."""
+        """Return the part that this part's thread most likely takes next, if threads take turns; the last part if there
+        are no more."""
         return (self.number + max(1, self.count // PARTITIONS_PER_THREAD)).minimum(self.count - 1)
 
 

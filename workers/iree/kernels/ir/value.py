@@ -7,16 +7,18 @@ MLIR's verifier would reject the module, far from the line that is wrong.
 Integers are unsigned unless `signed` is set, as MLIR's have no sign of their own.
 """
 
-import math
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
+from workers.iree.kernels.ir.literal import Number, literal
 from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import BITS, INDEX, LANES, Type
 
-Number = int | float
+Reduction = Literal["add", "maximumf", "maxnumf", "maxsi", "minsi", "minui"]
+"""The kinds of `vector.reduction` that kernels use: those that end with f are of floats, "add" of all numbers."""
+Predicate = Literal["slt", "sle", "sgt", "sge"]
+"""The signed predicates of `arith.cmpi`."""
 _ORDERS = {"lt": ("olt", "ult"), "le": ("ole", "ule"), "gt": ("ogt", "ugt"), "ge": ("oge", "uge"), "eq": ("oeq", "eq")}
 """The predicates of each comparison: of floats, false where one is NaN, and of unsigned integers."""
 
@@ -72,21 +74,26 @@ class Value:
         target = Type(self.type.element, lanes)
         return self._let(f"vector.broadcast {self.name} : {self.type} to {target}", target)
 
-    def reduce(self, operation: str, flags: str = "") -> "Value":
-        """Reduce the lanes to a scalar by "add", "maximumf" and the like, perhaps with fast-math flags."""
+    def reduce(self, operation: Reduction, flags: str = "") -> "Value":
+        """Reduce the lanes to a scalar, those of floats perhaps with fast-math flags."""
         self._check_vector("reduce")
+        _check_name("reduce", operation, get_args(Reduction))
+        if operation != "add" and operation.endswith("f") != self.type.is_float:
+            raise TypeError(f"reduce: {operation} is not an operation of {self.type}")
+        if flags:
+            self._check_float("fastmath")
         fast, target = f" fastmath<{flags}>" if flags else "", Type(self.type.element)
         return self._let(f"vector.reduction <{operation}>, {self.name}{fast} : {self.type} into {target}", target)
 
     def lane(self, number: int) -> "Value":
-        """Return one lane."""
-        self._check_vector("lane")
+        """Return one lane. Raises `IndexError`."""
+        self._check_lanes("lane", number, 1)
         target = Type(self.type.element)
         return self._let(f"vector.extract {self.name}[{number}] : {target} from {self.type}", target)
 
     def part(self, first: int, count: int) -> "Value":
-        """Return `count` lanes from `first` on."""
-        self._check_vector("part")
+        """Return `count` lanes from `first` on. Raises `IndexError`."""
+        self._check_lanes("part", first, count)
         kept, target = ", ".join(map(str, range(first, first + count))), Type(self.type.element, count)
         return self._let(f"vector.shuffle {self.name}, {self.name} [{kept}] : {self.type}, {self.type}", target)
 
@@ -106,6 +113,7 @@ class Value:
         if not isinstance(example, Value):
             raise TypeError("select: one of the two must be a value")
         a, b = (example._operand(each) for each in (yes, no))
+        self._check_owner("select", example)
         lanes = max(self.type.lanes, a.type.lanes, b.type.lanes)
         condition, a, b = (each if each.type.lanes == lanes else each.broadcast(lanes) for each in (self, a, b))
         a._check_same("select", b)
@@ -138,8 +146,9 @@ class Value:
         """Shift right and copy the sign."""
         return self._integer("shrsi", bits)
 
-    def compare(self, predicate: str, other: "Value | Number") -> "Value":
-        """Compare integers by a predicate of `arith.cmpi`, such as "sle"."""
+    def compare(self, predicate: Predicate, other: "Value | Number") -> "Value":
+        """Compare signed integers."""
+        _check_name("compare", predicate, get_args(Predicate))
         if self.type.is_float:
             raise TypeError(f"compare: {self.type} is not an integer type")
         a, b = self.matched(predicate, other)
@@ -150,6 +159,8 @@ class Value:
 
     def matched(self, operation: str, other: "Value | Number") -> tuple["Value", "Value"]:
         """Return this value and another or a number as operands of one type. Raises `TypeError`."""
+        if isinstance(other, Value):
+            self._check_owner(operation, other)
         a, b = self, self._operand(other)
         if a.type.lanes and not b.type.lanes:
             b = b.broadcast(a.type.lanes)
@@ -160,8 +171,8 @@ class Value:
 
     def __getitem__(self, axes: object) -> "Value":
         """Return the value itself for new axes (`value[:, None]`): a scalar is broadcast where it meets a vector."""
-        if isinstance(axes, int):
-            raise TypeError("a value has no items; `lane` returns one of a vector's")
+        if not isinstance(axes, tuple) or any(axis is not None and axis != slice(None) for axis in axes):
+            raise TypeError("a value has no items; `lane` and `part` return some of a vector's")
         return self
 
     def __add__(self, other: "Value | Number") -> "Value":
@@ -260,8 +271,13 @@ class Value:
         return other if isinstance(other, Value) else constant(self.code, other, self.type)
 
     def _check_same(self, operation: str, other: "Value") -> None:
+        self._check_owner(operation, other)
         if self.type != other.type:
             raise TypeError(f"{operation}: the operands are {self.type} and {other.type}")
+
+    def _check_owner(self, operation: str, other: "Value") -> None:
+        if self.code is not other.code:
+            raise TypeError(f"{operation}: {self.name} and {other.name} are values of different kernels")
 
     def _check_float(self, operation: str) -> None:
         if not self.type.is_float:
@@ -270,6 +286,11 @@ class Value:
     def _check_vector(self, operation: str) -> None:
         if not self.type.lanes:
             raise TypeError(f"{operation}: {self.type} is not a vector")
+
+    def _check_lanes(self, operation: str, first: int, count: int) -> None:
+        self._check_vector(operation)
+        if not 0 <= first < first + count <= self.type.lanes:
+            raise IndexError(f"{operation}: {self.type} has no lanes {first} to {first + count - 1}")
 
     def _check_bits(self, operation: str, target: Type) -> None:
         if self.type.bits != target.bits or "index" in (self.type.element, target.element):
@@ -286,14 +307,6 @@ def constant(code: MlirLines, value: Number, type: Type) -> Value:
     return Value(code, code.constant_name(text), type)
 
 
-def literal(value: Number, element: str) -> str:
-    """Return a number as MLIR writes it. Raises `TypeError` for a fraction in an integer type."""
-    if not Type(element).is_float:
-        if value != int(value):
-            raise TypeError(f"{value} is not an {element}")
-        return str(int(value))
-    if math.isinf(value) or math.isnan(value):
-        if element != "f32":
-            raise TypeError(f"{value} has no literal in {element}")
-        return f"0x{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
-    return f"{value:.17e}"
+def _check_name(operation: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise TypeError(f"{operation}: {name!r} is not one of {', '.join(names)}")

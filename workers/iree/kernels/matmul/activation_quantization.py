@@ -27,7 +27,7 @@ MIN_MAGNITUDE = int(np.float32(1e-30).view(np.int32))
 
 @dataclass(frozen=True, slots=True)
 class ActivationQuantization:
-    """How rows are quantized for a product: integers of 8 or 22 bits, and two numbers a group."""
+    """The quantized form of rows for a product: integers of 8 or 22 bits, and two numbers a group."""
 
     rows: int
     inputs: int
@@ -36,7 +36,7 @@ class ActivationQuantization:
     weighted: bool
     """The second number of a group is the sum of its activations; without it the sum of their integers."""
     arithmetic: Arithmetic
-    """Which packs the rows that are quantized."""
+    """The arithmetic whose packed rows are quantized."""
     limbs: int
     """1: integers of 8 bits. 3: of 22 bits, their upper eight in the first limb, then seven and seven."""
 
@@ -81,8 +81,9 @@ def quantize_rows(kind: ActivationQuantization) -> str:
     makes its group's scale NaN, and so every output.
     """
     kernel = Kernel(kind.name, kind.rows)
-    x = kernel.input((kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
-    levels, scales = kernel.output(kind.levels_shape, "i32"), kernel.output(kind.scales_shape, "f32")
+    x = kernel.input("x", (kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
+    levels = kernel.output("levels", kind.levels_shape, "i32")
+    scales = kernel.output("scales", kind.scales_shape, "f32")
     ActivationQuantizer(kind, x, levels, scales).row(kernel.code, kernel.workgroup)
     return kernel.function()
 

@@ -14,8 +14,9 @@ def embedding(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -
     """
     kernel = Kernel(name, rows)
     code, row, format = kernel.code, kernel.workgroup, packing.format
-    which, weights = kernel.input((rows,), "i32"), kernel.input(packing.stored_shape(tiles * LANES, inputs), "i8")
-    out = kernel.output((rows, inputs), "f32")
+    which = kernel.input("tokens", (rows,), "i32")
+    weights = kernel.input("weight", packing.stored_shape(tiles * LANES, inputs), "i8")
+    out = kernel.output("out", (rows, inputs), "f32")
     output = which.load([row]).minimum(tiles * LANES - 1).astype("index", signed=True)
     tile, lane = output // LANES, output % LANES
     at_lane, scale_at_lane = lane * DOT_INPUTS, lane * format.scale_size

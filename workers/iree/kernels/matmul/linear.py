@@ -37,11 +37,11 @@ def linear(
     """
     tiling = GemmTiling(rows, tiles, inputs, arithmetic, 1, live)
     kernel = Kernel(name, tiling.partitions(threads))
-    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
-    w = kernel.input((tiles, inputs * LANES), arithmetic.element)
-    offsets = kernel.input((tiles * LANES,), "f32") if bias else None
-    number = kernel.input((1,), "i32") if live else None
-    out = kernel.output((rows, tiles * LANES), "f32")
+    x = kernel.input("x", (rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input("weight", (tiles, inputs * LANES), arithmetic.element)
+    offsets = kernel.input("bias", (tiles * LANES,), "f32") if bias else None
+    number = kernel.input("live", (1,), "i32") if live else None
+    out = kernel.output("out", (rows, tiles * LANES), "f32")
     write_linear(kernel.code, kernel.partition, tiling, x, w, out, offsets, number)
     return kernel.function()
 
@@ -89,10 +89,10 @@ def glu_linear(
     """
     tiling = GemmTiling(rows, tiles, inputs, arithmetic, 2, live)
     kernel = Kernel(name, tiling.partitions(threads))
-    x = kernel.input((rows, row_stride(inputs, arithmetic)), "i32")
-    w = kernel.input((2 * tiles, inputs * LANES), arithmetic.element)
-    number = kernel.input((1,), "i32") if live else None
-    out = kernel.output((rows, row_stride(tiles * LANES, arithmetic)), "i32")
+    x = kernel.input("x", (rows, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input("weight", (2 * tiles, inputs * LANES), arithmetic.element)
+    number = kernel.input("live", (1,), "i32") if live else None
+    out = kernel.output("out", (rows, row_stride(tiles * LANES, arithmetic)), "i32")
     write_glu_linear(kernel.code, kernel.partition, tiling, x, w, out, activation, number)
     return kernel.function()
 

@@ -32,7 +32,7 @@ def pack_matrix(matrix: NDArray[Any], k: int) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a quantized matrix is packed."""
+    """The packing of a quantized matrix."""
 
     format: GroupFormat
 

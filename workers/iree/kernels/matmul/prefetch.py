@@ -1,4 +1,4 @@
-"""Prefetching of weights before they are needed (docs/adr/0024)."""
+"""Prefetching of weights before they are needed (docs/adr/0024). `bench/engine.py` measures a change."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,27 +7,27 @@ from workers.iree.kernels.ir.mlir_types import CACHE_LINE, INDEX, size_of
 from workers.iree.kernels.ir.value import Value, constant
 
 FEW_ROWS = 4
-"""Rows so few that a product waits for nothing but memory. Its weights are fetched in two steps, for more lines can be
-waited for before L2 than before L1."""
-DISTANCES = ((3072, L1),)
-"""Bytes of each tile that are on their way to a cache while the tile is summed. The CPU itself looks ahead no further
-than a page's end, and what it prefetches alone does not come in time where several rows keep its arithmetic busy."""
-FEW_ROWS_DISTANCES = ((4096, L2), (1024, L1_ONCE))
-"""The same for few rows. Lines of weights are read once, and those of the rows stay in L1."""
+"""Up to this many rows a matmul is bound by memory. Its weights are then prefetched to L2 first and to L1 shortly
+before their use: L2 can have more lines in flight than L1."""
+DISTANCES_BYTES = ((3072, L1),)
+"""How far ahead of its use each tile is prefetched, and to which cache. The CPU's own prefetcher stops at the end of a
+page, and is late when several rows keep the arithmetic units busy."""
+FEW_ROWS_DISTANCES_BYTES = ((4096, L2), (1024, L1_ONCE))
+"""The same for few rows. Weights are read once; the rows stay in L1."""
 SHARING_BLOCKS = 2
-"""Blocks of rows that prefetch the next group of tiles between them."""
+"""Row blocks that divide the prefetching of the next group of tiles."""
 
 Prefetch = Callable[[Sequence[Value], Value, int], None]
-"""Writes the prefetches of weights while some tiles are read from an element on, so many elements of each."""
+"""Writes the prefetches for a loop step that reads `count` elements of each of some tiles, from an element on."""
 
 
 def prefetch_ahead(w: Memory, group_tiles: int, rows: int) -> Prefetch:
-    """Prefetch what one block of rows will read of each of the tiles, rows of `w` of two bytes or four; beyond a tile's
-    end, the tile of the next group."""
+    """Prefetch the tiles of one row block: rows of `w`, whose elements have two or four bytes. At the end of a tile,
+    the prefetch continues in the tile of the next group."""
     length, size = w.shape[-1], size_of(w.element)
 
     def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
-        for distance, cache in FEW_ROWS_DISTANCES if rows <= FEW_ROWS else DISTANCES:
+        for distance, cache in FEW_ROWS_DISTANCES_BYTES if rows <= FEW_ROWS else DISTANCES_BYTES:
             soon = at + distance // size
             start = soon + (soon >= length).select(constant(w.code, (group_tiles - 1) * length, INDEX), 0)
             for line in range(0, count, CACHE_LINE // size):
@@ -37,15 +37,15 @@ def prefetch_ahead(w: Memory, group_tiles: int, rows: int) -> Prefetch:
     return prefetch
 
 
-def prefetch_next_group(w: Memory, distance: Value, block: Value) -> Prefetch:
-    """Prefetch to L2, for one of several blocks of rows that are multiplied by the same tiles, its part of the tiles
-    that are `distance` further on. Memory would rest while the later blocks read what the first has fetched."""
+def prefetch_next_group(w: Memory, tiles_ahead: Value, block: Value) -> Prefetch:
+    """Prefetch to L2 the part of one row block of the tiles that are `tiles_ahead` further on. Several row blocks are
+    multiplied by the same tiles: memory would be idle while the later ones reuse what the first one fetched."""
     part, size = w.shape[-1] // SHARING_BLOCKS, size_of(w.element)
 
     def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
         start = block * part + at // SHARING_BLOCKS
         for tile in tiles:
-            after = tile + distance
+            after = tile + tiles_ahead
             for line in range(0, count // SHARING_BLOCKS, CACHE_LINE // size):
                 w.prefetch([after, start + line], L2)
 
@@ -53,7 +53,7 @@ def prefetch_next_group(w: Memory, distance: Value, block: Value) -> Prefetch:
 
 
 def prefetch_both(one: Prefetch, other: Prefetch) -> Prefetch:
-    """Prefetch as one, then as the other."""
+    """Combine two functions of this kind."""
 
     def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
         one(tiles, at, count)

@@ -28,9 +28,9 @@ def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, 
     """
     kernel = Kernel(name, matmul.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    offsets = kernel.input((matmul.outputs,), "f32") if bias else None
-    number = kernel.input((1,), "i32") if live else None
-    out = kernel.output((matmul.activations.rows, matmul.outputs), "f32")
+    offsets = kernel.input("bias", (matmul.outputs,), "f32") if bias else None
+    number = kernel.input("live", (1,), "i32") if live else None
+    out = kernel.output("out", (matmul.activations.rows, matmul.outputs), "f32")
     write_quantized_linear(kernel.code, kernel.partition, matmul, operands, out, offsets, number)
     return kernel.function()
 
@@ -63,7 +63,7 @@ def write_quantized_linear(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of one height that rows are divided into; the last one begins sooner rather than reach further."""
+    """The blocks of one height that rows are divided into; the last one overlaps the one before."""
 
     height: int
     least: int

@@ -1,4 +1,4 @@
-"""A product with quantized weights: its rows, its matrix, and how the work is divided."""
+"""A product with quantized weights: its rows, its matrix, and the division of its work."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from workers.iree.kernels.matmul.activation_quantization import ActivationQuanti
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 IntegerDot = Literal["vpdpbusd", "plain"]
-"""How four levels of each lane are multiplied by four activations and added up."""
+"""The instruction that multiplies four levels of each lane by four activations and sums them."""
 
 
 def choose_integer_dot(features: AbstractSet[str]) -> IntegerDot:
@@ -79,5 +79,8 @@ class QuantizedOperands:
     def of(cls, matmul: QuantizedMatmul, kernel: Kernel) -> "QuantizedOperands":
         """Take the first operands of a kernel."""
         kind = matmul.activations
-        levels, scales = kernel.input(kind.levels_shape, "i32"), kernel.input(kind.scales_shape, "f32")
-        return cls(levels, scales, kernel.input(matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"))
+        return cls(
+            kernel.input("levels", kind.levels_shape, "i32"),
+            kernel.input("scales", kind.scales_shape, "f32"),
+            kernel.input("weight", matmul.packing.stored_shape(matmul.outputs, kind.inputs), "i8"),
+        )

@@ -1,4 +1,4 @@
-"""How the rows of a product are divided into blocks; the rows of a block are multiplied by a tile of weights together.
+"""Row blocks of a product: the rows of a block are multiplied by a tile of weights together.
 
 A graph has as many rows as a step may have. The *live* rows, those of a sequence, are its first ones, and padding rows
 follow. A product computes the live rows in blocks of one height, as few as its registers allow, and has code for every

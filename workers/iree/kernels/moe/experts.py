@@ -1,4 +1,4 @@
-"""The products of a mixture of experts: each row meets the weights of its experts alone.
+"""The products of a mixture of experts: each row is multiplied only by its own experts' weights.
 
 Every pair (see `routing`) has sums of its own: which rows share an expert changes nothing in them.
 """
@@ -30,7 +30,7 @@ PAIR_BLOCKS = (8, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class ExpertPartition:
-    """How the tiles of every chosen expert are divided: into `each` workgroups, in units of `unit` tiles."""
+    """The division of every chosen expert's tiles into `each` workgroups, in units of `unit` tiles."""
 
     mixture: Mixture
     tiles: int
@@ -102,10 +102,10 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     tile_bytes = 2 * m.hidden * LANES * size_of(arithmetic.element)
     partition = ExpertPartition.of(m, tiles, tile_bytes, threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
-    x = kernel.input((m.rows, row_stride(m.hidden, arithmetic)), "i32")
-    w = kernel.input((2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
-    out = kernel.output((m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
+    x = kernel.input("x", (m.rows, row_stride(m.hidden, arithmetic)), "i32")
+    w = kernel.input("weight", (2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
+    lists = m.take_lists(kernel)
+    out = kernel.output("out", (m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
@@ -130,10 +130,10 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     tiles, inputs, most = m.down_tiles, m.experts.ffn, arithmetic.accumulators
     partition = ExpertPartition.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
-    x = kernel.input((m.pairs, row_stride(inputs, arithmetic)), "i32")
-    w = kernel.input((tiles * m.experts.count, inputs * LANES), arithmetic.element)
-    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
-    out = kernel.output((m.pairs, m.hidden), "f32")
+    x = kernel.input("x", (m.pairs, row_stride(inputs, arithmetic)), "i32")
+    w = kernel.input("weight", (tiles * m.experts.count, inputs * LANES), arithmetic.element)
+    lists = m.take_lists(kernel)
+    out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
     def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
         at = expert * tiles + first
@@ -151,8 +151,9 @@ def combine(name: str, m: Mixture) -> str:
     """f32 [pairs, hidden] and the weights f32 [rows, per_token] -> their weighted sums f32 [rows, hidden]."""
     k = m.experts.per_token
     kernel = Kernel(name, m.rows)
-    x, weights = kernel.input((m.pairs, m.hidden), "f32"), kernel.input((m.rows, k), "f32")
-    out = kernel.output((m.rows, m.hidden), "f32")
+    x = kernel.input("x", (m.pairs, m.hidden), "f32")
+    weights = kernel.input("weights", (m.rows, k), "f32")
+    out = kernel.output("out", (m.rows, m.hidden), "f32")
     row = kernel.workgroup
     first, *others = (weights.load([row, i]).broadcast() for i in range(k))
     pair = row * k

@@ -55,8 +55,8 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
     matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
-    out = kernel.output((m.pairs, row_stride(ffn, arithmetic)), "i32")
+    lists = m.take_lists(kernel)
+    out = kernel.output("out", (m.pairs, row_stride(ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
@@ -78,8 +78,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    lists = [kernel.input((length,), "i32") for length in m.list_sizes]
-    out = kernel.output((m.pairs, m.hidden), "f32")
+    lists = m.take_lists(kernel)
+    out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         at = expert * m.down_tiles + first

@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts: which rows go to which expert.
+"""Routing of a mixture of experts: the choice of experts for each row, and the rows of each expert.
 
 A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
 expert, so that an expert's weights are read once for all rows that chose it and not at all where none did.
@@ -38,9 +38,9 @@ class Mixture:
         return min(self.pairs, self.experts.count)
 
     @property
-    def list_sizes(self) -> tuple[int, int, int]:
-        """The sizes of what `group` gives."""
-        return (self.pairs, self.groups + 1, self.groups + 1)
+    def lists(self) -> dict[str, int]:
+        """The names and sizes of what `group` gives."""
+        return {"order": self.pairs, "chosen": self.groups + 1, "starts": self.groups + 1}
 
     @property
     def up_tiles(self) -> int:
@@ -51,6 +51,10 @@ class Mixture:
     def down_tiles(self) -> int:
         return self.hidden // LANES
 
+    def take_lists(self, kernel: Kernel) -> list[Memory]:
+        """Take what `group` gives as the next inputs of a kernel."""
+        return [kernel.input(name, (size,), "i32") for name, size in self.lists.items()]
+
 
 def route(name: str, m: Mixture) -> str:
     """Logits f32 [rows, count] -> the best experts int32 [rows, per_token], best first and of equals the first, and
@@ -60,8 +64,9 @@ def route(name: str, m: Mixture) -> str:
     lanes = math.gcd(LANES, count)
     kernel = Kernel(name, m.rows)
     code, row = kernel.code, kernel.workgroup
-    logits = kernel.input((m.rows, count), "f32")
-    experts, weights = kernel.output((m.rows, chosen), "i32"), kernel.output((m.rows, chosen), "f32")
+    logits = kernel.input("logits", (m.rows, count), "f32")
+    experts = kernel.output("experts", (m.rows, chosen), "i32")
+    weights = kernel.output("weights", (m.rows, chosen), "f32")
     held = code.allocate((count,), "f32")
     code.repeat(0, count, lambda at: held.store(logits.load_vector([row, at], lanes), [at]), lanes)
     powers: list[Value] = []
@@ -125,9 +130,9 @@ def group(name: str, m: Mixture, *, live: bool = False) -> str:
     count, per_token = m.experts.count, m.experts.per_token
     kernel = Kernel(name, 1)
     code = kernel.code
-    experts = kernel.input((m.rows, per_token), "i32")
-    number = kernel.input((1,), "i32") if live else None
-    order, chosen, starts = (kernel.output((size,), "i32") for size in m.list_sizes)
+    experts = kernel.input("experts", (m.rows, per_token), "i32")
+    number = kernel.input("live", (1,), "i32") if live else None
+    order, chosen, starts = (kernel.output(each, (size,), "i32") for each, size in m.lists.items())
     end = code.index(m.pairs) if number is None else live_rows(number, m.rows) * per_token
     counts, offsets = (code.allocate((count,), "i32") for _ in range(2))
 

@@ -36,6 +36,7 @@ class Glu:
 def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
     """f32 [rows, 2 * ffn], gates first -> packed words [rows, row_stride]."""
     kernel = Kernel(name, rows)
-    x, out = kernel.input((rows, 2 * ffn), "f32"), kernel.output((rows, row_stride(ffn, arithmetic)), "i32")
+    x = kernel.input("x", (rows, 2 * ffn), "f32")
+    out = kernel.output("out", (rows, row_stride(ffn, arithmetic)), "i32")
     Glu(x, out, arithmetic, activation).columns(kernel.code, kernel.workgroup, 0, ffn)
     return kernel.function()

@@ -17,7 +17,7 @@ ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What happens to the residual stream x between two blocks of a layer."""
+    """The sum and the norms of the residual stream x between two blocks of a layer."""
 
     delta: bool
     """A delta is added to it."""
@@ -26,7 +26,7 @@ class Norm:
     before: bool
     """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
     multiplier: float = 1.0
-    """What is added is multiplied by it."""
+    """Factor of the delta, or of its norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
     per = min(rows, ROWS)
     kernel = Kernel(name, -(-rows // per))
     normed = NormOperands(
-        kernel.input((rows, width), "f32"),
-        kernel.input((rows, width), "f32") if kind.delta else None,
-        kernel.input((width,), "f32") if kind.after else None,
-        kernel.input((width,), "f32") if kind.before else None,
-        kernel.output((rows, width), "f32") if kind.delta else None,
-        kernel.output((rows, row_stride(width, arithmetic)), "i32"),
+        kernel.input("x", (rows, width), "f32"),
+        kernel.input("delta", (rows, width), "f32") if kind.delta else None,
+        kernel.input("after", (width,), "f32") if kind.after else None,
+        kernel.input("before", (width,), "f32") if kind.before else None,
+        kernel.output("sum", (rows, width), "f32") if kind.delta else None,
+        kernel.output("out", (rows, row_stride(width, arithmetic)), "i32"),
         kind.multiplier,
     )
     low = kernel.workgroup * per

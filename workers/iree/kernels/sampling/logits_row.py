@@ -18,7 +18,7 @@ PARAMETERS = 7
 """Numbers of a row, in the order of `workers.sampling.sample.SamplingArrays`: 32 bits each."""
 CELLS_PER_BLOCK = BLOCK // LANES
 NEAREST = CELLS + LANES
-"""Where the steps of all cells begin among the candidates, behind their cells."""
+"""The first of the steps of all cells among the candidates, behind their cells."""
 MAX_VECTORS = 128
 """Vectors of weights whose sums stay below 2**32 in each lane."""
 I64 = Type("i64")
@@ -100,8 +100,8 @@ class LogitsRow:
         self.shape = shape
         self.code = self.kernel.code
         self.xp = ArrayNamespace(self.code)
-        self._memory = {each: self.kernel.input(each.shape, each.element) for each in takes}
-        self._memory |= {each: self.kernel.output(each.shape, each.element) for each in gives}
+        self._memory = {each: self.kernel.input(each.name, each.shape, each.element) for each in takes}
+        self._memory |= {each: self.kernel.output(each.name, each.shape, each.element) for each in gives}
 
     def number(self, value: int) -> Value:
         """Return a constant int32."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tests.workers.iree.kernels.running import ARITHMETICS, NUMPY, TOLERANCE, Run, floats, random, rounded
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
-from workers.iree.kernels.attention.shape import KV_TILE, Attention, AttentionShape
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
 from workers.iree.kernels.ir.mlir_types import LANES
 
@@ -21,7 +21,7 @@ class Attended:
         self.run, self.arithmetic, self.eps = run, arithmetic, eps
         self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
-        self.capacity = 6 * KV_TILE
+        self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         shape = (2, 2, 3, self.heads, self.capacity * self.depth)
         kind = NUMPY[arithmetic.element]
@@ -33,7 +33,7 @@ class Attended:
     def shape_of(self, batch: int, tokens: int) -> AttentionShape:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
-            capacity=self.capacity, attended=self.capacity - KV_TILE, batch=batch, tokens=tokens, scale=0.5,
+            capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
             rope_dims=self.depth,
         )  # fmt: skip
 

@@ -45,6 +45,19 @@ def test_both_branches_give_one_type(code: Code) -> None:
         code.when(number, lambda: None)
 
 
+def test_a_switch_asks_for_an_index(code: Code) -> None:
+    with pytest.raises(TypeError, match=r"switch: the number is vector<16xf32>, not index"):
+        code.switch(code.floats(1.0), {}, lambda: None)
+
+
+def test_memory_belongs_to_one_kernel(memory: Memory) -> None:
+    other = Code()
+    with pytest.raises(TypeError, match=r"%m and .* belong to different kernels"):
+        memory.load([0, other.index(0)])
+    with pytest.raises(TypeError, match=r"%m and .* belong to different kernels"):
+        memory.store(other.constant(1.0, F32), [0, 0])
+
+
 def test_loads_have_the_type_of_the_memory(code: Code, memory: Memory) -> None:
     assert memory.load([0, 0]).type == F32
     assert memory.load_vector([0, 0]).type == F32_VECTOR
@@ -65,12 +78,20 @@ def test_stores_and_indices_are_checked(code: Code, memory: Memory) -> None:
 
 def test_a_kernel_returns_results_then_what_it_updates() -> None:
     kernel = Kernel("k", 3)
-    x, kept = kernel.input((2, LANES), "f32"), kernel.in_place((LANES,), "f32")
-    scratch, out = kernel.scratch((LANES,), "f32"), kernel.output((2, LANES), "f32")
+    x, kept = kernel.input("x", (2, LANES), "f32"), kernel.in_place("kept", (LANES,), "f32")
+    scratch, out = kernel.scratch((LANES,), "f32"), kernel.output("out", (2, LANES), "f32")
     for memory in (scratch, out, kept):
         memory.store(x.load_vector([0, 0]), [0] * len(memory.shape))
     text = kernel.function()
     kinds = "tensor<2x16xf32>, tensor<16xf32>"
-    assert f"func.func private @k(%i0: tensor<2x16xf32>, %i1: tensor<16xf32>) -> ({kinds})" in text
+    assert f"func.func private @k(%i_x: tensor<2x16xf32>, %i_kept: tensor<16xf32>) -> ({kinds})" in text
     assert f"return %out#0, %out#2 : {kinds}" in text  # %out#1 is the scratch memory
     assert "memref.view %scratch[%s0_at][] : memref<64xi8> to memref<16xf32>" in text
+
+
+def test_operands_have_names_of_their_own() -> None:
+    kernel = Kernel("k", 1)
+    kernel.input("x", (LANES,), "f32")
+    kernel.output("x", (LANES,), "f32")
+    with pytest.raises(ValueError, match="k has two operands %i_x"):
+        kernel.input("x", (1,), "i32")

@@ -25,8 +25,9 @@ def reversing(name: str) -> str:
     """i32 [1], f32 [rows, 16], counters -> the rows in reverse order plus one, once for each stage; the counters."""
     kernel = Kernel(name, LATE)
     code = kernel.code
-    number, x = kernel.input((1,), "i32"), kernel.input((ROWS, LANES), "f32")
-    counts, out = kernel.in_place((barrier_counters(KERNELS, STAGES),), "i32"), kernel.output((ROWS, LANES), "f32")
+    number, x = kernel.input("number", (1,), "i32"), kernel.input("x", (ROWS, LANES), "f32")
+    counts = kernel.in_place("counts", (barrier_counters(KERNELS, STAGES),), "i32")
+    out = kernel.output("out", (ROWS, LANES), "f32")
     buffers = [x, *(kernel.scratch((ROWS, LANES), "f32") for _ in range(STAGES - 1)), out]
     fused = FusedKernel(kernel, STAGES, counts, number.load_index([0]), Cpu.of_host().pause)
 
@@ -70,7 +71,9 @@ def module(request: pytest.FixtureRequest, cache_dir: Path) -> tuple[Device, Mod
 def test_a_stage_without_counters_is_refused() -> None:
     """It would use those of the next kernel."""
     kernel = Kernel("full", 1)
-    fused = FusedKernel(kernel, 1, kernel.in_place((barrier_counters(1, 1),), "i32"), kernel.code.index(0), "")
+    fused = FusedKernel(
+        kernel, 1, kernel.in_place("counts", (barrier_counters(1, 1),), "i32"), kernel.code.index(0), ""
+    )
     fused.stage(1, lambda partition: None)
     with pytest.raises(ValueError, match="a fused kernel of 1 stages has no room for another one"):
         fused.stage(1, lambda partition: None)

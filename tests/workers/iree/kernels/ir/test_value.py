@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.literal import literal
 from workers.iree.kernels.ir.mlir_types import F32, F32_VECTOR, I32, I32_VECTOR, INDEX, Type
 from workers.iree.kernels.ir.operations import exp, fma, intrinsic
-from workers.iree.kernels.ir.value import Value, literal
+from workers.iree.kernels.ir.value import Value
 
 I1, I64, BYTES = Type("i1"), Type("i64"), Type("i8", 64)
 TYPES = {"f": F32, "i": I32, "l": I64, "x": INDEX, "b": I1, "F": F32_VECTOR, "I": I32_VECTOR, "Q": Type("f32", 4)}
@@ -49,6 +50,13 @@ WRONG: dict[str, tuple[str, Callable[..., object], str]] = {
     "lanes of a scalar": ("f", lambda f: f.reduce("add"), "reduce: f32 is not a vector"),
     "fraction": ("i", lambda i: i + 0.5, "0.5 is not an i32"),
     "signed floats": ("f", lambda f: f.compare("slt", f), "compare: f32 is not an integer type"),
+    "signed order of floats": ("F", lambda f: f.reduce("maxsi"), "reduce: maxsi is not an operation of vector<16xf32>"),
+    "order of floats": ("I", lambda i: i.reduce("maxnumf"), "reduce: maxnumf is not an operation of vector<16xi32>"),
+    "unknown reduction": ("I", lambda i: i.reduce("product"), "reduce: 'product' is not one of add, maximumf,"),
+    "flags of ints": ("I", lambda i: i.reduce("add", "nnan"), "fastmath: vector<16xi32> is not a floating-point type"),
+    "unknown predicate": ("i", lambda i: i.compare("less", i), "compare: 'less' is not one of slt, sle, sgt, sge"),
+    "a slice": ("F", lambda f: f[0:4], "a value has no items"),
+    "an ellipsis": ("F", lambda f: f[..., None], "a value has no items"),
     "items": ("F", lambda f: [*f], "a value has no items"),
     "intrinsic": ("Fi", lambda f, i: intrinsic("dot", [f, i], [F32_VECTOR, BYTES], F32), "dot takes vector<16xf32>,"),
 }
@@ -61,6 +69,41 @@ def test_a_wrong_operand_is_refused(code: Code, case: str) -> None:
     with pytest.raises(TypeError, match=problem):
         operation(*operands)
     assert not [line for line in code.lines if "broadcast" not in line], "nothing wrong is written"
+
+
+FOREIGN: dict[str, tuple[str, Callable[..., object]]] = {
+    "sum": ("ff", lambda a, b: a + b),
+    "lanes and scalar": ("Ff", lambda a, b: a * b),
+    "order": ("ii", lambda a, b: a < b),
+    "condition": ("bf", lambda a, b: a.select(b, b)),
+    "choices": ("ff", lambda a, b: (a > 0.0).select(a, b)),
+    "fma": ("FF", lambda a, b: fma(a, a, b)),
+    "intrinsic": ("FF", lambda a, b: intrinsic("dot", [a, b], [F32_VECTOR, F32_VECTOR], F32)),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_values_of_different_kernels_do_not_mix(case: str) -> None:
+    letters, operation = FOREIGN[case]
+    first, second = (Value(Code(), f"%{letter}", TYPES[letter]) for letter in letters)
+    with pytest.raises(TypeError, match="different kernels"):
+        operation(first, second)
+
+
+@pytest.mark.parametrize(("first", "count"), [(16, 1), (99, 1), (-1, 1), (10, 7), (10, 40), (4, 0)])
+def test_a_vector_has_no_lanes_beyond_its_own(code: Code, first: int, count: int) -> None:
+    (vector,) = values(code, "F")
+    with pytest.raises(IndexError, match=rf"part: vector<16xf32> has no lanes {first} to"):
+        vector.part(first, count)
+    if count == 1:
+        with pytest.raises(IndexError, match=rf"lane: vector<16xf32> has no lanes {first} to {first}"):
+            vector.lane(first)
+
+
+def test_new_axes_change_nothing(code: Code) -> None:
+    (vector,) = values(code, "F")
+    assert vector[:, None] is vector
+    assert vector[None, None, :] is vector
 
 
 RIGHT: dict[str, tuple[str, Callable[..., Value], list[str], Type]] = {
@@ -116,10 +159,18 @@ def test_numbers_become_constants_of_the_other_operand(code: Code) -> None:
         (-math.inf, "f32", "0xFF800000"),
         (-65536, "i32", "-65536"),
         (3.0, "i32", "3"),
+        (255, "i8", "255"),
+        (-128, "i8", "-128"),
     ],
 )
 def test_literals(value: float, element: str, text: str) -> None:
     assert literal(value, element) == text
+
+
+@pytest.mark.parametrize(("value", "element"), [(300, "i8"), (256, "i8"), (-129, "i8"), (1 << 32, "i32"), (2, "i1")])
+def test_a_constant_fits_its_type(code: Code, value: int, element: str) -> None:
+    with pytest.raises(ValueError, match=f"{value} needs more than the .* bits of {element}"):
+        code.constant(value, Type(element))
 
 
 def test_a_sum_of_lanes_has_an_order(code: Code) -> None:

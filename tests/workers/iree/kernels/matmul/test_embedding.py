@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.workers.iree.kernels.matmul.test_quantized_linear import FORMATS, INPUTS, OUTPUTS, make
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.device import Device
 from workers.iree.kernels.ir.arithmetic import FloatFma
 from workers.iree.kernels.matmul.packing import Packing
@@ -33,7 +33,7 @@ def test_rows_are_the_weights(cache_dir: Path) -> None:
     graph = Graph("rows", rows, inputs, pure=True)
     jax.eval_shape(rows, *inputs, {})
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
-    loaded = device.load(compiler.compile(module([graph], {}, ops.bodies)), None, "")
+    loaded = device.load(compiler.compile(lower_module([graph], {}, ops.bodies)), None, "")
     tables = [device.upload(array) for array in packed.values()]
     found = loaded.call("rows", device.upload(WHICH), *tables)
     for matrix, result in zip(matrices.values(), map(device.download, found), strict=True):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
@@ -71,7 +71,7 @@ class Products:
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
-        file = compiler.compile(module(graphs, {}, self.ops.bodies))
+        file = compiler.compile(lower_module(graphs, {}, self.ops.bodies))
         self.module: Module = self.device.load(file, None, "")
 
     def _graph(self, name: str, rows: int) -> Graph:

@@ -16,7 +16,7 @@ from workers.checkpoints.architectures.parts import Experts
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.lower import Graph, module, struct
+from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
@@ -84,7 +84,7 @@ class Mixtures:
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
-        self.module: Module = self.device.load(compiler.compile(module(graphs, {}, self.ops.bodies)), None, "")
+        self.module: Module = self.device.load(compiler.compile(lower_module(graphs, {}, self.ops.bodies)), None, "")
         self._uploaded = [self._upload(each) for each in (self.router, *self.weights)]
 
     def _plain(self, random: np.random.Generator, shape: tuple[int, int]) -> NDArray[Any]:
