@@ -14,7 +14,6 @@ from actors.supervision.messages import (
     DrainWorker,
     Ended,
     EndIncarnation,
-    Exempt,
     Exited,
     Frames,
     Input,
@@ -172,7 +171,7 @@ def test_it_is_given_up_when_its_tries_are_used_up_and_can_be_started_again() ->
 def test_what_its_watchers_exempt_while_it_ends_does_not_count() -> None:
     driver = running(RestartPolicy(max_failures=1))
     driver.take(Loss("a poison request"))
-    driver.take(Exempt(1))
+    driver.life.exempt(1)
     assert driver.ended() == [StartIncarnation(2, None)], "at once: nothing counts"
 
 
