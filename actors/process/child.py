@@ -139,10 +139,8 @@ class ChildProcess:
         if self.returncode is None:
             try:
                 os.killpg(self.pid, number)
-            except ProcessLookupError:
-                pass  # the group is gone already
-            except PermissionError:
-                pass  # macOS reports this of a group that has only a zombie left
+            except (ProcessLookupError, PermissionError):
+                pass  # the group is gone already, or has only a zombie left, of which macOS reports the latter
 
     def _wait_exit(self) -> None:
         """Wait on a thread. The zombie is left: it keeps the group's number until the group has been killed."""

@@ -3,6 +3,7 @@
 A worker's lines go to its stderr, a pipe; `forward` says them again in the gateway's log, with the worker's name bound.
 """
 
+import functools
 import logging
 import sys
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ def configure_logging(process: str, level: str, json: bool | None = None) -> Non
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.ExtraAdder(),
-        _Bind(process),
+        functools.partial(_bind, process),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
@@ -90,15 +91,10 @@ def _parse(line: bytes) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) and "event" in value else None
 
 
-class _Bind:
-    """Binds the process's name, unless the line came from another process and has its name."""
-
-    def __init__(self, process: str) -> None:
-        self._process = process
-
-    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        event.setdefault("process", self._process)
-        return event
+def _bind(process: str, _logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Bind the process's name, unless the line came from another process and has its name."""
+    event.setdefault("process", process)
+    return event
 
 
 def _renderers(as_json: bool) -> list[Processor]:

@@ -108,6 +108,10 @@ class Life:
         if self._current is not None:
             self._current.protocol.sent(commands, now)
 
+    def exempt(self, incarnation: int) -> None:
+        """Do not count the end of that incarnation as a failure, whether it has ended yet or not."""
+        self._record.exempt(incarnation)
+
     def take(self, message: msg.Input, now: float) -> list[msg.Decision]:
         """Process one input. Returns the decisions that follow, in order."""
         self._out, current = [], self._current
@@ -126,8 +130,6 @@ class Life:
             case msg.RestartWorker():
                 if self.running and not self._stop_asked:
                     self._leave(message, now)
-            case msg.Exempt(incarnation):
-                self._record.exempt(incarnation)
             case msg.Admit(request):
                 self._admit(request, now)
             case msg.Observation() if current is None:

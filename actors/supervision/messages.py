@@ -43,12 +43,6 @@ class AwaitReady(Struct, frozen=True):
     reply: ReplyTo[WorkerStatus]
 
 
-class Exempt(Struct, frozen=True):
-    """Do not count the end of that incarnation as a failure."""
-
-    incarnation: int
-
-
 # From the worker's own link, process and timer.
 
 
@@ -95,7 +89,7 @@ class Due(Struct, frozen=True):
     """The time `Life.due` has come."""
 
 
-WorkerRequest = StartWorker | DrainWorker | RestartWorker | StopWorker | AwaitReady | Exempt | JoinRequest
+WorkerRequest = StartWorker | DrainWorker | RestartWorker | StopWorker | AwaitReady | JoinRequest
 WorkerReport = Frames | LinkLost | Exited | Ended | Admit | Due
 WorkerMessage = WorkerRequest | WorkerReport
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import anyio
-import structlog
 
 from actors.actor import Actor, ActorStopped, Context, DeferredReplies, OnFailure, Ref, ReplyTo
 from actors.join.request import JoinRequest
@@ -27,8 +26,6 @@ from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
 from protocol.codec import encode
 from protocol.commands import Command
-
-_log = structlog.get_logger("actors.supervision.worker_actor")
 
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
@@ -53,11 +50,8 @@ class WorkerRef:
         self._actor.send_nowait(commands)
 
     def exempt_nowait(self, incarnation: int) -> None:
-        """Post `Exempt`, if the worker's actor takes messages: without it, a failure more counts."""
-        try:
-            self.ref.tell(msg.Exempt(incarnation), urgent=True)
-        except (ActorStopped, MailboxFull) as error:
-            _log.debug("not_exempt", worker=self.name, incarnation=incarnation, reason=str(error))
+        """Do not count the end of that incarnation as a failure."""
+        self._actor.life.exempt(incarnation)
 
 
 def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
@@ -177,7 +171,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Decisions of its life.
 
     def _take(self, message: msg.Input) -> None:
-        """Carry out what follows, to its end. Raises the first failure then: watchers hear of a loss in any case."""
+        """Carry out all that follows, then raise the first failure: watchers are notified of a loss in any case."""
         inputs, failed = deque([message]), None
         while inputs:
             for decision in self.life.take(inputs.popleft(), self._loop.time()):

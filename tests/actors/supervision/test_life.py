@@ -15,7 +15,6 @@ from actors.supervision.messages import (
     DrainWorker,
     Ended,
     EndIncarnation,
-    Exempt,
     Exited,
     Frames,
     Input,
@@ -181,7 +180,7 @@ def test_the_policy_of_remote_workers_never_gives_up_and_waits_at_most_half_a_mi
 def test_what_its_watchers_exempt_while_it_ends_does_not_count() -> None:
     driver = running(RestartPolicy(max_failures=1))
     driver.take(Loss("a poison request"))
-    driver.take(Exempt(1))
+    driver.life.exempt(1)
     assert driver.ended() == [StartIncarnation(2, None)], "at once: nothing counts"
 
 
