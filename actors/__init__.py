@@ -1,1 +1,1 @@
-"""Who lives: actors with bounded mailboxes, supervision, worker processes, and the link (the only zmq import)."""
+"""Actors with bounded mailboxes, supervision, worker processes, and the link (the only zmq import)."""

@@ -11,7 +11,7 @@ from protocol.commands import Welcome
 from protocol.events import Hello
 
 DECLINE_LINGER_S = 0.1
-"""How long a refusal may take to leave; the event loop waits for it, in the rare case that there is one."""
+"""Seconds that sending a refusal may take; the event loop waits for it, in the rare case that there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class JoinRequest:
     """Its receiver owns the link: it takes the link over, or declines."""
 
     name: str
-    """Of its key on the allow-list."""
+    """The name of its key on the allow-list."""
     address: str
-    """Where it connected from."""
+    """The address that it connected from."""
     hello: Hello
     link: Link
 

@@ -88,14 +88,14 @@ class ChildProcess:
         return state_of(self.pid) if self.returncode is None else None
 
     def owns(self, pid: int) -> bool:
-        """Whether a process is this child or one that it has started, by its session."""
+        """Return whether a process is this child or one that it has started, by its session."""
         try:
             return pid == self.pid or (pid > 0 and os.getsid(pid) == self.pid)
         except ProcessLookupError:
             return False
 
     def describe_exit(self) -> str:
-        """How it ended, in words."""
+        """Describe its exit in words."""
         code = self.returncode
         if code is None:
             return "is running"

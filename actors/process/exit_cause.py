@@ -1,4 +1,4 @@
-"""Where the end of a worker came from: from what it computed, or from somebody else. Pure.
+"""The origin of a worker's end: its own computation, or an action from outside. Pure.
 
 What an operator, a supervisor or another process did from outside is no evidence against a request that the worker ran.
 """
@@ -10,13 +10,13 @@ from enum import StrEnum
 _FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Nothing that a worker computes sends itself one of these."""
 STOPPED = "T"
-"""Of a process that a signal has stopped (proc_pid_stat(5))."""
+"""The state of a process that a signal has stopped (proc_pid_stat(5))."""
 _SUSPENDED = frozenset({STOPPED, "t"})
 """The second one is stopped by a debugger."""
 
 
 class Origin(StrEnum):
-    """Who ended an incarnation."""
+    """The party that ended an incarnation."""
 
     WITHIN = "within"
     """Itself: it crashed, left, hung, or broke the protocol."""
@@ -29,8 +29,8 @@ class Origin(StrEnum):
 
 
 def of_exit(status: int, sent: Container[int], out_of_memory: bool | None) -> Origin:
-    """Of a process that exited: `status` as in `subprocess` (negative is the signal that ended it), `sent` the signals
-    that it got from us, `out_of_memory` whether the kernel killed for memory meanwhile (None: it does not tell)."""
+    """The origin of an exit. `status` is as in `subprocess` (negative is the signal that ended it), `sent` the signals
+    that it got from us, `out_of_memory` whether the kernel killed for memory meanwhile (None: unknown)."""
     number = -status
     if number in sent:
         return Origin.UNKNOWN
@@ -44,7 +44,7 @@ def of_exit(status: int, sent: Container[int], out_of_memory: bool | None) -> Or
 
 
 def of_hang(state: str | None) -> Origin:
-    """Of a process that does not get on, by the kernel's letter for its state (None: the kernel does not tell)."""
+    """The origin of a hang, by the kernel's letter for the state of the process (None: unknown)."""
     if state is None:
         return Origin.UNKNOWN
     return Origin.OUTSIDE if state in _SUSPENDED else Origin.WITHIN

@@ -1,4 +1,4 @@
-"""What the Linux kernel knows of a process: its state, and whether it was killed for memory. Elsewhere: nothing."""
+"""The state and the out-of-memory kills of a process, as the Linux kernel reports them. Elsewhere: nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ def state_of(pid: int, root: Path = ROOT) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """How many processes the kernel had killed for memory at one moment. A count is None where it is not kept."""
+    """Counts of processes that the kernel had killed for memory at one moment. A count is None where it is not kept."""
 
     group: str
     """The folder of the cgroup that counts; empty when none does."""
@@ -26,8 +26,8 @@ class OomKills:
 
     @classmethod
     def now(cls, pid: int | None = None, root: Path = ROOT) -> "OomKills":
-        """Of the cgroup of a process, also of one that is dead and not reaped; without `pid`, of this one, whose cgroup
-        its children inherit. Raises nothing. `root` is for tests."""
+        """Read the counts for the cgroup of a process, which may be dead and not reaped; without `pid`, of this one,
+        whose cgroup its children inherit. Raises nothing. `root` is for tests."""
         on_machine = _count(_read(root / "proc" / "vmstat"))
         for folder in cgroups("memory", pid, root):
             # Where the memory controller is off in a cgroup, its memory is its parent's.
@@ -37,8 +37,8 @@ class OomKills:
 
 
 def killed_for_memory(before: OomKills, after: OomKills) -> bool | None:
-    """Whether the kernel killed between two moments where a process was; None when it does not tell. It counts before
-    it kills: a death that is known has been counted."""
+    """Return whether the kernel killed for memory between two moments, in the cgroup or else on the machine; None if
+    unknown. It counts before it kills: a death that is known has been counted."""
     if before.group == after.group and before.in_group is not None and after.in_group is not None:
         return after.in_group > before.in_group
     if before.on_machine is not None and after.on_machine is not None:

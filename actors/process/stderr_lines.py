@@ -39,7 +39,7 @@ class LineCutter:
         return self._admit(lines, now)
 
     def take_suppressed(self) -> int:
-        """How many lines were left out since the last call."""
+        """Return the number of lines left out since the last call."""
         count, self.suppressed = self.suppressed, 0
         return count
 

@@ -119,7 +119,7 @@ class ProtocolState:
         self.leave_by = by if self.leave_by is None else min(by, self.leave_by)
 
     def overdue(self, now: float) -> str | None:
-        """Which deadline has passed, in words, or None."""
+        """Describe the deadline that has passed, or return None."""
         limits = self._deadlines
         if self.hello is None:
             return _late("no Hello", self.last_progress, limits.hello, now)

@@ -21,21 +21,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Narrower than `protocol.bounds.Name`, for it names a file as well."""
 
 _Signature = tuple[tuple[str, int, int, int, int], ...]
-"""Of each file, by name: inode, size, time of the last writing and of the last change of anything, in nanoseconds."""
+"""Name, inode, size, time of the last write and of the last change of anything, in nanoseconds, of each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a look at the list found."""
+    """The result of reading the list."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    """Who may connect: names by public key (Z85)."""
+    """Names that may connect, by public key (Z85)."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Files that admit nobody, and why."""
 
 
 class AllowList:
-    """Who may connect, in a folder: one file a worker, so that lists are merged, copied and managed like files.
+    """Workers that may connect, in a folder: one file each, so that lists are merged, copied and managed like files.
 
     A file that holds no key, or is named like no worker, admits nobody: neither the one that it may have been meant for
     nor the one that it named before. What the other files say holds.
@@ -50,7 +50,7 @@ class AllowList:
         return self.parse(self.files())
 
     def files(self) -> list[Path]:
-        """Of the list, by name. Raises `KeyFileError`."""
+        """Return the files of the list, by name. Raises `KeyFileError`."""
         try:
             return sorted(file for file in self.folder.iterdir() if file.suffix == _SUFFIX)
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class AllowList:
             raise KeyFileError(f"{self.folder} cannot be read: {error.strerror}") from error
 
     def parse(self, files: list[Path]) -> Listed:
-        """What these files say; the first `MAX_ALLOWED` of them. Raises `KeyFileError`."""
+        """Read these files, the first `MAX_ALLOWED` of them. Raises `KeyFileError`."""
         names: dict[str, str] = {}
         refused: dict[str, str] = {}
         for file in files[:MAX_ALLOWED]:

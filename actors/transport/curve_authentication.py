@@ -10,12 +10,12 @@ import zmq
 from zmq.utils import z85
 
 ENDPOINT = "inproc://zeromq.zap.01"
-"""Where libzmq asks, by the RFC."""
+"""The address that libzmq asks, by the RFC."""
 DOMAIN = "baton"
 _VERSION = b"1.0"
 _ADMITTED = b"200"
 _FRAMES = 7
-"""Of a request about a CURVE client: version, id, domain, address, identity, mechanism, key."""
+"""Frames of a request about a CURVE client: version, id, domain, address, identity, mechanism, key."""
 
 
 class Admission:

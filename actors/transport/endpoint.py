@@ -1,4 +1,4 @@
-"""Where two processes of one machine meet: a socket file in a folder that only this user can open."""
+"""Endpoint of two processes of one machine: a socket file in a folder that only this user can open."""
 
 import fcntl
 import ipaddress
@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 _SOCKET = "link"
 _PREFIX = "baton-link-"
 _NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
-"""What `tempfile.mkdtemp` makes of the prefix."""
+"""Names that `tempfile.mkdtemp` makes of the prefix."""
 MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 """Bytes of `sockaddr_un.sun_path` without its closing NUL: 108 on Linux, 104 on macOS and the BSDs."""
 

@@ -17,7 +17,7 @@ GATEWAY_KEY = "gateway.key"
 """The gateway's own secret, in its folder."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 KEY_FILE_BYTES = 256
-"""Of a key's file are read."""
+"""Bytes of a key's file that are read."""
 
 
 class KeyFileError(Exception):

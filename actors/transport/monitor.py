@@ -23,7 +23,7 @@ _NONE = -1
 
 
 class Change(Enum):
-    """What became of a connection."""
+    """A change in a connection."""
 
     READY = auto()
     """One can be used from now on."""
@@ -102,7 +102,7 @@ class Monitor:
         return self._peer in self._open
 
     def peer_pid(self) -> int | None:
-        """Which process is at the other end of a Unix socket (unix(7), SO_PEERCRED): None over TCP and where the
+        """Return the process at the other end of a Unix socket (unix(7), SO_PEERCRED): None over TCP and where the
         system does not report it, or has not yet; 0 for one that was gone too soon, or that cannot be distinguished
         from another one."""
         if sys.platform != "linux" or self._peer is None:

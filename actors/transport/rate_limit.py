@@ -30,7 +30,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:
-    """What one peer may send on a link. Far above what a worker sends: a message for each engine step, of some KiB."""
+    """The limits of one peer on a link. Far above what a worker sends: a message for each engine step, of some KiB."""
 
     messages_per_s: float = 20_000.0
     messages_at_once: float = 20_000.0
@@ -39,7 +39,7 @@ class PeerRate:
 
 
 class PeerBudget:
-    """What one peer has left of its rate."""
+    """The budget that a peer has left."""
 
     def __init__(self, rate: PeerRate) -> None:
         self._rate = rate

@@ -24,7 +24,7 @@ class MessageRejected(Exception):
 
 
 class Receiver:
-    """What one peer sends, message by message."""
+    """Receives what one peer sends, message by message."""
 
     def __init__(
         self,

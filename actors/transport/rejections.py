@@ -9,8 +9,8 @@ class Rejection(StrEnum):
     """The reason why a connection, a message or a peer was rejected."""
 
     HANDSHAKE = "handshake"
-    """What connected does not speak ZeroMQ, not with the keys that are asked for, hung up before it said `Hello`, or
-    came to a link that has its peer."""
+    """The peer does not speak ZeroMQ, or not with the required keys, hung up before its `Hello`, or came to a link that
+    has its peer."""
     KEY = "key"
     """Its key is not on the allow-list."""
     RATE = "rate"

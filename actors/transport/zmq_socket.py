@@ -14,7 +14,7 @@ from protocol.bounds import MAX_FRAME_BYTES
 HIGH_WATER = 1024
 """Messages that wait on each side before `LinkFull`."""
 CURVE_BYTES = 33
-"""What CURVE adds to a frame (ZeroMQ RFC 26, "MESSAGE command"): a name, a nonce, flags and the authenticator."""
+"""Bytes that CURVE adds to a frame (ZeroMQ RFC 26, "MESSAGE command"): a name, a nonce, flags and the authenticator."""
 NEVER_MS = 7 * 24 * 3600 * 1000
 HEARTBEAT_MS = 5000
 """Between two of libzmq's own pings over TCP, whose connections may die without a word."""

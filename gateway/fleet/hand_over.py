@@ -30,8 +30,8 @@ class AlreadyGiven(Exception):
 
 
 class Offer(Struct, frozen=True):
-    """Where another gateway of the same user on the same machine finds what it needs: paths of two Unix sockets in
-    folders of mode 0700."""
+    """An offer to another gateway of the same user on the same machine: paths of two Unix sockets in folders of mode
+    0700."""
 
     pid: int
     listener: str

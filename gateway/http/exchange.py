@@ -43,7 +43,7 @@ class HttpExchange:
         self._send = send
         self._settings = settings
         self.conventions = conventions
-        """Of the path's dialect; while it resumes a stream, of the dialect of that stream."""
+        """Those of the path's dialect; while it resumes a stream, those of that stream's dialect."""
         self.begun = False
         """An event stream was started."""
         self._done = False

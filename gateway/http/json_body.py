@@ -12,7 +12,7 @@ from gateway.errors import RefusalCode, RequestError, invalid
 Body = TypeVar("Body")
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
-"""Where msgspec stopped; for a mapping that is the mapping itself, whether a key or a value is wrong."""
+"""The path at which msgspec stopped; for a mapping that is the mapping itself, whether a key or a value is wrong."""
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
 _NOT_IN_ENUM = "Invalid enum value "
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 TRIP_AFTER = 5
 """Failures in a row, with no good end between them, after which the circuit opens."""
 FIRST_COOLDOWN_S = 1.0
-"""How long it stays open the first time; twice as long each time that the probe fails, up to `MAX_COOLDOWN_S`."""
+"""Seconds that it stays open the first time; doubled each time that the probe fails, up to `MAX_COOLDOWN_S`."""
 MAX_COOLDOWN_S = 60.0
 MAX_COUNTED = 64
 """The newest failures in a row that are remembered: more than can be exempted and leave the circuit open."""

@@ -20,7 +20,7 @@ class LiveRequest(ABC):
         self.worker = ""
         """The worker that last took one of its sequences."""
         self.config_digest = ""
-        """Of the first worker that took one of its sequences."""
+        """The digest of the first worker that took one of its sequences."""
         self.failure: RequestFailure | None = None
         """The failure of the first sequence that failed; the request fails with it."""
         self._stream = output.stream

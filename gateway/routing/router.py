@@ -53,7 +53,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._clock = self._loop.time
         self.pool = WorkerPool(self._clock)
         self.rejections = Rejections()
-        """What the links to the workers refused."""
+        """Rejections by the links to the workers."""
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
         self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.rejections.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)

@@ -26,7 +26,7 @@ STALLS = 4
 
 
 class Role(StrEnum):
-    """Whether a worker is given requests, or is kept ready to be."""
+    """The role of a worker: it is given requests, or is kept ready to be."""
 
     ACTIVE = "active"
     STANDBY = "standby"
@@ -42,18 +42,18 @@ class WorkerHandle:
         self.role = role
         """Changed by the worker pool alone."""
         self.promotions = 0
-        """How often it was made active."""
+        """Times that it was made active."""
         self.breaker = Breaker()
         self.exemptions = Exemptions()
         self.incarnation = worker.status.incarnation
         self.counters = Counters()
         self.live: dict[int, LiveSequence] = {}
         self.slots = 0
-        """Of the worker that is there or was there last."""
+        """Slots of the worker that is there or was there last."""
         self.reached = 0
         """See `Gauges.reached`."""
         self.steps_failed = 0
-        """Of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
+        """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self._closed = -1
         self._full_until = 0.0
         self._uncancelled: list[Cancel] = []
@@ -71,7 +71,7 @@ class WorkerHandle:
 
     @property
     def backend(self) -> str:
-        """What the worker said that it computes with; kept while it restarts, so that its series go on."""
+        """The backend that the worker reported; kept while it restarts, so that its series continue."""
         return self._backend
 
     @property

@@ -26,7 +26,7 @@ class AnswerHead:
     """Unix time in seconds."""
     model: str
     config_digest: str
-    """Of the worker that computes it: equal digests compute equal tokens. Empty when the worker has none."""
+    """The digest of the worker that computes it: equal digests compute equal tokens. Empty when the worker has none."""
 
 
 class EventRenderer(Protocol):
@@ -50,7 +50,7 @@ class AnswerRenderer(Protocol):
     """Writes the answer to one request, as the options of that request ask. Made by the dialect's `Decode`."""
 
     content_type: bytes
-    """Of the answer as a stream."""
+    """The content type of the answer as a stream."""
     keep_alive: bytes
     """Sent at intervals, and not counted as an event, while the answer waits for a worker; clients skip it."""
 

@@ -10,12 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("baton_serve", "protocol", "actors", "gateway", "workers", "models", "cli", "bench", "tests")
 AVOIDED = re.compile(r"\s*(What|Where|Who|Whose|Of|How|Whether|Which)\b")
-EXEMPT: tuple[str, ...] = (
-    *("actors", "gateway/fleet", "gateway/http", "gateway/routing", "gateway/streaming", "workers/iree"),
-    *("tests/actors", "tests/gateway/fleet", "tests/gateway/http", "tests/gateway/routing", "tests/gateway/streaming"),
-    "tests/workers/iree",
-)
-"""Folders whose docstrings are still to be changed."""
 
 
 def docstrings(source: str) -> Iterator[ast.Constant]:
@@ -40,9 +34,7 @@ def findings(source: str, name: str) -> list[str]:
 def test_docstrings_begin_with_their_subject_or_a_verb() -> None:
     found = []
     for file in (file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))):
-        name = file.relative_to(ROOT).as_posix()
-        if not any(name.startswith(f"{folder}/") for folder in EXEMPT):
-            found += findings(file.read_text(), name)
+        found += findings(file.read_text(), file.relative_to(ROOT).as_posix())
     assert not found, "\n".join(found)
 
 

@@ -42,7 +42,7 @@ class Entrance(Actor[JoinRequest]):
         self.rejections = Rejections()
         self.requests: list[JoinRequest] = []
         self.answers: list[Callable[[JoinRequest], None]] = []
-        """What is done with the next requests, instead."""
+        """Functions that get the next requests instead."""
         self.received: list[list[bytes]] = []
         self.lost: list[str] = []
         recipient = system.spawn("entrance", self)

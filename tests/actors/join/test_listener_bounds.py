@@ -1,4 +1,4 @@
-"""What pending peers and joined workers may cost, at the edge; and that others are not disturbed."""
+"""Bounds on the cost of pending peers and joined workers, at the edge; others are not disturbed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""How many peers may be pending, and how often one may connect: with times that are passed in."""
+"""Bounds on the number of pending peers and on their connection rate: with times that are passed in."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which folders a process's control groups are, in either version, in a container and outside."""
+"""Folders of a process's control groups, in either version, in a container and outside."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ def test_that_some_are_free_is_tried_and_costs_none() -> None:
 
 
 def in_a_process_with(limit: int, program: str, soft: int | None = None) -> str:
-    """What a program prints that may have so many descriptors."""
+    """Return the output of a program under a limit of descriptors."""
     lead = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft or limit}, {limit}))\n"
     done = subprocess.run([sys.executable, "-c", lead + program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

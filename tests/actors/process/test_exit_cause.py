@@ -1,4 +1,4 @@
-"""What the end of a process says of where it came from."""
+"""The origin of a process's end, by its status or state."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""What a process does so as not to outlive its parent."""
+"""A process does not outlive its parent."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: read from its files, and judged."""
+"""Kernel data on a process: read from its files, and judged."""
 
 import os
 import signal

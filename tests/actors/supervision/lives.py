@@ -61,7 +61,7 @@ class LifeDriver:
         return [each for each in self.new if isinstance(each, kind)]
 
     def kinds(self) -> list[str]:
-        """Of the last decisions, without the news."""
+        """Return the kinds of the last decisions, without `WorkerChanged`."""
         return [type(each).__name__ for each in self.new if not isinstance(each, WorkerChanged)]
 
     @property
@@ -116,5 +116,5 @@ class LifeDriver:
 
 
 def request(driver: LifeDriver) -> JoinRequest:
-    """Of a worker that wants to join; its link is not touched by a life."""
+    """Return a worker's join request, whose link a life does not touch."""
     return JoinRequest("w", "10.0.0.7:1", driver.hello(), None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the tests of real processes share: fake workers as commands, a watcher that remembers, waits for exits."""
+"""Shared by the tests of real processes: fake workers as commands, a watcher that remembers, waits for exits."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""What one incarnation has sent and owes: pure, with frames and times alone."""
+"""Frames that one incarnation has sent and owes: pure, with frames and times alone."""
 
 from dataclasses import replace
 

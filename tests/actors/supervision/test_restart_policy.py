@@ -29,7 +29,7 @@ SHORTAGE_S = 7.0
 
 
 class Record(FailureRecord):
-    """Of a worker that is always ready before it fails, unless the test says otherwise."""
+    """A worker that is always ready before it fails, unless the test says otherwise."""
 
     def __init__(self, policy: RestartPolicy, *, joins: bool = False) -> None:
         super().__init__(policy, SHORTAGE_S, joins=joins)

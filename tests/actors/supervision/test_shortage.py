@@ -1,4 +1,4 @@
-"""What counts as a shortage that may pass."""
+"""Errors that count as a shortage that may pass."""
 
 import errno
 import os

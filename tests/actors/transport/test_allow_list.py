@@ -88,7 +88,7 @@ def raising(error: Exception) -> Callable[..., None]:
 
 
 class Count:
-    """How often the files of a list were read."""
+    """Counts the reads of a list's files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0

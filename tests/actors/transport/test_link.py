@@ -136,7 +136,7 @@ class FakeSend:
 async def test_a_peer_that_leaves_inside_a_message_ends_the_link(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What had come before is delivered, and the loss is reported, but not inside the send."""
+    """Messages from before are delivered, and the loss is reported, but not inside the send."""
     async with pair(endpoint) as (here, there):
         there.link.send_nowait([b"open"])
         await here.until(lambda: bool(here.messages))

@@ -46,7 +46,7 @@ class Doorway:
         return self.folder.parent / f"{name}.key"
 
     def rejected(self) -> dict[str, int]:
-        """What was rejected, without zeros."""
+        """Return the rejections, without zeros."""
         return {why: count for why, count in self.real.router.rejections.total.items() if count}
 
     def status(self, name: str) -> WorkerStatus:

@@ -1,4 +1,4 @@
-"""How many descriptors a gateway keeps from its connections."""
+"""The descriptors that a gateway keeps from its connections."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a gateway offers to the one that takes its place."""
+"""The offer of a gateway to the one that takes its place."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What happens to a hand-over that is half done when somebody ends one of the two gateways."""
+"""One of the two gateways ends while a hand-over is half done."""
 
 import os
 import signal

@@ -29,7 +29,7 @@ async def workers(real: Real) -> dict[str, tuple[str, str, int]]:
 
 
 def checkpoint(real: Real, name: str) -> str:
-    """What a worker was started with."""
+    """Return a worker's model path."""
     command = real.fleet.members[name].command
     assert command is not None
     path: str = json.loads(command("ipc://x", 1)[-1])["model_path"]

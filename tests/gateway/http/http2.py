@@ -47,7 +47,7 @@ class Patient:
         self._h2 = H2Connection()
         self._h2.initiate_connection()
         self.last_streams: list[int] = []
-        """Of each GOAWAY."""
+        """The last stream of each GOAWAY."""
         self.statuses: dict[int, int] = {}
         self.bodies: dict[int, bytes] = {}
         self.ended: set[int] = set()

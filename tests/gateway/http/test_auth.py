@@ -1,4 +1,4 @@
-"""Which key reads the state of the workers, and which changes it."""
+"""Keys that read the state of the workers, and keys that change it."""
 
 import pytest
 

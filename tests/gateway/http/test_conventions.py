@@ -1,4 +1,4 @@
-"""Which dialect decides how a path is answered when it has no answer of its own."""
+"""The dialect that answers a path without an answer of its own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which sequence the death of a worker is attributed to."""
+"""Attribution of the death of a worker to a sequence."""
 
 import itertools
 

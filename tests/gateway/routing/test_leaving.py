@@ -36,7 +36,7 @@ async def test_a_worker_that_leaves_makes_no_suspects_and_gets_nothing_more() ->
 
 
 async def test_a_worker_that_fails_with_last_words_makes_suspects_of_all_that_ran() -> None:
-    """What it says of each is no reason to hand them on one by one: its loss is judged as a whole."""
+    """An error for each is no reason to hand them on one by one: its loss is judged as a whole."""
     world = World("a", "b")
     first, second = world.open(n=2), world.open()
     for index in range(2):

@@ -1,4 +1,4 @@
-"""Where lost sequences and new requests go when workers have no room."""
+"""Routing of lost sequences and new requests when workers have no room."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which requests are the same as one that killed workers, and how long that is remembered."""
+"""Requests that equal one that killed workers, and the time that it is remembered."""
 
 import pytest
 

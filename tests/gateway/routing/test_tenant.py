@@ -1,4 +1,4 @@
-"""Who shares a cache: by the key that a client shows and the salt that it gives."""
+"""Sharing of a cache: by the key that a client shows and the salt that it gives."""
 
 from gateway.routing.tenant import tenant_of
 

@@ -1,4 +1,4 @@
-"""What a stream keeps of its events, and where that ends."""
+"""Events that a stream keeps, and the bound on them."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""How long streams are kept, for whom and how many: the real app without sockets, in virtual time."""
+"""Kept streams, their time, owners and number: the real app without sockets, in virtual time."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who reads a kept stream, from where, and who takes it from whom: the real app without sockets, in virtual time."""
+"""Readers of a kept stream, their positions, and who takes it over: the real app without sockets, in virtual time."""
 
 import json
 from typing import Any

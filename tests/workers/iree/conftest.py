@@ -1,4 +1,4 @@
-"""What the tests of the IREE backend start from. Compiling is most of their time."""
+"""Fixtures for the tests of the IREE backend. Compiling is most of their time."""
 
 from collections.abc import Iterator
 from dataclasses import replace

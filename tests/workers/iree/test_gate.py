@@ -71,7 +71,7 @@ def tour(buckets: tuple[int, ...]) -> list[int]:
 
 
 def sizes(runner: IreeRunner, kind: str) -> tuple[int, ...]:
-    """Of the graphs of a kind that are ready."""
+    """The sizes of the graphs of a kind that are ready."""
     return tuple(sorted(int(name.partition("_")[2]) for name in runner.graphs.ready if name.startswith(f"{kind}_")))
 
 
@@ -220,8 +220,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 def test_logits_with_quantized_weights_are_bitwise_identical(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: Quantize, dtype: Dtype
 ) -> None:
-    """Of a layer of experts and one without; where no group divides the inputs of down, which has all its bits; and
-    with multipliers."""
+    """Layers with and without experts; down without groups, which is not quantized; and multipliers."""
     path = tmp_path / "model"
     ffn = 48 if family == "qwen2" else 128
     path = make_mixture(path) if family == "qwen3_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)

@@ -1,4 +1,4 @@
-"""What GPUs run, on the CPU: the device `generic-task` has their graphs, and memory that the host does not see."""
+"""GPU graphs on the CPU: the device `generic-task` has their graphs, and memory that the host does not see."""
 
 from pathlib import Path
 from typing import Any

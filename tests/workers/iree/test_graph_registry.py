@@ -1,4 +1,4 @@
-"""Which graph serves while others are on their way: without a device or a compiler."""
+"""The graph that serves while others are on their way: without a device or a compiler."""
 
 import threading
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Builder:
         self.cached: set[str] = set()
         self.broken: set[str] = set()
         self.dying: set[str] = set()
-        """What kills its compiler once."""
+        """Graphs that kill their compiler once."""
         self.order: list[str] = []
         self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
         self.started = self.closed = 0

@@ -24,7 +24,7 @@ def make(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> tuple[HostK
 
 
 def row_of(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> NDArray[Any]:
-    """Which row each element of a slot's keys and values belongs to: [2, capacity * head_dim]."""
+    """The row of each element of a slot's keys and values: [2, capacity * head_dim]."""
     row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
     if packed is None:
         return np.stack([row.reshape(-1)] * 2)

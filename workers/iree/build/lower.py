@@ -46,7 +46,7 @@ class Graph:
     function: Callable[..., tuple[jax.Array, ...]]
     inputs: tuple[jax.ShapeDtypeStruct, ...]
     scalars: int = 0
-    """How many of the inputs, the last ones, are int32 numbers that the host passes by value."""
+    """The number of last inputs that are int32 numbers, which the host passes by value."""
     in_place: tuple[int, int] | None = None
     """(input, result) that share one buffer: the result is written over the input."""
     pure: bool = False

@@ -28,7 +28,7 @@ from workers.load_options import Progress
 FORMAT = 3
 """The version of the contents, to be raised when they change for the same key."""
 MAX_BYTES = 64 << 30
-"""Of all archives in a cache folder together."""
+"""The limit for all archives in a cache folder together."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
 
@@ -44,9 +44,9 @@ class Layout:
     header: bytes
     """The beginning of the file: a length, and the JSON that names the tensors."""
     offsets: tuple[int, ...]
-    """Of each tensor, from the start of the file."""
+    """The offset of each tensor from the start of the file."""
     size: int
-    """Of the file."""
+    """The size of the file."""
 
     @classmethod
     def of(cls, wanted: Sequence[Stored]) -> "Layout":

@@ -75,7 +75,7 @@ class Device:
             )
         on_cpu = self.driver in LOCAL_DRIVERS
         self.local = on_cpu and not generic
-        """Whether the host reads and writes the device's memory."""
+        """The host reads and writes the device's memory."""
         self.threads = threads or usable_cores() if on_cpu else 1
         """Compute threads."""
         if on_cpu:

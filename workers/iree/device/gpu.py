@@ -22,7 +22,7 @@ NEEDS: Mapping[str, str] = {
     "hip": "needs an AMD GPU and ROCm (libamdhip64)",
     "vulkan": "needs the Vulkan loader (libvulkan.so.1) and a driver, such as mesa-vulkan-drivers",
 }
-"""What IREE's drivers need to find a device."""
+"""Requirements of IREE's drivers for finding a device."""
 CUDA_TARGETS = (60, 70, 75, 80, 86, 89)
 """Compute capabilities that iree-compile 3.13 knows; it has no description of Hopper and refuses sm_90."""
 VULKAN_TARGETS: Mapping[int, str] = {0x10DE: "pascal", 0x1002: "rdna1"}

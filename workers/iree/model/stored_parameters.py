@@ -33,7 +33,7 @@ class Stored:
     shape: Shape
     dtype: str
     packing: Packing | None
-    """Of a quantized matrix; `shape` and `dtype` are then those of its bytes."""
+    """The packing of a quantized matrix; `shape` and `dtype` are then those of its bytes."""
 
     def typed(self, array: jax.Array) -> Weight:
         """Return the tensor of a graph as `Ops` takes it."""

@@ -1,4 +1,4 @@
-"""Which graphs there are, and what their modules say; nothing is compiled."""
+"""The graphs of a plan, and the text of their modules; nothing is compiled."""
 
 import os
 import re
@@ -135,7 +135,7 @@ def calls(text: str) -> list[str]:
 
 
 def test_a_layer_of_a_decode_step_is_one_kernel(tiled: GraphPlan, tmp_path: Path) -> None:
-    """Of a few rows: of many, and in prompts, dispatches cost next to nothing."""
+    """Layers of many rows, or of prompts, are not fused: dispatches cost next to nothing there."""
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert calls(tiled.module(["prefill_32"])).count("attention") == 2
     granite = make_plan(make_checkpoint(tmp_path / "granite", "granite"), TiledOps("bfloat16", Bf16Dot()))
@@ -146,7 +146,7 @@ def test_a_layer_of_a_decode_step_is_one_kernel(tiled: GraphPlan, tmp_path: Path
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("ffn", [128, 48])
 def test_so_is_one_with_quantized_weights(tmp_path: Path, kind: Quantize, ffn: int) -> None:
-    """Of all matrices or of some: no group divides 48 inputs of down, which has all its bits then."""
+    """All matrices are quantized, or all but down, whose 48 inputs no group divides."""
     path = make_checkpoint(tmp_path, "qwen2", ffn=ffn)
     plan = make_plan(path, TiledOps("bfloat16", Bf16Dot(), "vpdpbusd"), kind)
     text = plan.module(["decode_2"])

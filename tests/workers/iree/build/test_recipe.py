@@ -1,4 +1,4 @@
-"""Which models get kernels of our own, and which plain graphs."""
+"""Models that get kernels of our own, and those that get plain graphs."""
 
 from pathlib import Path
 

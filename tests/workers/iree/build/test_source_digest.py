@@ -1,4 +1,4 @@
-"""What a compiled graph is keyed by: the code that its trace runs, all of it and nothing else."""
+"""The key of a compiled graph: the code that its trace runs, all of it and nothing else."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which device computes a model, and with how many threads, where nobody says."""
+"""The device that computes a model, and its number of threads, by default."""
 
 import subprocess
 import sys

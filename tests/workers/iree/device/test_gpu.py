@@ -90,7 +90,7 @@ def test_a_decode_step_compiles(tmp_path: Path, cache_dir: Path, driver: str, ar
 
 
 def test_a_prompt_in_float16_compiles_for_vulkan(tmp_path: Path, cache_dir: Path) -> None:
-    """Of which IREE made no SPIR-V with gathers fused into reductions, nor with cooperative matrices."""
+    """IREE made no SPIR-V of it with gathers fused into reductions, nor with cooperative matrices."""
     path, flags = make_checkpoint(tmp_path / "model", layers=1), gpu_flags("vulkan", VULKAN_TARGETS[0x10DE])
     recipe = Recipe(str(path), "float16", False, 2, 32, flags, "vulkan", str(cache_dir))
     assert recipe.compiler().compile(recipe.plan().module(("prefill_32", "head_1"))).stat().st_size > 0

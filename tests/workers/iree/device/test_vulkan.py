@@ -16,7 +16,7 @@ from workers.iree.probe import probe_driver
 from workers.sampling.sample_spec import SampleSpec
 
 BROWSERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome", "/opt/chromium.org/chromium")
-"""Where packages put browsers: with SwiftShader, which computes on the CPU, and the loader that finds it."""
+"""Folders where packages put browsers: with SwiftShader, which computes on the CPU, and the loader that finds it."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""How parameters are stored: in the checkpoint's format, in the one asked for, or as they are."""
+"""Storage of parameters: in the checkpoint's format, in the one asked for, or as they are."""
 
 import json
 from pathlib import Path

@@ -111,7 +111,7 @@ def write_split_attention(
 
 
 def merge_attention(name: str, kind: Attention) -> str:
-    """What `split_attention` gives, and rows int32 [batch, 1] -> what `attention` gives, bitwise identical."""
+    """The result of `split_attention`, and rows int32 [batch, 1] -> the result of `attention`, bitwise identical."""
     shape, kernel = kind.shape, Kernel(name, kind.merge_partitions)
     partials = kernel.input("partials", kind.partials_shape, "f32")
     rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")

@@ -10,8 +10,8 @@ FEW_ROWS = 4
 """Up to this many rows a matmul is bound by memory. Its weights are then prefetched to L2 first and to L1 shortly
 before their use: L2 can have more lines in flight than L1."""
 DISTANCES_BYTES = ((3072, L1),)
-"""How far ahead of its use each tile is prefetched, and to which cache. The CPU's own prefetcher stops at the end of a
-page, and is late when several rows keep the arithmetic units busy."""
+"""The distance ahead of its use at which each tile is prefetched, and the cache. The CPU's own prefetcher stops at the
+end of a page, and is late when several rows keep the arithmetic units busy."""
 FEW_ROWS_DISTANCES_BYTES = ((4096, L2), (1024, L1_ONCE))
 """The same for few rows. Weights are read once; the rows stay in L1."""
 SHARING_BLOCKS = 2

@@ -23,7 +23,7 @@ L2_ROWS = 64
 
 
 def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, live: bool = False) -> str:
-    """What `quantize_rows` gives, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
+    """The result of `quantize_rows`, weights int8 [tiles, bytes] (, bias f32 [outputs]) (, live i32 [1])
     -> f32 [rows, outputs], of which the first `live` rows are computed.
     """
     kernel = Kernel(name, matmul.workgroups)

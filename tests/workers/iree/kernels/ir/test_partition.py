@@ -1,4 +1,4 @@
-"""How many partitions the work of a kernel has."""
+"""The number of partitions of a kernel's work."""
 
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD, partition_count
 

@@ -1,4 +1,4 @@
-"""How live rows are divided into blocks. Nothing is compiled."""
+"""Division of live rows into blocks. Nothing is compiled."""
 
 import pytest
 

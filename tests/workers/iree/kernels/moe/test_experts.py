@@ -41,7 +41,7 @@ FEATURES = Cpu.of_host().features
 
 @dataclass(frozen=True)
 class Kind:
-    """How a case multiplies: `up` and `down` are formats, None for weights as they are."""
+    """The multiplication of a case: `up` and `down` are formats, None for weights as they are."""
 
     dtype: str
     arithmetic: Arithmetic
