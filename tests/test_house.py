@@ -96,9 +96,6 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
 MAX_MODULES = 16
 """Modules in one folder, `__init__.py` not counted."""
 
-SHARED_CLASS_NAMES = {"_Body", "_Connection"}
-"""Private classes of several modules that are still to be renamed."""
-
 IMPORTED_IN = {
     "zmq": ("actors/transport/",),
     "mlx": ("workers/mlx/", "models/"),
@@ -330,8 +327,7 @@ def test_a_class_name_has_one_meaning() -> None:
     files = [file for top in (*MAY_IMPORT, "bench") for file in sources(top)]
     defined = [(name, file.relative_to(ROOT).as_posix()) for file in files for name in classes(file.read_text())]
     count = Counter(name for name, _ in defined)
-    assert [(name, file) for name, file in sorted(defined) if count[name] > 1 and name not in SHARED_CLASS_NAMES] == []
-    assert {name for name in SHARED_CLASS_NAMES if count[name] < 2} == set(), "now unique: remove it from the list"
+    assert [(name, file) for name, file in sorted(defined) if count[name] > 1] == []
 
 
 def test_classes_are_found() -> None:

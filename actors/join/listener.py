@@ -70,7 +70,7 @@ class JoinListener:
         self._rate = rate or PeerRate()
         self._log = structlog.get_logger("join")
         self._pending = PendingPeers(self._limits)
-        self._connections: set[_Connection] = set()
+        self._connections: set[_RemoteConnection] = set()
         self._group: TaskGroup | None = None
         self._server: asyncio.Server | None = None
         self._shut = False
@@ -80,7 +80,7 @@ class JoinListener:
         loop = asyncio.get_running_loop()
         try:
             async with anyio.create_task_group() as self._group:
-                server = await loop.create_server(lambda: _Connection(self), sock=listener, start_serving=False)
+                server = await loop.create_server(lambda: _RemoteConnection(self), sock=listener, start_serving=False)
                 self._server = server
                 if self._shut:
                     server.close()
@@ -111,7 +111,7 @@ class JoinListener:
                     self._log.warning("worker_revoked", worker=each.name, address=each.address)
                     each.abort()
 
-    def connected(self, connection: "_Connection") -> None:
+    def connected(self, connection: "_RemoteConnection") -> None:
         """Accept or close a new connection."""
         if self._group is None or len(self._connections) >= self._limits.connections:
             self.reject(connection, Rejection.FULL, "there is no room for more connections")
@@ -137,7 +137,7 @@ class JoinListener:
         self._problems = listed.refused
         return listed.names
 
-    def reject(self, connection: "_Connection", why: Rejection | None, text: str) -> None:
+    def reject(self, connection: "_RemoteConnection", why: Rejection | None, text: str) -> None:
         """Close a connection. `why` is None if the fault is not the peer's."""
         connection.accounted = True
         if why is not None:
@@ -145,14 +145,14 @@ class JoinListener:
         self._log.info("connection_refused", address=connection.address, reason=text)
         connection.abort()
 
-    def failed(self, connection: "_Connection", why: Rejection) -> None:
+    def failed(self, connection: "_RemoteConnection", why: Rejection) -> None:
         """Count the failure of a connection, once, or a rejection by its link."""
         if connection.accounted and not connection.introduced:
             return
         connection.accounted = True
         self._rejections.count(why)
 
-    def introduce(self, connection: "_Connection", request: JoinRequest) -> None:
+    def introduce(self, connection: "_RemoteConnection", request: JoinRequest) -> None:
         """Pass on the join request of a worker whose `Hello` has come."""
         self._release(connection)
         if self._shut:
@@ -161,17 +161,17 @@ class JoinListener:
             return
         request.hand_to(self._recipient)
 
-    def gone(self, connection: "_Connection") -> None:
+    def gone(self, connection: "_RemoteConnection") -> None:
         self._connections.discard(connection)
         self._release(connection)
 
-    def _release(self, connection: "_Connection") -> None:
+    def _release(self, connection: "_RemoteConnection") -> None:
         if connection.pending:
             connection.pending = False
             self._pending.release(connection.source)
 
 
-class _Connection(ProxyEnd):
+class _RemoteConnection(ProxyEnd):
     """A connection from another machine, from its first byte to its last."""
 
     def __init__(self, listener: JoinListener) -> None:

@@ -30,13 +30,13 @@ class WholeBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["http_version"] == "2":
-            body = _Body(receive, send, self._limit_s)
+            body = _WholeBody(receive, send, self._limit_s)
             await self._app(scope, body.receive, body.send)
         else:
             await self._app(scope, receive, send)
 
 
-class _Body:
+class _WholeBody:
     def __init__(self, receive: Receive, send: Send, limit_s: float) -> None:
         self._receive = receive
         self._send = send

@@ -92,7 +92,7 @@ class _LastResponses:
         await self._app(scope, receive, send_last if last else send)
 
 
-class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
+class _HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
     """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without resetting a stream.
 
     Hypercorn 0.17 and 0.18 wait for the idle timer when a client has left, so its descriptor stayed open for
@@ -193,7 +193,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 
 
-_Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _Connection]
+_Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _HttpConnection]
 
 
 def _connecting(app: Application, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
@@ -204,10 +204,10 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Connection:
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _HttpConnection:
         spare = listener.is_spare(writer.get_extra_info("socket").fileno())
         served, chosen = (probes, spare_config) if spare else (usual, config)
-        connection = _Connection(served, chosen, reader, writer)
+        connection = _HttpConnection(served, chosen, reader, writer)
         if spare or listener.retired:
             connection.retire(owes=1)
         return connection
@@ -216,8 +216,8 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
 
 
 async def _run(connect: _Connect, config: Config, listener: Listener, leave: anyio.Event) -> None:
-    """Do what `hypercorn.asyncio.serve` does for one socket, with `_Connection`, and without a lifespan."""
-    connections: dict[asyncio.Task[None], _Connection] = {}
+    """Do what `hypercorn.asyncio.serve` does for one socket, with `_HttpConnection`, and without a lifespan."""
+    connections: dict[asyncio.Task[None], _HttpConnection] = {}
     failures = itertools.count(1)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

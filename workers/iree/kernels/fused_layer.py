@@ -87,7 +87,7 @@ def fused_layer(name: str, kind: FusedLayer) -> str:
     of the norm that follows, of gate and up, of down, those of the last norm; the barrier counters
     -> x after both additions, its norm as packed words [rows, row_stride], the cache, the counters.
     """
-    return _Body(name, kind).function()
+    return _LayerKernel(name, kind).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Left:
     quantizer: ActivationQuantizer | None
 
 
-class _Body:
+class _LayerKernel:
     """The operands and the stages of the kernel."""
 
     def __init__(self, name: str, kind: FusedLayer) -> None:
