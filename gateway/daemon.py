@@ -63,7 +63,8 @@ async def run_daemon(
     `on_listening` gets the address once it is bound, `on_status` every change of a worker. Raises `BindError`
     before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
-    _log.info("swept", folders=sweep())  # of gateways that were killed
+    if folders := sweep():  # of gateways that were killed
+        _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)

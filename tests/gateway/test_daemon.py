@@ -220,6 +220,19 @@ async def test_a_port_in_use_is_reported_before_anything_starts() -> None:
             await run_daemon(GatewaySettings(port=port), [launch("w0")])
 
 
+@pytest.mark.parametrize("folders", [0, 2])
+async def test_the_removal_of_stale_sockets_is_logged_if_there_were_any(
+    monkeypatch: pytest.MonkeyPatch, folders: int
+) -> None:
+    monkeypatch.setattr("gateway.daemon.sweep", lambda: folders)
+    with listen(GatewaySettings(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with structlog.testing.capture_logs() as logs, pytest.raises(BindError):
+            await run_daemon(GatewaySettings(port=port), [launch("w0")])
+    removed = [line["folders"] for line in logs if line["event"] == "stale_sockets_removed"]
+    assert removed == ([folders] if folders else [])
+
+
 class Nobody:
     """A predecessor that does not hand over."""
 
