@@ -51,16 +51,18 @@ def source_files(module: str, root: Path = ROOT) -> dict[str, Path]:
     files: dict[str, Path] = {}
     if _file_of(module, root) is None:
         raise LookupError(f"{root} has no module {module}")
-    pending = [module]
+    seen, pending = {module}, [module]
     while pending:
         name = pending.pop()
-        if name in files or (file := _file_of(name, root)) is None:
+        if (file := _file_of(name, root)) is None:
             continue
         files[name] = file
         try:
-            pending += [name.rpartition(".")[0], *imported_modules(file.read_text())]
+            found = {name.rpartition(".")[0], *imported_modules(file.read_text())} - seen
         except ImportError as error:
             raise ImportError(f"{file}: {error}") from None
+        seen |= found
+        pending += found
     return files
 
 
@@ -70,18 +72,23 @@ def imported_modules(source: str) -> set[str]:
     Raises `ImportError` for relative imports and for `import_module` and `__import__`, which cannot be followed.
     """
     found: set[str] = set()
-
-    def take(match: re.Match[str]) -> str:
-        if package := match["package"]:
-            names = re.sub(r"#.*", "", match["names"])
+    end = 0
+    # Parsing every file would take ten times as long, and a worker waits for it when it starts.
+    while (at := source.find("import", end)) >= 0:
+        line = source.rfind("\n", 0, at) + 1
+        plain = _PLAIN_IMPORT.match(source, line) if line >= end else None
+        if plain is None:
+            end = at + len("import")
+            if _IMPORT.match(source, at):
+                found.update(_parsed_imports(source))
+                break
+        elif package := plain["package"]:
+            end = plain.end()
+            names = re.sub(r"#.*", "", plain["names"])
             found.update((package, *(f"{package}.{name}" for name in _NAME.findall(names))))
         else:
-            found.update(_NAME.findall(match["modules"]))
-        return ""
-
-    # Parsing every file would take three times as long, and a worker waits for it when it starts.
-    if _IMPORT.search(_PLAIN_IMPORT.sub(take, source)):
-        found.update(_parsed_imports(source))
+            end = plain.end()
+            found.update(_NAME.findall(plain["modules"]))
     if any(name.partition(".")[0] == "importlib" for name in found):
         raise ImportError("`importlib` may import any module; write import statements for what a graph is made of")
     return found
