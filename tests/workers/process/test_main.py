@@ -1,6 +1,7 @@
 """`python -m workers` from outside: command line, signals, and its exit when the gateway goes."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from protocol.commands import Stop, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Bye, Failed, Finished, Hello
 from tests.workers.process.harness.gateway_peer import PATIENCE_S, SLOW, Peer, command, scripted, submit, with_worker
-from workers.__main__ import EXIT_USAGE, SpecRefused, decode_spec
+from workers.__main__ import EXIT_USAGE, GC_THRESHOLD, SpecRefused, decode_spec, load_and_freeze
 from workers.faults.plan import Fault
 from workers.process.exit_codes import EXIT_CODES
 from workers.process.spec import WorkerSpec
@@ -30,6 +31,21 @@ async def test_a_whole_life(peer: Peer) -> None:
     peer.send(Stop())
     assert (await peer.bye()).reason is ByeReason.STOPPED
     assert await peer.exit_code() == 0
+
+
+def test_after_the_load_garbage_is_collected_as_before_but_not_among_older_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thresholds, loaded = gc.get_threshold(), object()
+    monkeypatch.setattr("workers.__main__.load", lambda spec, progress: loaded)
+    gc.set_threshold(200_000)
+    try:
+        assert load_and_freeze(WorkerSpec("w0", "tiny", ""), lambda *_: None) is loaded
+        assert gc.get_threshold()[0] == GC_THRESHOLD
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def test_rich_is_not_imported() -> None:
