@@ -131,7 +131,7 @@ async def test_a_poison_request_ends_alone(kind: CallFault, deaths: int, whole: 
     poison = Fault(kind, calls=0, token=ord("!"))
     async with real_gateway(launch("w0", slots=8, rate=100, faults=(poison,))) as real:
         assert await ends_alone(real) == whole
-        assert real.status().restarts == deaths
+        await real.until(lambda: real.status().restarts == deaths)
 
 
 @from_outside()
