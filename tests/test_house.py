@@ -58,7 +58,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             *("scripted", "mlx", "iree"),
         },
         "local_model": {"load_options", "engine", "text", "process"},
-        "__main__": {"load_options", "process"},
+        "__main__": {"host", "load_options", "process"},
     },
     "cli": {
         "config": set(),

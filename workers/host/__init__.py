@@ -1,1 +1,1 @@
-"""The machine: usable cores, memory, device probes."""
+"""The machine and the parent process: usable cores, memory, device probes, the end of the parent."""
