@@ -248,7 +248,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--standby", type=at_least(0), default=1, help="standby workers")
     parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
     add_cache_dir(parser)
-    smoke = add_out(parser, "soak") | {"minutes": 0.02, "clients": 4, "requests": 8, "every": 0.4, "scripted": True}
+    smoke = add_out(parser, "soak") | {"minutes": 0.1, "clients": 4, "requests": 8, "every": 0.4, "scripted": True}
     return parsed(parser, words, smoke=smoke | {"rate": 150.0, "workers": 1, "slots": 4, "seed": 11})
 
 

@@ -101,7 +101,7 @@ OUTPUT: dict[str, list[str]] = {
         r"^\| problems of the server \| +0 \|",
         *(rf"^\| {name} +\| +[1-9]\d* \|( +{P} \|){{3}}$" for name in ("lost a worker", "did not")),
         rf"^\| undisturbed, one at a time \|( +\|){{3}} +{P} \|$",
-        r"^\| kill +\| +[1-9]\d* \|",
+        *(rf"^\| {name} +\| +[1-9]\d* \|" for name in ("kill", "stop")),
         r"^\| workers were started again because +\|",
         r"^\| its process was killed by SIGKILL +\| +[1-9]\d* \|$",
     ],
