@@ -7,6 +7,7 @@ joins again as a new incarnation. And a death costs no waiting: the gateway lear
 
 import asyncio
 import signal
+from collections import deque
 from collections.abc import Sequence
 
 import anyio
@@ -19,7 +20,7 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
 from actors.supervision.local import CommandLine
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
-from actors.supervision.restart_policy import RestartPolicy
+from actors.supervision.restart_policy import MAX_REMEMBERED, RestartPolicy
 from actors.supervision.worker import (
     GraceEnded,
     IncarnationLost,
@@ -109,7 +110,7 @@ class RemoteAgent(Actor[AgentMessage]):
         self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=from_z85(keys.public))
         self._link: GatewayLink | None = None
         self._left: frozenset[int] = frozenset()  # what the gateway of an ended link still had on the worker
-        self._failures: list[float] = []
+        self._failures: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._waits = False  # before it tries again
         self._made_at = 0.0
 
@@ -228,7 +229,7 @@ class RemoteAgent(Actor[AgentMessage]):
 
     def _try_later(self, reason: str | None) -> None:
         now = self._loop.time()
-        self._failures = [*self._failures[-63:], now]
+        self._failures.append(now)
         delay_s = RETRY.delay_s(self._failures, now)
         self._log.warning("not_joined", reason=reason, retry_s=delay_s)
         self._waits = True
