@@ -8,6 +8,8 @@ answered undisturbed first, and every later answer is compared with that one. Th
 outside every --every seconds on average, and faults within are planned for each of their incarnations but the first
 (bench/soak_test/fault_plan.py), whatever computes there: the built-in model on IREE or MLX, or with --scripted no
 model. All follows from the seed, which is printed; --seed repeats its plan.
+With --attackers, others attack the server all the time (bench/soak_test/attackers.py), and the report has their table,
+the slowest answer to a probe and the longest turn of the gateway's event loop.
 
 It ends with status 1 when
 
@@ -19,6 +21,7 @@ It ends with status 1 when
   the server  does not have all workers ready and all slots free within a minute after the last request
   something   was not released: sequences, processes, descriptors, threads, socket folders; or memory grew
               (bench/soak_test/leaks.py)
+  an attack   was neither answered nor closed
 
 --out gets the table, the samples, a plot and the server's log.
 """
@@ -33,7 +36,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,10 @@ import msgspec
 
 from actors.supervision.deadlines import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
+from bench.harness.loop_watchdog import LoopWatchdog, Turn
 from bench.harness.options import add_cache_dir, add_out
 from bench.harness.served import Served, served
+from bench.soak_test.attackers import attack_forever, probe_forever
 from bench.soak_test.fault_plan import OutsideFault, SoakPlan, may_fail_to_start, outside_faults
 from bench.soak_test.leaks import ServerSample, leaks, sample
 from bench.soak_test.report import plot, write_report
@@ -76,7 +81,10 @@ DEADLINES = Deadlines(hello=20.0, hang=1.0, heartbeat=5.0, stop=0.5, term=0.3)
 
 
 def launches(plan: SoakPlan, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-    """The workers that `baton serve` would start, each incarnation with its fault plan."""
+    """The workers that `baton serve` would start, each incarnation with its fault plan. Runs in the server's process,
+    whose event loop is measured from here on."""
+    if plan.turns is not None:
+        LoopWatchdog(plan.turns).install()
     found = []
     for number in range(plan.workers + plan.standby):
         spec = worker_spec(settings, model, f"w{number}", plan.workers)
@@ -128,7 +136,7 @@ class Soak:
         """Run all clients and faults until the time is over."""
         self._began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            others = [group.create_task(self._strike()), group.create_task(self._sample())]
+            others = [group.create_task(each) for each in (self._strike(), self._sample(), *self._attacks())]
             async with asyncio.TaskGroup() as clients:
                 for number in range(self._plan.clients):
                     clients.create_task(self._client(number))
@@ -177,6 +185,14 @@ class Soak:
         self.pids.append(pid)
         self.result.signals.append((round(self._now(), 2), fault.kind))
 
+    def _attacks(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """The attackers, and a client that probes the server meanwhile."""
+        server, tally = self._found.server, self.result.attacks
+        for number in range(self._plan.attackers):
+            yield attack_forever(server, random.Random(f"attacker {self._plan.seed} {number}"), tally)
+        if self._plan.attackers:
+            yield probe_forever(server, tally)
+
     async def _sample(self) -> None:
         while True:
             self.result.samples.append(await asyncio.to_thread(self.look))
@@ -209,8 +225,12 @@ def soak(plan: SoakPlan, out: Path) -> SoakResult:
             found.watcher.wait_until_ready(CALM_S)
             found.metrics()  # opens the connection that is open at the end, too
             idle = run.look()
+            if plan.turns is not None:
+                os.kill(found.pid, signal.SIGUSR2)
             asyncio.run(run.run())
             result = run.result
+            if plan.turns is not None:
+                result.turn = Turn.read(plan.turns)
             try:
                 for pid in run.pids:  # the server may not have noticed the last one's end yet
                     found.watcher.wait_until_gone(pid, CALM_S)
@@ -247,9 +267,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=at_least(1), default=2, help="active workers")
     parser.add_argument("--standby", type=at_least(0), default=1, help="standby workers")
     parser.add_argument("--slots", type=at_least(1), default=8, help="sequences that run at once in one worker")
+    parser.add_argument("--attackers", type=at_least(0), default=0, help="at once, beside the clients")
     add_cache_dir(parser)
     smoke = add_out(parser, "soak") | {"minutes": 0.1, "clients": 4, "requests": 8, "every": 0.4, "scripted": True}
-    return parsed(parser, words, smoke=smoke | {"rate": 150.0, "workers": 1, "slots": 4, "seed": 11})
+    return parsed(parser, words, smoke=smoke | {"rate": 150.0, "workers": 1, "slots": 4, "seed": 11, "attackers": 2})
 
 
 def main() -> None:
@@ -258,7 +279,8 @@ def main() -> None:
     print(f"seed {seed}", flush=True)
     plan = SoakPlan(
         seed, 60 * args.minutes, args.clients, args.requests, args.every, args.scripted, args.rate, args.workers,
-        args.standby, args.slots, args.cache_dir / "graphs", backend=args.backend,
+        args.standby, args.slots, args.cache_dir / "graphs", backend=args.backend, attackers=args.attackers,
+        turns=args.out / "turns" if args.attackers else None,
     )  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
     result = soak(plan, args.out)

@@ -41,6 +41,10 @@ class SoakPlan:
     """The tokens of an answer."""
     backend: str = "iree"
     """The backend of workers that are not scripted."""
+    attackers: int = 0
+    """Attackers at once, beside the clients."""
+    turns: Path | None = None
+    """The file for the longest turn of the gateway's event loop; None: it is not measured."""
 
     def faults(self, worker: str, incarnation: int) -> tuple[Fault, ...]:
         """The faults from within of one incarnation of a worker."""

@@ -15,13 +15,16 @@ from bench.soak_test.server_log import reasons
 
 COUNTED = ("gateway_descriptors", "gateway_threads", "worker_descriptors", "processes")
 
+ENDS = ("answered", "closed", "held")
+"""The ends of attacks: see `bench.soak_test.attackers`."""
 NEVER = ("altered", "duplicated", "lost", "hung")
 """Outcomes that are shown also if there were none."""
 
 
 def write_report(plan: SoakPlan, result: SoakResult, out: Path) -> str:
     """The report as text. Writes it and the samples into `out`."""
-    parts = (_outcomes(result), _gaps(result), _faults(plan, result, out / "server.log"), _problems(result))
+    faults = _faults(plan, result, out / "server.log")
+    parts = (_outcomes(result), _gaps(result), faults, _attacks(plan, result), _problems(result))
     text = "\n\n".join(filter(None, parts))
     kind = "scripted" if plan.scripted else f"the built-in model on {plan.backend}"
     head = (
@@ -64,6 +67,20 @@ def _faults(plan: SoakPlan, result: SoakResult, log: Path) -> str:
         seen = [[reason, str(count)] for reason, count in reasons(lines).most_common()]
     table = markdown(("fault", "from outside", "in the plans of lives"), rows)
     return f"{table}\n\n{markdown(('workers were started again because', ''), seen)}"
+
+
+def _attacks(plan: SoakPlan, result: SoakResult) -> str:
+    """The attacks and how they ended, and what honest clients could notice of them."""
+    if not plan.attackers:
+        return ""
+    attacks, turn = result.attacks, result.turn
+    names = sorted({name for name, _ in attacks.ended})
+    rows = [[name.replace("_", " "), *(str(attacks.ended[name, end]) for end in ENDS)] for name in names]
+    noticed = [
+        ["slowest answer to a probe", f"{1e3 * attacks.slowest_probe_s:.0f}", ""],
+        ["longest turn of the event loop, CPU time", f"{turn.cpu_ms:.1f}", turn.ran],
+    ]
+    return f"{markdown(('attack', *ENDS), rows)}\n\n{markdown(('meanwhile', 'ms', ''), noticed)}"
 
 
 def _problems(result: SoakResult) -> str:

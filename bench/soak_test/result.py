@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.harness.loop_watchdog import Turn
+from bench.soak_test.attackers import AttackTally
 from bench.soak_test.leaks import ServerSample
 from bench.soak_test.server_log import Failures, failures
 from bench.soak_test.verdict import VisitTally
@@ -13,6 +15,9 @@ class SoakResult:
     """The outcomes of all visits, and what the server did."""
 
     tally: VisitTally = field(default_factory=VisitTally)
+    attacks: AttackTally = field(default_factory=AttackTally)
+    turn: Turn = field(default_factory=Turn)
+    """The longest turn of the gateway's event loop while it was under load."""
     signals: list[tuple[float, str]] = field(default_factory=list)
     """Signals from outside: the time and the name of each."""
     samples: list[ServerSample] = field(default_factory=list)
@@ -29,5 +34,6 @@ class SoakResult:
         with log.open() as lines:
             self.failures = failures(lines)
         self.tally.explain(self.failures)
+        self.problems += self.attacks.held
         if self.tally.too_many:
             self.problems.append(self.tally.too_many)

@@ -11,23 +11,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
+from bench.harness.loop_watchdog import Turn
 from tests.ports import port_for_later
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 START_S = 60.0
-
-
-class Turn(NamedTuple):
-    """The longest turn of the event loop; times in milliseconds."""
-
-    cpu_ms: float
-    wall_ms: float
-    ran: str
 
 
 @dataclass(frozen=True)
@@ -73,11 +66,7 @@ class AttackedServer:
     @property
     def longest_turn(self) -> Turn:
         """The longest turn of the gateway's event loop since the start, or since `forget_turns`."""
-        lines = self.turns.read_text().splitlines()
-        if not lines:
-            return Turn(0.0, 0.0, "")
-        cpu, wall, ran = lines[-1].split(" ", 2)
-        return Turn(float(cpu), float(wall), ran)
+        return Turn.read(self.turns)
 
     def forget_turns(self) -> None:
         """Begin to measure anew."""

@@ -104,6 +104,9 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^\| {name} +\| +[1-9]\d* \|" for name in ("kill", "stop")),
         r"^\| workers were started again because +\|",
         r"^\| its process was killed by SIGKILL +\| +[1-9]\d* \|$",
+        r"^\| attack +\| answered \| closed \| held \|$",
+        rf"^\| slowest answer to a probe +\| +{P} \|",
+        rf"^\| longest turn of the event loop, CPU time \| +{P} \|",
     ],
 }
 """Lines that each script must print."""

@@ -1,0 +1,65 @@
+"""A watchdog that measures how long the turns of an event loop take, inside the process that runs it."""
+
+import asyncio
+import asyncio.events
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, Self
+
+
+class Turn(NamedTuple):
+    """The longest turn of an event loop: one callback. Times are in milliseconds."""
+
+    cpu_ms: float = 0.0
+    wall_ms: float = 0.0
+    ran: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The longest turn that a watchdog wrote into `file`; zeros if none."""
+        lines = file.read_text().splitlines()
+        if not lines:
+            return cls()
+        cpu, wall, ran = lines[-1].split(" ", 2)
+        return cls(float(cpu), float(wall), ran)
+
+
+class LoopWatchdog:
+    """Measures the turns of all event loops of this process.
+
+    Its file gets a line for each turn that took more CPU time than every one before it. SIGUSR2 empties the file, so
+    that the start of a program does not count. CPU time is compared, since the wall-clock time of a turn includes what
+    other processes run meanwhile.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._longest_ns = 0
+        file.write_text("")
+
+    def install(self) -> None:
+        """Measure from now on. Call it in the main thread."""
+        run = asyncio.events.Handle._run  # every callback of a loop goes through it
+
+        def measured_run(handle: asyncio.Handle) -> None:
+            cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+            run(handle)
+            spent = time.thread_time_ns() - cpu
+            if spent > self._longest_ns:
+                self._note(handle, spent, time.perf_counter_ns() - wall)
+
+        asyncio.events.Handle._run = measured_run  # type: ignore[method-assign,assignment]
+        signal.signal(signal.SIGUSR2, self._restart)
+
+    def _note(self, handle: asyncio.Handle, cpu_ns: int, wall_ns: int) -> None:
+        self._longest_ns = cpu_ns
+        owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+        ran = owner.get_coro() if isinstance(owner, asyncio.Task) else handle._callback  # type: ignore[attr-defined]
+        with self._file.open("a") as file:
+            file.write(f"{cpu_ns / 1e6:.1f} {wall_ns / 1e6:.1f} {getattr(ran, '__qualname__', ran)}\n")
+
+    def _restart(self, number: int, frame: FrameType | None) -> None:
+        self._longest_ns = 0
+        self._file.write_text("")
