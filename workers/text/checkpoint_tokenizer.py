@@ -7,13 +7,16 @@ from typing import Any
 
 import tokenizers
 
-from workers.checkpoints.json_files import CheckpointError, read_json
-from workers.text.template import ChatTemplate, TemplateError
+from workers.checkpoints.eos_ids import read_eos_ids
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json, read_text
+from workers.text.template import MAX_TEMPLATE_CHARS, ChatTemplate, TemplateError
 from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import decode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
+MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
+"""Bytes of the longest template in UTF-8."""
 
 
 class CheckpointTokenizer:
@@ -47,7 +50,7 @@ class CheckpointTokenizer:
         """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
         unsupported."""
         file = path / "tokenizer.json"
-        description = read_json(file)
+        description = read_json(file, MAX_TABLE_BYTES)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(description))
         except Exception as error:  # the library raises bare Exception
@@ -112,10 +115,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     or a list of named ones."""
     file = path / "chat_template.jinja"
     if file.exists():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(file, "", f"cannot be read: {error}") from error
+        return {"default": read_text(file, MAX_TEMPLATE_BYTES)}
     value = config.get("chat_template")
     if value is None:
         return {}
@@ -133,20 +133,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> frozenset[int]:
-    """Collect the end-of-sequence ids of all files: chat models list more of them in one file than in another."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if not file.exists():
-            continue
-        fields = read_json(file)
-        value, text = fields.get("eos_token_id"), fields.get("text_config")
-        if value is None and isinstance(text, Mapping):  # a multimodal model
-            value = text.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
-            raise CheckpointError(file, "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")
-        found.update(ids)
+    """Collect the end-of-sequence ids of the configs and of the tokenizer."""
     token = special_tokens.get("eos_token")
     ident = library.token_to_id(token) if token is not None else None
-    return frozenset(found if ident is None else found | {ident})
+    return read_eos_ids(path) | (frozenset() if ident is None else {ident})
