@@ -67,16 +67,18 @@ def tokenize_cost(submit: Submit) -> int:
 class PromptBuilder:
     """Builds prompts for one model. Stateless."""
 
-    def __init__(self, tokenizer: Tokenizer | None, context: int) -> None:
-        """Text that cannot fit into `context` tokens is refused before it is tokenized."""
+    def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
+        """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
+        model without a tokenizer."""
         self._tokenizer = tokenizer
         self._context = context
+        self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
-        eos = self._tokenizer.eos_ids if self._tokenizer and not submit.limits.ignore_eos else frozenset()
+        eos = frozenset() if submit.limits.ignore_eos else self._eos_ids
         for token in submit.resume:
             # The client has this text; what was held back of it is sent with the next token.
             if text is not None and token not in eos:
