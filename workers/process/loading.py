@@ -109,7 +109,7 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
     progress("tokenizer", 0, 1)
-    tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path))
+    tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
 

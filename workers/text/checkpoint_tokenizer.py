@@ -10,6 +10,7 @@ import tokenizers
 from workers.checkpoints.eos_ids import read_eos_ids
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json, read_text
 from workers.text.template import MAX_TEMPLATE_CHARS, ChatTemplate, TemplateError
+from workers.text.text_encoder import TextEncoder
 from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import decode
 
@@ -28,25 +29,28 @@ class CheckpointTokenizer:
 
     def __init__(
         self,
-        library: tokenizers.Tokenizer,
+        encoder: TextEncoder,
         token_bytes: TokenBytes,
         *,
         eos_ids: frozenset[int] = frozenset(),
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        parse_special: bool = False,
     ) -> None:
-        """Raises `TemplateError` for a chat template that does not compile."""
-        self._library = library
+        """With `parse_special`, control tokens in the text of messages are control tokens.
+
+        Raises `TemplateError` for a chat template that does not compile.
+        """
+        self.vocab_size, self.longest_token = encoder.vocab_size, encoder.longest_token
+        self._encoder = encoder
         self._token_bytes = token_bytes
+        self._parse_special = parse_special
         self.eos_ids = eos_ids
-        vocabulary = library.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
-        self.longest_token = max(map(len, vocabulary), default=1)
         self.chat_template = (chat_templates or {}).get("default")
         self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
 
     @classmethod
-    def from_dir(cls, path: Path) -> "CheckpointTokenizer":
+    def from_dir(cls, path: Path, *, parse_special: bool = False) -> "CheckpointTokenizer":
         """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
         unsupported."""
         file = path / "tokenizer.json"
@@ -57,9 +61,10 @@ class CheckpointTokenizer:
             raise CheckpointError(file, "", f"is not a tokenizer: {error}") from error
         library.no_truncation()
         library.no_padding()
+        encoder = TextEncoder(library)
         silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
         try:
-            token_bytes = TokenBytes(description.get("decoder"), library.id_to_token, silent)
+            token_bytes = TokenBytes(description.get("decoder"), encoder.token_of, silent)
         except DecoderRefused as error:
             raise CheckpointError(file, "decoder", str(error)) from error
         config_file = path / "tokenizer_config.json"
@@ -67,11 +72,12 @@ class CheckpointTokenizer:
         special_tokens = _special_tokens(path, config)
         try:
             return cls(
-                library,
+                encoder,
                 token_bytes,
                 eos_ids=_eos_ids(path, library, special_tokens),
                 special_tokens=special_tokens,
                 chat_templates=_chat_templates(path, config),
+                parse_special=parse_special,
             )
         except TemplateError as error:
             raise CheckpointError(config_file, "chat_template", str(error)) from error
@@ -79,10 +85,15 @@ class CheckpointTokenizer:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return token ids; `special` runs the tokenizer's own post-processor, which adds BOS if the model expects
         it."""
-        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
-        # A batch, because only that releases the GIL; without offsets it takes half as long.
-        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
-        return ids
+        return self._encoder.encode(text, special=special)
+
+    def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
+        """See `Tokenizer.mark_control_tokens`."""
+        return (values, "") if self._parse_special else self._encoder.control.mark(values)
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """See `Tokenizer.encode_marked`."""
+        return self._encoder.encode_marked(text, mark)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         """See `Tokenizer.piece`."""
@@ -90,7 +101,7 @@ class CheckpointTokenizer:
 
     def label(self, token: int) -> bytes:
         """See `Tokenizer.label`."""
-        return self._token_bytes.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+        return self._token_bytes.piece(token) or (self._encoder.token_of(token) or "").encode("utf-8", "replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
         """See `Tokenizer.decode`."""
