@@ -22,7 +22,7 @@ class ControlTokens:
 
     def __init__(self, contents: Iterable[str]) -> None:
         tokens = [content for content in contents if len(content) > 1]  # a mark needs two characters
-        self._longest = max(map(len, tokens), default=0)
+        self._reach = max(map(len, tokens), default=2) - 1
         self._forward = _trie(tokens)
         self._backward = _trie(token[::-1] for token in tokens)
         length = min([_HEAD, *map(len, tokens)])
@@ -73,14 +73,11 @@ class ControlTokens:
 
     def _may_begin_one(self, text: str) -> bool:
         """The end of the text is the beginning of a token."""
-        return any(_reaches_end(self._forward, text[-length:]) for length in range(1, self._reach(text)))
+        return _has_beginning(self._forward, text[-self._reach :])
 
     def _may_end_one(self, text: str) -> bool:
         """The beginning of the text is the end of a token."""
-        return any(_reaches_end(self._backward, text[:length][::-1]) for length in range(1, self._reach(text)))
-
-    def _reach(self, text: str) -> int:
-        return min(len(text), self._longest - 1) + 1
+        return _has_beginning(self._backward, text[: self._reach][::-1])
 
 
 def insert(text: str, places: Sequence[int], part: str) -> str:
@@ -109,6 +106,11 @@ def _longest(trie: _Trie, text: str, start: int) -> int:
         if _END in node:
             end = at + 1
     return end
+
+
+def _has_beginning(trie: _Trie, text: str) -> bool:
+    """The end of the text is the beginning of a token, and not all of it."""
+    return any(character in trie and _reaches_end(trie, text[at:]) for at, character in enumerate(text))
 
 
 def _reaches_end(trie: _Trie, text: str) -> bool:

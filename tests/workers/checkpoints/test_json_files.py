@@ -39,7 +39,7 @@ def test_json_of_the_bound_is_read_and_one_byte_more_is_refused(tmp_path: Path) 
         (b'{"a": %s}' % (b"9" * 5000), "is not JSON"),
         (b"[]", "is not a JSON object"),
     ],
-    ids=["utf-8", "cut", "deep", "long-integer", "list"],
+    ids=["utf-8", "truncated", "deep", "long-integer", "list"],
 )
 def test_what_is_no_json_object_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "a.json").write_bytes(content)

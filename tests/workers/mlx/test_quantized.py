@@ -87,6 +87,12 @@ def test_scales_are_not_rounded_to_the_type_of_the_model(
     np.testing.assert_array_equal(np.concatenate(single), runner.logits(Chunk(2, TOKENS, 0, 0)))
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_stated_memory_counts_scales_in_float32(load: Load, tmp_path: Path, kind: Any) -> None:
+    path = requantize(make_checkpoint(tmp_path, dtype="float16"), "awq")
+    assert weight_bytes(path, kind, "none") == load(path, dtype=kind).memory()["weights"]
+
+
 def test_gptq_is_refused(load: Load, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="'gptq' is not supported by the MLX backend"):
         load(requantize(make_checkpoint(tmp_path), "gptq"))
