@@ -170,7 +170,7 @@ class BatchEngine:
     def _copied(self, call: list[ScheduledChunk]) -> list[ScheduledChunk]:
         """Make the copies that chunks need, and fail the sequences whose copy fails. Return the other chunks.
 
-        Sequences fail after the last copy, because that resets their slots, which other chunks may copy from.
+        Sequences fail after the last copy, because that evicts their sources, which other chunks may copy from.
         """
         ready: list[ScheduledChunk] = []
         failed: list[tuple[EngineSequence, Exception]] = []

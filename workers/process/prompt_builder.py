@@ -98,7 +98,11 @@ class PromptBuilder:
     def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
         """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
         messages = [{"role": message.role, "content": message.content} for message in source.messages]
-        (messages, tools), mark = tokenizer.mark_control_tokens([messages, _tools(source.tools_json)])
+        tools = _tools(source.tools_json)
+        try:
+            (messages, tools), mark = tokenizer.mark_control_tokens([messages, tools])
+        except RecursionError:
+            raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
         text = _render(chat, messages, tools, source.now, mark)
         if not mark:
             return self._encode(tokenizer, text, "messages", special=False)

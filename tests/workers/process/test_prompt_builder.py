@@ -86,3 +86,11 @@ def test_the_bound_on_a_prompts_length_does_not_count_marks() -> None:
                 PromptBuilder(tokenizer, context).build(given)
         else:
             assert PromptBuilder(tokenizer, context).build(given).tokens
+
+
+def test_tools_that_are_nested_too_deeply_are_refused() -> None:
+    depth = 700
+    tools = f'[{{"a": {"[" * depth}{"]" * depth}}}]'
+    with pytest.raises(PromptRefused, match="tools is nested too deeply") as refused:
+        built(ChatInput((Message("user", "hi"),), tools))
+    assert refused.value.field == "tools"
