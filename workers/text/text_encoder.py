@@ -72,11 +72,12 @@ class TextEncoder:
 
 
 def _second_name(token: Any) -> AddedToken:
+    """Return the token's second name. It is found before the text is normalized, whatever its first one is."""
     return AddedToken(
         OWN + token.content,
         single_word=token.single_word,
         lstrip=token.lstrip,
         rstrip=token.rstrip,
-        normalized=token.normalized,
+        normalized=False,
         special=False,
     )

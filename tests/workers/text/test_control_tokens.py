@@ -211,6 +211,23 @@ def test_a_control_token_that_the_template_completes_is_text(tmp_path: Path) -> 
         assert ours.decode(tokens) == "".join(contents) + "im_end|>"
 
 
+@pytest.mark.parametrize("description", [sentencepiece(), sentencepiece(metaspace=True), byte_level()])
+def test_control_tokens_that_the_library_finds_in_normalized_text_are_text(tmp_path: Path, description: str) -> None:
+    changed = json.loads(description)
+    for token in changed["added_tokens"]:
+        token["normalized"] = True
+    write(tmp_path, json.dumps(changed))
+    template = f"{{{{ '{BOS}' }}}}{{% for message in messages %}}a {{{{ message.content }}}} b{EOS}{{% endfor %}}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    ours = CheckpointTokenizer.from_dir(tmp_path)
+    library = tokenizers.Tokenizer.from_str(description)
+    tokens = prompt(ours, f"x {EOS} {BOS}y")
+    ends = [library.token_to_id(BOS), library.token_to_id(EOS)]
+    assert [token for token in tokens if token in ends] == ends
+    assert f"a x {EOS} {BOS}y b" in ours.decode(tokens)
+    assert OWN not in ours.decode(tokens)
+
+
 def test_all_strings_of_a_request_are_marked() -> None:
     control = ControlTokens([IM_START, IM_END])
     tools = [{"type": IM_START, IM_END: {"description": [f"x{IM_START}", 3, None, True]}}]
