@@ -81,10 +81,17 @@ class LocalModel:
     """Owns an engine. Used by the thread that opened it, for one request at a time: a new request cancels the last."""
 
     def __init__(
-        self, engine: BatchEngine, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: BatchEngine,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`eos_ids` end the answers of a model without a tokenizer."""
         self._engine = engine
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
@@ -100,7 +107,7 @@ class LocalModel:
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Wrap a model that is loaded already."""
-        return cls(loaded.engine, loaded.tokenizer)
+        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids)
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +155,9 @@ class LocalModel:
         Raises `LocalModelError` where a worker would send `Failed`.
         """
         stream = self._begin()
+        context = self._engine.capabilities.context
         processor = OutputProcessor(
-            self._tokenizer, max_live=1, clock=self._clock, context=self._engine.capabilities.context
+            self._tokenizer, max_live=1, clock=self._clock, context=context, eos_ids=self._eos_ids
         )
         submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
         result = processor.admit(submit)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.harness.command_line import command_line, parsed
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
-from workers.checkpoints.json_files import read_json
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_json
 
 try:
     import gguf
@@ -152,7 +152,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: Kind) -> None:
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -> None:
     """The vocabulary, filled up with unused tokens; prompts come as token ids, so how text is split does not matter."""
     file = checkpoint / "tokenizer.json"
-    tokenizer = read_json(file)
+    tokenizer = read_json(file, MAX_TABLE_BYTES)
     model = tokenizer.get("model") or {}
     if model.get("type") != "BPE":
         raise CheckpointError(file, "model.type", f"{model.get('type')!r} is not converted, only 'BPE'")

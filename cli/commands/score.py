@@ -26,26 +26,37 @@ def score_text(settings: Settings, prompt: str, *, as_json: bool) -> None:
         except Exception as error:
             raise CommandFailed(f"the text could not be scored: {error or type(error).__name__}") from error
     if as_json:
-        print(json.dumps(_report(model.name, score)))
+        print(json.dumps(_report(model.name, score), allow_nan=False))
     else:
         tokenizer = loaded.tokenizer
         _print(model.name, score, [tokenizer.decode([token]) if tokenizer else "" for token in score.tokens])
 
 
 def perplexity(score: Score) -> float:
-    """Return the exponential of the mean negative log-likelihood; NaN for a text of one token."""
+    """Return the exponential of the mean negative log-likelihood.
+
+    Infinite beyond the largest float, as of a text that the model takes for impossible; NaN for a text of one token.
+    """
     count = len(score.log_likelihoods)
-    return math.exp(-score.total / count) if count else math.nan
+    try:
+        return math.exp(-score.total / count) if count else math.nan
+    except OverflowError:
+        return math.inf
 
 
 def _report(model: str, score: Score) -> dict[str, object]:
+    """Return the report for JSON, which has no infinite numbers and no NaN: these become null."""
     return {
         "model": model,
         "tokens": score.tokens,
-        "log_likelihoods": score.log_likelihoods,
-        "total": score.total,
-        "perplexity": perplexity(score) if score.log_likelihoods else None,
+        "log_likelihoods": [_finite(each) for each in score.log_likelihoods],
+        "total": _finite(score.total),
+        "perplexity": _finite(perplexity(score)),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _print(model: str, score: Score, pieces: list[str]) -> None:

@@ -83,6 +83,11 @@ class Settings(BaseSettings):
         ge=0,
         le=MAX_COUNT,
     )
+    parse_special: bool = _field(
+        False,
+        ENGINE,
+        "Parse control tokens in the text of chat messages. Otherwise they are ordinary text there.",
+    )
     threads: int = _field(
         0,
         ENGINE,

@@ -7,7 +7,7 @@ from pathlib import Path
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import unwrap
-from workers.checkpoints.json_files import A_MODEL, CheckpointError, read_json
+from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.checkpoints.weights import Weights
 
@@ -78,7 +78,7 @@ def _texts(path: Path) -> object:
     file = path / "tokenizer.json"
     if not file.exists():
         return None
-    read = read_json(file)
+    read = read_json(file, MAX_TABLE_BYTES)
     model, added = read.get("model"), read.get("added_tokens") or []
     if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
         raise CheckpointError(file, "", "is no tokenizer")

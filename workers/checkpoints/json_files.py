@@ -1,13 +1,17 @@
-"""JSON files of a checkpoint, and the error that names the file and the field."""
+"""Bounded reads of a checkpoint's JSON and text files, and the error that names the file and the field."""
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from workers.errors import LoadRefused
 
-MAX_JSON_BYTES = 64 << 20
-"""Above any real file: the shard index of a very large model has a few MiB."""
+MAX_CONFIG_BYTES = 8 << 20
+"""Above any real config: one that names the quantization of each module has a few hundred KiB."""
+MAX_TABLE_BYTES = 64 << 20
+"""Above any real tokenizer or shard index: tokenizer.json of a vocabulary of 262,144 tokens has 33 MiB."""
 
 A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors"
 """The hint in errors about something else."""
@@ -25,20 +29,46 @@ class CheckpointError(LoadRefused):
         super().__init__(f"{where}: {problem}")
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises `CheckpointError`."""
+def read_text(file: Path, most: int) -> str:
+    """Read a UTF-8 file of at most `most` bytes.
+
+    What is no regular file, such as a link to a device or a FIFO, is never read from, and the size that the file system
+    states is not trusted. Raises `CheckpointError`.
+    """
     try:
-        size = file.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CheckpointError(file, "", f"{size} bytes is more than {MAX_JSON_BYTES}")
-        value = json.loads(file.read_text(encoding="utf-8"))
+        content = _read_regular(file, most + 1)
     except FileNotFoundError:
         hint = f"; {A_MODEL}" if file.name == "config.json" else ""
         raise CheckpointError(file, "", f"there is no such file{hint}") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
+    if content is None:
+        raise CheckpointError(file, "", "is not a regular file: replace it by one")
+    if len(content) > most:
+        raise CheckpointError(file, "", f"is larger than the bound of {most} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(file, "", f"is not UTF-8: {error}") from error
+
+
+def read_json(file: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a file of at most `most` bytes. Raises `CheckpointError`."""
+    try:
+        value = json.loads(read_text(file, most))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(file, "", f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(file, "", "is not a JSON object")
     return value
+
+
+def _read_regular(file: Path, most: int) -> bytes | None:
+    """Read the first `most` bytes of a regular file; None for another kind of file. Raises `OSError`."""
+    if not stat.S_ISREG(file.stat().st_mode):  # opening a device may have an effect
+        return None
+    # Without O_NONBLOCK, opening a FIFO that has taken the file's place since waits for a writer.
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return None
+        return stream.read(most) or b""

@@ -9,19 +9,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from workers.checkpoints.architectures.wrapper import Wrapper, name_inside
-from workers.checkpoints.json_files import A_MODEL, CheckpointError, read_json
+from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import NUMBERS, Quantization
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
+from workers.checkpoints.weight_files import WeightFiles
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """Types of weights by safetensors' names."""
 WORDS = {"U32": np.dtype(np.uint32), "I32": np.dtype(np.int32)}
 """Types that hold the packed integers of quantized matrices, by safetensors' names."""
-OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
-"""Patterns of weight files that are not read, to be named in an error."""
+MLX_WORDS = {"U32": WORDS["U32"]}
+"""The type of packed integers that MLX writes and computes with."""
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of scales by safetensors' names."""
 
@@ -66,7 +67,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         self._quantization = quantization
         self._stored: dict[str, str] = {}
         """The names in the files, where they differ."""
-        self._files: dict[str, Any] = {}
+        self._files = WeightFiles(directory)
         self._where = self._locate()
         packed = quantization.packed if quantization else ".scales"
         modules = {name.removesuffix(packed) for name in self._where if name.endswith(packed)}
@@ -95,7 +96,7 @@ class Weights(Mapping[str, NDArray[Any]]):
 
     def _locate(self) -> dict[str, Path]:
         """Find the file of each tensor. Raises `CheckpointError` for a tensor of an unknown part or a duplicate."""
-        files = self._find_files()
+        files = self._files.locate()
         if self._wrapper is None:
             return files
         where: dict[str, Path] = {}
@@ -112,53 +113,12 @@ class Weights(Mapping[str, NDArray[Any]]):
             where[name], self._stored[name] = file, stored
         return where
 
-    def _find_files(self) -> dict[str, Path]:
-        """Find the file of each tensor, by its name there: a single file, which is preferred, or the shards."""
-        file, index = (self.directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
-        if file.exists() or not index.exists():
-            if not file.is_file():
-                raise CheckpointError(file, "", f"there is no such file{self._instead()}")
-            return dict.fromkeys(self._open(file).keys(), file)
-        where = self._listed(index)
-        for shard in dict.fromkeys(where.values()):
-            unlisted = next((name for name in self._open(shard).keys() if name not in where), None)  # noqa: SIM118
-            if unlisted is not None:
-                raise CheckpointError(shard, unlisted, f"the tensor is not in the weight_map of {index.name}")
-        return where
-
-    def _instead(self) -> str:
-        """The part of an error about files in other formats."""
-        found = sorted({file.name for pattern in OTHER_FORMATS for file in self.directory.glob(pattern)})
-        return f", and {found[0]} is in a format or under a name that is not read; {A_MODEL}" if found else ""
-
-    def _listed(self, index: Path) -> dict[str, Path]:
-        table = read_json(index).get("weight_map")
-        if not isinstance(table, dict):
-            raise CheckpointError(index, "weight_map", "is missing or not an object")
-        where = {}
-        for name, shard in table.items():
-            # A shard is a file beside its index, never a path to another folder.
-            if not isinstance(shard, str) or not shard or Path(shard).name != shard:
-                raise CheckpointError(index, f"weight_map.{name}", f"{shard!r} is not a file name")
-            where[name] = self.directory / shard
-        return where
-
-    def _open(self, file: Path) -> Any:
-        if file.name not in self._files:
-            if not file.is_file():
-                raise CheckpointError(file, "", "there is no such file")
-            try:
-                self._files[file.name] = safe_open(str(file), framework="numpy")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(file, "", f"is not a safetensors file: {error}") from error
-        return self._files[file.name]
-
     def _header(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Read safetensors' name of a tensor's type, and its shape."""
         if name not in self._where:
             raise CheckpointError(self.directory, name, "the tensor is missing")
         try:
-            part = self._open(self._where[name]).get_slice(self._stored.get(name, name))
+            part = self._files.open(self._where[name]).get_slice(self._stored.get(name, name))
             return part.get_dtype(), tuple(part.get_shape())
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
@@ -167,13 +127,15 @@ class Weights(Mapping[str, NDArray[Any]]):
         """Read safetensors' name of a tensor's type. Raises `CheckpointError` unless it is one of `types`."""
         dtype, _ = self._header(name)
         if dtype not in types:
-            raise CheckpointError(self._where[name], name, f"type {dtype} is not supported")
+            raise CheckpointError(
+                self._where[name], name, f"type {dtype} is not supported, only {' or '.join(sorted(types))}"
+            )
         return dtype
 
     def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
         """Read a tensor that is stored under this name, or one expert's part of it."""
         dtype = self._check_type(name, types)
-        file, stored = self._open(self._where[name]), self._stored.get(name, name)
+        file, stored = self._files.open(self._where[name]), self._stored.get(name, name)
         try:
             tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
         except SafetensorError as error:
@@ -198,20 +160,41 @@ class Weights(Mapping[str, NDArray[Any]]):
             return None
         module = stored_in.module
         assert self._quantization is not None  # checked when the names were read
-        kind = self._header(f"{module}.scales")[0]
-        if kind not in SCALES:
-            raise CheckpointError(self._where[f"{module}.scales"], f"{module}.scales", f"type {kind} is not supported")
+        kind = self._check_type(f"{module}.scales", FLOATS)
         words = self._header(module + self._quantization.packed)[1]
         return self._quantization.format(module, words if stored_in.expert is None else words[1:], SCALES[kind])
 
     def check_types(self) -> None:
-        """Refuse tensors whose values are not floating-point numbers of a supported type, from the files' headers.
+        """Refuse tensors whose type is not that of their values, from the files' headers.
 
-        Raises `CheckpointError`.
+        These are floating-point numbers of a supported type, and packed integers for the levels of a quantized matrix.
+        A backend that read others would take their bytes for numbers. Raises `CheckpointError`.
         """
         for name in self._names:
             if name not in self._stored_matrices:
                 self._check_type(name, FLOATS)
+        for module in dict.fromkeys(stored_in.module for stored_in in self._stored_matrices.values()):
+            if module not in self._quantized:
+                self._check_type(f"{module}.weight", FLOATS)
+                continue
+            for part in self._parts(module):
+                self._check_type(module + part, self._types(part))
+
+    def _parts(self, module: str) -> list[str]:
+        """Endings of the tensors that store a quantized matrix."""
+        assert self._quantization is not None  # checked when the names were read
+        return [part for part in self._quantization.parts if module + part in self._where]
+
+    def _types(self, part: str) -> Mapping[str, np.dtype[Any]]:
+        """Types of the values in a part of a quantized matrix."""
+        if part in NUMBERS:
+            return FLOATS
+        return MLX_WORDS if self._quantization is not None and self._quantization.method == "mlx" else WORDS
+
+    def locations(self) -> Iterator[tuple[str, Path, str]]:
+        """List the tensors as they are stored: the name, the file, and the name in the file."""
+        for name, file in self._where.items():
+            yield name, file, self._stored.get(name, name)
 
     def adds_nothing(self, name: str) -> bool:
         """Return True if a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
@@ -257,11 +240,7 @@ class Weights(Mapping[str, NDArray[Any]]):
         module = stored_in.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        names = {part: module + part for part in plan.parts if module + part in self._where}
-        parts = {
-            part: self._read(name, stored_in.expert, FLOATS if part in NUMBERS else WORDS)
-            for part, name in names.items()
-        }
+        parts = {part: self._read(module + part, stored_in.expert, self._types(part)) for part in self._parts(module)}
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

@@ -170,7 +170,7 @@ class BatchEngine:
     def _copied(self, call: list[ScheduledChunk]) -> list[ScheduledChunk]:
         """Make the copies that chunks need, and fail the sequences whose copy fails. Return the other chunks.
 
-        Sequences fail after the last copy, because that evicts retained slots which other chunks copy from.
+        Sequences fail after the last copy, because that evicts their sources, which other chunks may copy from.
         """
         ready: list[ScheduledChunk] = []
         failed: list[tuple[EngineSequence, Exception]] = []
@@ -212,7 +212,7 @@ class BatchEngine:
         self._log.warning(
             "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
         )
-        self._scheduler.evict_all()
+        self._scheduler.evict_suspects(sequence, non_finite=True)
         try:
             self._runner.reset(sequence.slot)
         except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
@@ -288,8 +288,8 @@ class BatchEngine:
     def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
         self._step.fail(sequence.request.stream, sequence.slot, call, error)
         self._scheduler.remove(sequence.request.stream, failed=True)
-        # Retained rows may have caused the failure, and may have been copied since: evict them all.
-        self._scheduler.evict_all()
+        # A call that raises has written to the slots that it names, and to no others: their sequences all fail.
+        self._scheduler.evict_suspects(sequence, non_finite=isinstance(error, NotFiniteError))
         self._resets.reset_dirty()
 
     def _close_step(self, seconds: float) -> StepResult:

@@ -82,6 +82,10 @@ class SlotTable:
         """Iterate over retained slots and their rows, least recently used first."""
         return iter(self._retained.items())
 
+    def retained_rows(self, slot: int) -> CachedRows | None:
+        """Return the rows of a retained slot; None for another slot."""
+        return self._retained.get(slot)
+
     @property
     def oldest(self) -> int | None:
         """The least recently used retained slot."""

@@ -39,6 +39,8 @@ class CachedRows:
     rows: int = 0
     chunk_ends: tuple[int, ...] = ()
     """Ends of the prefill chunks that computed the first rows, in order; decoded rows follow."""
+    proven: int = 0
+    """Number of rows when a token was sampled last: its logits would not be finite if these rows were not."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:

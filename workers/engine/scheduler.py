@@ -156,9 +156,10 @@ class Scheduler:
         """The sequence that gets the next slot: first in, first out."""
         return next(iter(self._waiting.items()))
 
-    def evict_all(self) -> None:
-        """Evict all retained slots: they become dirty, and no sequence starts with their rows."""
-        self._allocator.evict_all(self._prefilling.values())
+    def evict_suspects(self, sequence: EngineSequence, *, non_finite: bool) -> None:
+        """Evict retained rows that may be the cause of a failure, or corrupted like those of `sequence`: they become
+        dirty, and no sequence starts with them."""
+        self._allocator.evict_suspects(sequence, self._prefilling.values(), non_finite=non_finite)
 
     def next_call(self) -> list[ScheduledChunk]:
         """Return the chunks of the next prefill call of this step, the oldest prompt's first.
@@ -210,6 +211,7 @@ class Scheduler:
         """
         sequence.last_token = token
         sequence.tokens.append(token)
+        sequence.cached.proven = sequence.cached.rows
         if sequence.processors is not None:
             sequence.processors.accept(token)
             if sequence.processors.exhausted:

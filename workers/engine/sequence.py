@@ -37,6 +37,8 @@ class EngineSequence:
     """Rows that were retained in its slot, until its first chunk."""
     reused: int | None = None
     """Number of rows taken from another sequence; None until its first chunk."""
+    source: CachedRows | None = None
+    """The retained rows of which it has taken copies."""
     last_token: int = -1
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -69,6 +69,7 @@ class SlotAllocator:
         """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
         dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
+        sequence.source = self._slots.retained_rows(source) if length else None
         self._slots.shrink_reservation(sequence.slot, sequence.max_length)
         sequence.cached.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
@@ -100,13 +101,27 @@ class SlotAllocator:
         slots.evict(oldest)
         return oldest
 
-    def evict_all(self, beginning: Iterable[EngineSequence]) -> None:
-        """Evict all retained slots. Sequences of `beginning` that have taken one over start with an empty prefix."""
-        for sequence in beginning:
-            if sequence.inherited is not None:
-                sequence.inherited = CachedRows(sequence.request.tenant, ())
-        while self._slots.oldest is not None:
-            self._slots.evict(self._slots.oldest)
+    def evict_suspects(
+        self, sequence: EngineSequence, beginning: Iterable[EngineSequence], *, non_finite: bool
+    ) -> None:
+        """Evict retained rows that may be the cause of the failure of `sequence`, or corrupted like its own.
+
+        The cause may be the rows that it has copied. Rows are shared before a token proves that they are finite, within
+        a tenant only: with `non_finite` logits, unproven rows of its tenant are evicted as well, such as those of a
+        prompt that was cancelled halfway. Sequences of `beginning` that have taken such rows over start with an empty
+        prefix.
+        """
+        tenant = sequence.request.tenant
+
+        def suspect(cached: CachedRows) -> bool:
+            unproven = cached.tenant == tenant and cached.proven < cached.rows
+            return cached is sequence.source or (non_finite and unproven)
+
+        for each in beginning:
+            if each.inherited is not None and suspect(each.inherited):
+                each.inherited = CachedRows(each.request.tenant, ())
+        for slot in [slot for slot, cached in self._slots.retained() if suspect(cached)]:
+            self._slots.evict(slot)
 
     def _retain(self, sequence: EngineSequence) -> None:
         """Retain the rows of an ended sequence, and evict the least recently used slots beyond the bound."""

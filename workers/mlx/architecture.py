@@ -9,11 +9,10 @@ from typing import Any
 
 import mlx.nn as nn
 from mlx_lm.models import gemma2
-from mlx_lm.utils import load_model
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.wrapper import name_inside, unwrap
-from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.architectures.wrapper import unwrap
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.errors import LoadRefused
 from workers.mlx.parts import (
     CappedAttention,
@@ -26,6 +25,7 @@ from workers.mlx.parts import (
     ragged_attention,
 )
 from workers.mlx.rotary import Rotary, no_positions
+from workers.mlx.stored_weights import load_weights
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 QUANTIZED_GROUP = 64
@@ -113,32 +113,19 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     """
     adapter = _adapter(path, config)
     module = bind_module(adapter, compiled=compiled)
-    fields, wrapper = unwrap(Fields.read(path / "config.json"))
-    model_class = module.Model if wrapper is None else _within(module.Model, wrapper.inside)
+    fields, _ = unwrap(Fields.read(path / "config.json"))
+    weights = open_weights(path)
+    weights.check_types()
     try:
-        model, _ = load_model(
-            path,
-            lazy=True,
-            model_config={**fields.values, **_model_config(config, adapter)},
-            get_model_classes=lambda config: (model_class, module.ModelArgs),
-        )
-    except (ValueError, KeyError, FileNotFoundError, RuntimeError) as error:
+        model = module.Model(module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)}))
+        load_weights(model, weights, config.quantization)
+    except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
     adapter.adjust(model, config)
     return model
-
-
-def _within(model: Any, inside: Mapping[str, str]) -> Any:
-    """Subclass a model of mlx-lm to load the language model of a wrapper: it takes the weights `inside` (`Wrapper`)."""
-
-    def sanitize(self: Any, weights: dict[str, Any]) -> Any:
-        named = {name_inside(name, inside): weight for name, weight in weights.items()}
-        return model.sanitize(self, {name: weight for name, weight in named.items() if name is not None})
-
-    return type(model.__name__, (model,), {"sanitize": sanitize})
 
 
 def quantize_matrices(path: Path, model: Any, bits: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_unflatten
 from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.checkpoints.checkpoint import ModelConfig
@@ -140,3 +141,39 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
 def correct_embedding_scale(model: Any, config: ModelConfig) -> None:
     """Undo the rounding of Gemma 3's embedding scale where the weights are not in bfloat16."""
     model.model.embed_tokens = ExactlyScaled(model.model.embed_tokens, config.embedding_scale)
+
+
+class Float32Scales(nn.Module):  # type: ignore[misc]
+    """A quantized module that computes in float32, with its scales and biases in float32, and rounds its output.
+
+    For scales that the type of the model would round: the error of a scale is that of all weights of its group.
+    """
+
+    def __init__(self, module: nn.Module, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self.module = module
+        self._dtype = dtype
+
+    def __call__(self, *arguments: Any, **options: Any) -> mx.array:
+        out: mx.array = self.module(*arguments, **options)
+        return out.astype(self._dtype)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Logits of an embedding that is the head as well."""
+        logits: mx.array = self.module.as_linear(x)
+        return logits
+
+
+def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Cast the floating-point parameters of a model, except scales that `dtype` would round: those become float32."""
+    wide = {
+        name: (module, module.scales.astype(mx.float32), module.biases.astype(mx.float32))
+        for name, module in model.named_modules()
+        if "scales" in module and module.scales.dtype != dtype
+    }
+    model.apply(lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array)
+    if dtype == mx.float32:
+        return
+    for module, scales, biases in wide.values():
+        module.scales, module.biases = scales, biases
+    model.update_modules(tree_unflatten([(name, Float32Scales(each[0], dtype)) for name, each in wide.items()]))

@@ -30,6 +30,7 @@ from workers.host.memory import Needed, free_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
 from workers.mlx.kv import LayerCache, Segment, SlotKV
+from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
@@ -225,7 +226,8 @@ class MlxRunner:
 def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
     """Bytes that the loaded weights take, from the headers of the files.
 
-    A quantized matrix has integers, and a scale and a bias for each group. Raises `CheckpointError`.
+    A quantized matrix has integers, and a scale and a bias for each group, in float32 where `kind` would round them.
+    Raises `CheckpointError`.
     """
     weights, itemsize = open_weights(path), getattr(mx, kind).size
     quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
@@ -234,7 +236,8 @@ def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
         own, shape = weights.format(name), weights.shape(name)
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
         group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
-        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * itemsize / group)
+        scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
+        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
     return int(total)
 
 
@@ -264,7 +267,7 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
 
 def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Progress) -> None:
     """Read the weights into memory, floating-point ones as `dtype`, a few tensors at a time."""
-    model.apply(lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array)
+    cast_parameters(model, dtype)
     arrays = [array for _, array in tree_flatten(model.parameters())]
     for first in range(0, len(arrays), TENSORS_PER_STEP):
         progress("weights", first, len(arrays))

@@ -49,6 +49,8 @@ def describe(spec: WorkerSpec) -> Described:
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
+    if spec.parse_special:
+        settings += " parse_special"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
     return Described(backend, device[:MAX_NAME], context, digest, model)
 

@@ -32,6 +32,8 @@ class Loaded:
     context: int
     step_s: float = 0.0
     """Seconds that a step with a full budget of prompt tokens may take, see `warm_up`; 0 if not measured."""
+    eos_ids: frozenset[int] = frozenset()
+    """Tokens that end an answer of a model without a tokenizer."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -40,6 +42,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     Raises what the backend raises, and `NonFiniteModel`.
     """
     tokenizer = _load_tokenizer(spec, progress)
+    eos_ids = _config_eos_ids(spec) if tokenizer is None else frozenset()
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
@@ -57,7 +60,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    return Loaded(engine, tokenizer, runner.capabilities.context, step_s)
+    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -106,6 +109,12 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
     progress("tokenizer", 0, 1)
-    tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path))
+    tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
+
+
+def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:
+    from workers.checkpoints.eos_ids import read_eos_ids
+
+    return read_eos_ids(Path(spec.model_path))

@@ -52,7 +52,13 @@ class OpenRequests:
         self._on_expired = on_expired
         self._engine = loaded.engine
         self._gauges = Gauges()
-        self._output = OutputProcessor(loaded.tokenizer, max_live=max_live, clock=loop.time, context=loaded.context)
+        self._output = OutputProcessor(
+            loaded.tokenizer,
+            max_live=max_live,
+            clock=loop.time,
+            context=loaded.context,
+            eos_ids=loaded.eos_ids,
+        )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
         self._timer: asyncio.TimerHandle | None = None
 

@@ -81,12 +81,18 @@ class OutputProcessor:
     """Owns detokenizer, stop strings, usage and deadline of each open sequence."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, max_live: int, clock: Callable[[], float], context: int = MAX_TOKENS
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        max_live: int,
+        clock: Callable[[], float],
+        context: int = MAX_TOKENS,
+        eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. Text that
-        cannot fit into `context` tokens is refused before it is tokenized."""
+        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context` and
+        `eos_ids` as in `PromptBuilder`."""
         self._tokenizer = tokenizer
-        self._prompt_builder = PromptBuilder(tokenizer, context)
+        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids)
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _OpenSequence] = {}

@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, TextInput
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
-from workers.text.tokenizer import ChatFormat, Tokenizer
+from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
 
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
@@ -67,16 +67,18 @@ def tokenize_cost(submit: Submit) -> int:
 class PromptBuilder:
     """Builds prompts for one model. Stateless."""
 
-    def __init__(self, tokenizer: Tokenizer | None, context: int) -> None:
-        """Text that cannot fit into `context` tokens is refused before it is tokenized."""
+    def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
+        """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
+        model without a tokenizer."""
         self._tokenizer = tokenizer
         self._context = context
+        self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
-        eos = self._tokenizer.eos_ids if self._tokenizer and not submit.limits.ignore_eos else frozenset()
+        eos = frozenset() if submit.limits.ignore_eos else self._eos_ids
         for token in submit.resume:
             # The client has this text; what was held back of it is sent with the next token.
             if text is not None and token not in eos:
@@ -90,15 +92,31 @@ class PromptBuilder:
             tokenizer = self._require_text("messages")
             if tokenizer.chat is None:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
-            # The template writes out special tokens itself.
-            return self._encode(tokenizer, _render(tokenizer.chat, source), "messages", special=False)
+            return self._encode_chat(tokenizer, tokenizer.chat, source)
         return source.tokens
 
+    def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
+        """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
+        messages = [{"role": message.role, "content": message.content} for message in source.messages]
+        tools = _tools(source.tools_json)
+        try:
+            (messages, tools), mark = tokenizer.mark_control_tokens([messages, tools])
+        except RecursionError:
+            raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
+        text = _render(chat, messages, tools, source.now, mark)
+        if not mark:
+            return self._encode(tokenizer, text, "messages", special=False)
+        self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
+        return tuple(tokenizer.encode_marked(text, mark))
+
     def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
-        if len(text) > self._context * tokenizer.longest_token:
-            problem = f"{field} of {len(text)} characters cannot fit into a context of {self._context} tokens"
-            raise PromptRefused(ErrorCode.CONTEXT, problem, field)
+        self._check_length(tokenizer, len(text), field)
         return tuple(tokenizer.encode(text, special=special))
+
+    def _check_length(self, tokenizer: Tokenizer, characters: int, field: str) -> None:
+        if characters > self._context * tokenizer.longest_token:
+            problem = f"{field} of {characters} characters cannot fit into a context of {self._context} tokens"
+            raise PromptRefused(ErrorCode.CONTEXT, problem, field)
 
     def _text(self, submit: Submit, prompt: tuple[int, ...]) -> IncrementalDetokenizer | None:
         if self._tokenizer is None:
@@ -119,17 +137,16 @@ class PromptBuilder:
         return self._tokenizer
 
 
-def _render(chat: ChatFormat, source: ChatInput) -> str:
-    tools = _tools(source.tools_json)
+def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, now: int, mark: str) -> str:
     if tools and not chat.takes_tools:
         raise PromptRefused(
             ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
         )
-    messages = [{"role": message.role, "content": message.content} for message in source.messages]
     try:
-        return chat.render(messages, tools, now=source.now)
+        return chat.render(messages, tools, now=now)
     except TemplateError as error:
-        raise PromptRefused(ErrorCode.TEMPLATE, str(error), "messages") from error
+        text = str(error).replace(mark, "") if mark else str(error)
+        raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:

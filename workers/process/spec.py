@@ -46,6 +46,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Retain the KV of ended sequences, for requests that share a prefix with them."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Maximum bytes retained so; 0 retains the last sequence of every slot."""
+    parse_special: bool = False
+    """Take control tokens in the text of chat messages for control tokens, not for text."""
     cache_dir: str = ""
     """Folder of IREE's compiled graphs and packed weights; empty means the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0

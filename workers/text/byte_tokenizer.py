@@ -1,6 +1,7 @@
 """Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from workers.text.tokenizer import Messages, Tools, decode
 
@@ -36,6 +37,14 @@ class ByteTokenizer:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
         return list(text.encode("utf-8", "replace"))
+
+    def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
+        """Return the values: no text is a control token here."""
+        return values, ""
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """See `Tokenizer.encode_marked`."""
+        return self.encode(text, special=False)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         """See `Tokenizer.piece`."""

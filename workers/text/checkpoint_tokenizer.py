@@ -7,13 +7,17 @@ from typing import Any
 
 import tokenizers
 
-from workers.checkpoints.json_files import CheckpointError, read_json
-from workers.text.template import ChatTemplate, TemplateError
+from workers.checkpoints.eos_ids import read_eos_ids
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json, read_text
+from workers.text.template import MAX_TEMPLATE_CHARS, ChatTemplate, TemplateError
+from workers.text.text_encoder import TextEncoder
 from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import decode
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
+MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
+"""Bytes of the longest template in UTF-8."""
 
 
 class CheckpointTokenizer:
@@ -25,38 +29,42 @@ class CheckpointTokenizer:
 
     def __init__(
         self,
-        library: tokenizers.Tokenizer,
+        encoder: TextEncoder,
         token_bytes: TokenBytes,
         *,
         eos_ids: frozenset[int] = frozenset(),
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        parse_special: bool = False,
     ) -> None:
-        """Raises `TemplateError` for a chat template that does not compile."""
-        self._library = library
+        """With `parse_special`, control tokens in the text of messages are control tokens.
+
+        Raises `TemplateError` for a chat template that does not compile.
+        """
+        self.vocab_size, self.longest_token = encoder.vocab_size, encoder.longest_token
+        self._encoder = encoder
         self._token_bytes = token_bytes
+        self._parse_special = parse_special
         self.eos_ids = eos_ids
-        vocabulary = library.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
-        self.longest_token = max(map(len, vocabulary), default=1)
         self.chat_template = (chat_templates or {}).get("default")
         self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
 
     @classmethod
-    def from_dir(cls, path: Path) -> "CheckpointTokenizer":
+    def from_dir(cls, path: Path, *, parse_special: bool = False) -> "CheckpointTokenizer":
         """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
         unsupported."""
         file = path / "tokenizer.json"
-        description = read_json(file)
+        description = read_json(file, MAX_TABLE_BYTES)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(description))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(file, "", f"is not a tokenizer: {error}") from error
         library.no_truncation()
         library.no_padding()
+        encoder = TextEncoder(library)
         silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
         try:
-            token_bytes = TokenBytes(description.get("decoder"), library.id_to_token, silent)
+            token_bytes = TokenBytes(description.get("decoder"), encoder.token_of, silent)
         except DecoderRefused as error:
             raise CheckpointError(file, "decoder", str(error)) from error
         config_file = path / "tokenizer_config.json"
@@ -64,11 +72,12 @@ class CheckpointTokenizer:
         special_tokens = _special_tokens(path, config)
         try:
             return cls(
-                library,
+                encoder,
                 token_bytes,
                 eos_ids=_eos_ids(path, library, special_tokens),
                 special_tokens=special_tokens,
                 chat_templates=_chat_templates(path, config),
+                parse_special=parse_special,
             )
         except TemplateError as error:
             raise CheckpointError(config_file, "chat_template", str(error)) from error
@@ -76,10 +85,15 @@ class CheckpointTokenizer:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return token ids; `special` runs the tokenizer's own post-processor, which adds BOS if the model expects
         it."""
-        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
-        # A batch, because only that releases the GIL; without offsets it takes half as long.
-        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
-        return ids
+        return self._encoder.encode(text, special=special)
+
+    def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
+        """See `Tokenizer.mark_control_tokens`."""
+        return (values, "") if self._parse_special else self._encoder.control.mark(values)
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """See `Tokenizer.encode_marked`."""
+        return self._encoder.encode_marked(text, mark)
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         """See `Tokenizer.piece`."""
@@ -87,7 +101,7 @@ class CheckpointTokenizer:
 
     def label(self, token: int) -> bytes:
         """See `Tokenizer.label`."""
-        return self._token_bytes.piece(token) or (self._library.id_to_token(token) or "").encode("utf-8", "replace")
+        return self._token_bytes.piece(token) or (self._encoder.token_of(token) or "").encode("utf-8", "replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
         """See `Tokenizer.decode`."""
@@ -112,10 +126,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     or a list of named ones."""
     file = path / "chat_template.jinja"
     if file.exists():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(file, "", f"cannot be read: {error}") from error
+        return {"default": read_text(file, MAX_TEMPLATE_BYTES)}
     value = config.get("chat_template")
     if value is None:
         return {}
@@ -133,20 +144,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(path: Path, library: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> frozenset[int]:
-    """Collect the end-of-sequence ids of all files: chat models list more of them in one file than in another."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if not file.exists():
-            continue
-        fields = read_json(file)
-        value, text = fields.get("eos_token_id"), fields.get("text_config")
-        if value is None and isinstance(text, Mapping):  # a multimodal model
-            value = text.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
-            raise CheckpointError(file, "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")
-        found.update(ids)
+    """Collect the end-of-sequence ids of the configs and of the tokenizer."""
     token = special_tokens.get("eos_token")
     ident = library.token_to_id(token) if token is not None else None
-    return frozenset(found if ident is None else found | {ident})
+    return read_eos_ids(path) | (frozenset() if ident is None else {ident})

@@ -16,6 +16,7 @@ The output equals that of transformers' `apply_chat_template`; the tests compare
 
 import functools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
+from workers.text.control_tokens import MARK
 from workers.text.template_budget import MAX_ITEMS, RenderBudget, TemplateError
 from workers.text.tokenizer import Messages, Tools
 
@@ -37,6 +39,8 @@ DEFAULT_LIMIT_S = 2.0
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_JSON_SPACE = 256
 """Characters of an indent or a separator in JSON."""
+_NOT_ASCII = re.compile(f"[^\x00-~{MARK}]")
+"""Characters that `ensure_ascii` escapes; marks of control tokens stay, to be found in the prompt."""
 _COUNTED = frozenset({"slice", "batch"})
 """Filters that take the number of elements to build."""
 _WHOLE = frozenset({"string", "pprint", "escape", "e", "forceescape", "safe"})
@@ -118,8 +122,12 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         """Plain JSON, as in transformers; jinja's own filter escapes HTML."""
         for space in (indent or 0, *(separators or ())):
             self._budget.check_size(abs(space) if isinstance(space, int) else len(space), MAX_JSON_SPACE)
-        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        if indent is None:
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        encoded = self._encode(encoder, value, indented=indent is not None)
+        return _NOT_ASCII.sub(_escape, encoded) if ensure_ascii else encoded
+
+    def _encode(self, encoder: json.JSONEncoder, value: Any, *, indented: bool) -> str:
+        if not indented:
             self._budget.check_whole(value)
             return encoder.encode(value)
         # An indent precedes every element and grows with the depth: its total is known only while encoding.
@@ -134,6 +142,11 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     def _join(self, parts: list[Any]) -> str:
         """Implements the `~` operator."""
         return str(self._budget.check_value("".join(map(str, parts))))
+
+
+def _escape(match: re.Match[str]) -> str:
+    """Escape a character as JSON does with `ensure_ascii`."""
+    return json.dumps(match[0])[1:-1]
 
 
 def _filter(name: str, node: nodes.Node) -> nodes.Node:

@@ -41,7 +41,20 @@ class Tokenizer(Protocol):
         """The chat format; None for a model without a chat template."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return token ids. `special` adds the tokens that the model expects around a plain prompt, such as BOS."""
+        """Return token ids. `special` adds the tokens that the model expects around a plain prompt, such as BOS.
+
+        Control tokens in the text become their ids.
+        """
+
+    def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
+        """Mark the control tokens in the strings of JSON values, which become ordinary text in `encode_marked`.
+
+        Returns the values and the mark; without control tokens, or if they are to be parsed, the values as they are and
+        no mark.
+        """
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Return the ids of a prompt that a template has rendered from marked values, without the marks."""
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         """Return the bytes that `token` adds to the text; none for special and unknown tokens.

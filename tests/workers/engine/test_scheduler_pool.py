@@ -203,31 +203,56 @@ def test_exact_rows_are_split_by_the_budget() -> None:
     assert sizes == [4, 4, 4, 4, 4]
 
 
-def test_failed_rows_are_not_retained_and_evict_all_drops_the_others() -> None:
-    one = scheduler(3)
+def test_failed_rows_are_not_retained_and_their_source_is_evicted() -> None:
+    one = scheduler(4)
     run(one, ask(1), ask(2, tuple(range(40, 60))), ask(3, tuple(range(60, 80))))
+    end(one, 1, 3)
+    (work,) = run(one, ask(4, (*SHARED[:10], 7)))
+    assert work.copy == PrefixCopy(0, 3, 10)
+    failed = one.remove(4, failed=True)
+    assert failed is not None
+    assert list(one.slots.dirty) == [3]
+    one.evict_suspects(failed, non_finite=False)
+    assert list(one.slots.dirty) == [0, 3], "not the rows of stream 3, which it has not copied"
+    assert one.slots.retained_tokens == 20
+
+
+@pytest.mark.parametrize("tenant", ["", "other"])
+def test_rows_without_a_token_are_evicted_after_non_finite_logits_of_their_tenant(tenant: str) -> None:
+    one = scheduler(4, step_tokens=4)
+    one.submit(ask(1, tenant=tenant), 0.0)
+    admit(one)
+    assert prefill(one), "the first chunk of a prompt"
     end(one, 1)
-    one.remove(2, failed=True)
-    assert list(one.slots.dirty) == [1]
-    one.evict_all()
-    assert list(one.slots.dirty) == [0, 1]
-    assert one.slots.retained_tokens == 0
+    one.submit(ask(2, (90, 91)), 0.0)
+    admit(one)
+    prefill(one)
+    failed = one.remove(2, failed=True)
+    assert failed is not None
+    one.evict_suspects(failed, non_finite=False)
+    assert list(one.slots.dirty) == [failed.slot]
+    one.evict_suspects(failed, non_finite=True)
+    assert list(one.slots.dirty) == ([failed.slot] if tenant else [0, failed.slot])
 
 
-def test_a_taken_over_slot_is_empty_after_evict_all() -> None:
-    one = scheduler(1)
+def test_a_slot_that_was_taken_over_is_empty_after_its_rows_are_suspect() -> None:
+    one = scheduler(2, step_tokens=4)
     run(one, ask(1))
     end(one, 1)
     one.submit(ask(2), 0.0)
     admit(one)
-    one.evict_all()
-    assert prefill(one)[0].copy == PrefixCopy(0, 0, 0)
+    failed = one.remove(2)
+    assert failed is not None, "it left before it began, and its slot has the unproven rows of stream 1"
     one.submit(ask(3), 0.0)
-    end(one, 2)
     admit(one)
-    one.evict_all()
+    one.evict_suspects(failed, non_finite=True)
+    assert prefill(one)[0].copy == PrefixCopy(0, 0, 0)
+    one.submit(ask(4), 0.0)
     end(one, 3)
-    assert (one.slots.dirty, one.slots.free_rows) == ((0,), 32), "it left before it began"
+    admit(one)
+    one.evict_suspects(failed, non_finite=True)
+    end(one, 4)
+    assert (one.slots.dirty, one.slots.free_rows) == ((0,), 64), "it left before it began"
 
 
 def test_no_more_is_retained_than_the_bound() -> None:

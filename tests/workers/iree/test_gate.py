@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.failure_gate import run_failure_gate
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
@@ -186,6 +187,11 @@ def test_rows_from_others_are_as_good_as_computed_ones(load: Load, dtype: Dtype)
     report = run_prefix_gate(lambda: load(dtype=dtype))
     assert report.hits > report.requests // 2
     assert min(report.in_place, report.copies) > 0
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_a_failed_request_costs_no_other_its_cached_rows(load: Load, kind: Any) -> None:
+    run_failure_gate(load, kind)
 
 
 class LogitsSpy:

@@ -1,15 +1,17 @@
 """Quantized models on MLX: AWQ checkpoints, and matrices that are quantized while loading."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.quantized import requantize
 from tests.workers.mlx.conftest import Load
-from workers.checkpoints.checkpoint import CheckpointError
+from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.engine.runner import Chunk
 from workers.mlx.runner import weight_bytes
 
@@ -23,6 +25,72 @@ def test_awq(load: Load, tmp_path: Path) -> None:
     assert runner.capabilities.quantization == "int4"
     logits = runner.logits(Chunk(0, TOKENS, 0, 0))
     assert 0 < np.abs(logits - plain).mean() < 0.5 * plain.std()
+
+
+def log_probabilities(runner: Any) -> NDArray[np.float64]:
+    logits = runner.logits(Chunk(0, TOKENS, 0, 0)).astype(np.float64)
+    shifted: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return shifted
+
+
+def dequantized(path: Path, folder: Path) -> Path:
+    """A plain copy of a quantized checkpoint, with exactly its weights."""
+    weights, plain = open_weights(path), make_checkpoint(folder, tied=False)
+    tensors = {}
+    for name in weights:
+        shape = weights.shape(name)
+        quantized = weights.format(name) is not None
+        if quantized and name.startswith("model.layers"):
+            shape = open_weights(plain)[name].shape
+        matrix = weights.take_quantized(name, shape).dequantize() if quantized else weights[name].astype(np.float32)
+        tensors[name] = matrix
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
+    write_safetensors(plain / "model.safetensors", tensors)
+    return plain
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["zeros", "symmetric"])
+def test_awq_computes_with_exactly_its_weights(load: Load, tmp_path: Path, symmetric: bool) -> None:
+    """A bias of 16 bits would round the product of scale and zero."""
+    path = requantize(make_checkpoint(tmp_path / "awq", dtype="float16"), "awq", symmetric=symmetric)
+    plain = dequantized(path, tmp_path / "plain")
+    exact = log_probabilities(load(plain, dtype="float32"))
+    np.testing.assert_allclose(log_probabilities(load(path, dtype="float32")), exact, atol=1e-5, rtol=0)
+
+
+def halves(path: Path) -> Path:
+    """AWQ's scales are in float16."""
+    return requantize(make_checkpoint(path, dtype="float16"), "awq")
+
+
+def other_type(path: Path) -> Path:
+    """As many published models: scales in float16, and bfloat16 in config.json."""
+    return make_checkpoint(path, dtype="float16", tied=False, quantized_bits=4, fields={"torch_dtype": "bfloat16"})
+
+
+def other_type_with_tied_embedding(path: Path) -> Path:
+    return make_checkpoint(path, dtype="float16", quantized_bits=4, fields={"torch_dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize("make", [halves, other_type, other_type_with_tied_embedding])
+def test_scales_are_not_rounded_to_the_type_of_the_model(
+    load: Load, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    """The error beside exact weights is that of a model in bfloat16, and rows do not depend on their chunk."""
+    path = make(tmp_path / "quantized")
+    plain = dequantized(path, tmp_path / "plain")
+    exact = log_probabilities(load(plain, dtype="float32"))
+    rounded = np.abs(log_probabilities(load(plain, dtype="bfloat16")) - exact).mean()
+    runner = load(path, dtype="bfloat16")
+    assert 0 < np.abs(log_probabilities(runner) - exact).mean() < 1.25 * rounded
+    single = [runner.logits(Chunk(1, (token,), at, at)) for at, token in enumerate(TOKENS)]
+    np.testing.assert_array_equal(np.concatenate(single), runner.logits(Chunk(2, TOKENS, 0, 0)))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_stated_memory_counts_scales_in_float32(load: Load, tmp_path: Path, kind: Any) -> None:
+    path = requantize(make_checkpoint(tmp_path, dtype="float16"), "awq")
+    assert weight_bytes(path, kind, "none") == load(path, dtype=kind).memory()["weights"]
 
 
 def test_gptq_is_refused(load: Load, tmp_path: Path) -> None:
@@ -83,6 +151,7 @@ def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any)
         ({"dtype": "bfloat16"}, "bfloat16", "int8"),
         ({"family": "qwen3_moe", "tied": False}, "float32", "int4"),
         ({"family": "mixtral", "tied": False, "quantized_bits": 8}, "bfloat16", "none"),
+        ({"dtype": "float16", "quantized_bits": 4}, "bfloat16", "none"),
     ],
 )
 def test_stated_memory_is_what_is_taken(

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ from msgspec import structs
 
 from protocol.request import Sampling
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
+from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
@@ -73,6 +75,34 @@ def test_rows_from_others_are_as_good_as_computed_ones(path: Path, dtype: str) -
     report = run_prefix_gate(lambda: load_runner(path, dtype=dtype))
     assert report.hits > report.requests // 2
     assert min(report.in_place, report.copies) > 0
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_a_failed_request_costs_no_other_its_cached_rows(path: Path, kind: Any) -> None:
+    run_failure_gate(lambda: load_runner(path), kind)
+
+
+def test_a_call_that_fails_halfway_leaves_other_slots_as_they_are(
+    path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first layer has written rows, and the second one raises."""
+    runner, tokens = load(path), tokens_of(60)
+    expected = runner.logits(Chunk(0, tokens, 0, 0))
+    runner.reset(0)
+    for slot in (0, 1):
+        runner.prefill([Chunk(slot, tokens[:50], 0, 0)], [None])
+    held = [np.array(array) for array in runner._slots[0].arrays]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner._model.layers[1].mlp), "__call__", Mock(side_effect=[mx.zeros(64), RuntimeError]))
+        with pytest.raises(RuntimeError):
+            runner.prefill([Chunk(1, tokens[50:], 50, 50), Chunk(2, tokens[:9], 0, 0)], [GREEDY, None])
+    for array, before in zip(runner._slots[0].arrays, held, strict=True):
+        np.testing.assert_array_equal(np.array(array), before)
+    for slot in (1, 2):
+        runner.reset(slot)
+    runner.copy_prefix(0, 1, 50)
+    for slot in (0, 1):
+        np.testing.assert_array_equal(runner.logits(Chunk(slot, tokens[50:], 50, 50)), expected[50:])
 
 
 def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: Load) -> None:

@@ -123,8 +123,11 @@ def test_the_cost_of_a_token_does_not_grow() -> None:
 
 
 def _byte_level() -> tuple[tokenizers.Tokenizer, CheckpointTokenizer]:
+    from workers.text.text_encoder import TextEncoder
     from workers.text.token_bytes import TokenBytes
 
     library = tokenizers.Tokenizer.from_str(byte_level())
     silent = frozenset(t.content for t in library.get_added_tokens_decoder().values() if t.special)
-    return library, CheckpointTokenizer(library, TokenBytes({"type": "ByteLevel"}, library.id_to_token, silent))
+    return library, CheckpointTokenizer(
+        TextEncoder(library), TokenBytes({"type": "ByteLevel"}, library.id_to_token, silent)
+    )

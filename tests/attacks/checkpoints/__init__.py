@@ -1,0 +1,1 @@
+"""Attacks through the files of a checkpoint."""

@@ -1,0 +1,77 @@
+"""The safetensors files of a checkpoint: a single one, or shards with an index."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
+
+MAX_HEADER_BYTES = 32 << 20
+"""Above any real header: a name, a type, a shape and two offsets for each of 200,000 tensors."""
+OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
+"""Patterns of weight files that are not read, to be named in an error."""
+
+
+class WeightFiles:
+    """Finds the file of each tensor, and opens files once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._opened: dict[str, Any] = {}
+
+    def locate(self) -> dict[str, Path]:
+        """Find the file of each tensor, by its name there: a single file, which is preferred, or the shards."""
+        file, index = (self._directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
+        if file.exists() or not index.exists():
+            if not file.exists():
+                raise CheckpointError(file, "", f"there is no such file{self._instead()}")
+            return dict.fromkeys(self.open(file).keys(), file)
+        where = self._listed(index)
+        for shard in dict.fromkeys(where.values()):
+            unlisted = next((name for name in self.open(shard).keys() if name not in where), None)  # noqa: SIM118
+            if unlisted is not None:
+                raise CheckpointError(shard, unlisted, f"the tensor is not in the weight_map of {index.name}")
+        return where
+
+    def _instead(self) -> str:
+        """The part of an error about files in other formats."""
+        found = sorted({file.name for pattern in OTHER_FORMATS for file in self._directory.glob(pattern)})
+        return f", and {found[0]} is in a format or under a name that is not read; {A_MODEL}" if found else ""
+
+    def _listed(self, index: Path) -> dict[str, Path]:
+        table = read_json(index, MAX_TABLE_BYTES).get("weight_map")
+        if not isinstance(table, dict):
+            raise CheckpointError(index, "weight_map", "is missing or not an object")
+        where = {}
+        for name, shard in table.items():
+            # A shard is a file beside its index, never a path to another folder.
+            if not isinstance(shard, str) or not shard or Path(shard).name != shard:
+                raise CheckpointError(index, f"weight_map.{name}", f"{shard!r} is not a file name")
+            where[name] = self._directory / shard
+        return where
+
+    def open(self, file: Path) -> Any:
+        """Open a file. Raises `CheckpointError` unless it is a safetensors file."""
+        if file.name not in self._opened:
+            _check_file(file)
+            try:
+                self._opened[file.name] = safe_open(str(file), framework="numpy")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(file, "", f"is not a safetensors file: {error}") from error
+        return self._opened[file.name]
+
+
+def _check_file(file: Path) -> None:
+    """Raise `CheckpointError` for what is no regular file, and for a header that is too long to be one."""
+    if not file.is_file():
+        problem = "is not a regular file: replace it by one" if file.exists() else "there is no such file"
+        raise CheckpointError(file, "", problem)
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+    except OSError as error:
+        raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
+    if length > MAX_HEADER_BYTES:
+        problem = f"a header of {length} bytes is over the bound of {MAX_HEADER_BYTES}"
+        raise CheckpointError(file, "", f"is not a safetensors file: {problem}")

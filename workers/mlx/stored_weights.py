@@ -1,0 +1,83 @@
+"""Loads the weights of a checkpoint into a model of mlx-lm, from the files and tensors that both backends read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from workers.checkpoints.quantization_config import Quantization
+from workers.checkpoints.quantized_matrix import AWQ_ORDER
+from workers.checkpoints.weights import Weights
+
+_AWQ_BITS = 4
+
+
+def load_weights(model: Any, weights: Weights, quantization: Quantization | None) -> None:
+    """Give a model its weights, which are read lazily. Quantized matrices stay quantized.
+
+    Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
+    """
+    tensors = _read(weights)
+    if quantization is not None and quantization.method == "awq":
+        tensors = _from_awq(tensors)
+    if hasattr(model, "sanitize"):
+        tensors = model.sanitize(tensors)
+    if quantization is not None:
+        _quantize_modules(model, tensors, quantization)
+    model.eval()
+    model.load_weights(list(tensors.items()), strict=True)
+
+
+def _read(weights: Weights) -> dict[str, mx.array]:
+    """Open the tensors where `weights` has found them; other files of the folder are left alone."""
+    files: dict[str, Any] = {}
+    tensors = {}
+    for name, file, stored in weights.locations():
+        if str(file) not in files:
+            files[str(file)] = mx.load(str(file))
+        tensors[name] = files[str(file)][stored]
+    return tensors
+
+
+def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:
+    """Replace the modules that have scales by quantized ones of the checkpoint's groups."""
+
+    def groups(name: str, module: Any) -> bool | dict[str, int]:
+        if not hasattr(module, "to_quantized") or f"{name}.scales" not in tensors:
+            return False
+        group, bits = quantization.of(name)
+        return {"group_size": module.weight.shape[-1] if group == -1 else group, "bits": bits}
+
+    nn.quantize(model, class_predicate=groups)
+
+
+def _from_awq(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Convert matrices in AutoAWQ's GEMM format, described at `quantized_matrix.from_awq`, to MLX's affine mode.
+
+    A weight is `scale * (level - zero)` there and `scale * level + bias` here. Scales and biases are in float32, in
+    which the product of a scale of 16 bits and a zero is exact.
+    """
+    out: dict[str, mx.array] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if f"{module}.qweight" not in tensors or part not in ("qweight", "scales", "qzeros"):
+            out[name] = tensor
+        elif part == "qweight":
+            scales = mx.contiguous(tensors[f"{module}.scales"].T.astype(mx.float32))
+            zeros = _unpack_awq(tensors[f"{module}.qzeros"]).T.astype(mx.float32)
+            levels = _unpack_awq(tensor).T
+            words = levels.reshape(levels.shape[0], -1, len(AWQ_ORDER)) << _shifts(range(len(AWQ_ORDER)))
+            out |= {f"{module}.weight": words.sum(-1), f"{module}.scales": scales, f"{module}.biases": -zeros * scales}
+    return out
+
+
+def _unpack_awq(words: mx.array) -> mx.array:
+    """[rows, words] of eight interleaved fields -> the levels, uint32 [rows, words * 8]."""
+    fields = (words.view(mx.uint32)[..., None] >> _shifts(AWQ_ORDER)) & ((1 << _AWQ_BITS) - 1)
+    return fields.reshape(words.shape[0], -1)
+
+
+def _shifts(fields: Any) -> mx.array:
+    """The lowest bits of these fields of a word."""
+    return mx.array([_AWQ_BITS * field for field in fields], dtype=mx.uint32)

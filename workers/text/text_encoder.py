@@ -1,0 +1,83 @@
+"""Encodes text with the `tokenizers` library; control tokens that are marked in it are ordinary text."""
+
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from workers.text.control_tokens import ControlTokens, insert
+
+OWN = "\ufdd1\ufdd2\ufdd1\ufdd2"
+"""Noncharacters before the control tokens of a template, in text whose other ones are ordinary text."""
+_REPLACEMENT = "\ufffd"
+
+
+class TextEncoder:
+    """Owns a tokenizer of the library, which gets a second name for each control token: itself after `OWN`.
+
+    With `encode_special_tokens` the library takes control tokens for text (`split_special_tokens` in transformers), and
+    still finds the second names. So the text around them is normalized and split as it is otherwise.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        special = {ident: token for ident, token in library.get_added_tokens_decoder().items() if token.special}
+        self.control = ControlTokens(token.content for token in special.values())
+        library.add_tokens([_second_name(token) for token in special.values()])
+        self._ids = {library.token_to_id(OWN + token.content): ident for ident, token in special.items()}
+
+    def token_of(self, ident: int) -> str | None:
+        """Return a token by its id; None for an id that is not in the vocabulary."""
+        return None if ident in self._ids else self._library.id_to_token(ident)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text, control tokens in it included. `special` as in `Tokenizer.encode`."""
+        return self._ids_of(self._without_second_names(text), special=special)
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Return the ids of a text in which control tokens with a mark inside are ordinary text."""
+        plain = self._without_second_names(text.replace(mark, ""))
+        own, at, last = [], 0, 0  # the places of control tokens without a mark, once the marks are gone
+        for start, _ in self.control.find(text):
+            at += start - last - len(mark) * text.count(mark, last, start)
+            last = start
+            own.append(at)
+        if own == [start for start, _ in self.control.find(plain)]:
+            return self._ids_of(plain, special=False)
+        self._library.encode_special_tokens = True
+        try:
+            ids = self._ids_of(insert(plain, own, OWN), special=False)
+        finally:
+            self._library.encode_special_tokens = False
+        return [self._ids.get(ident, ident) for ident in ids]
+
+    def _without_second_names(self, text: str) -> str:
+        """Replace what would make a control token in a text another one."""
+        if OWN not in text:
+            return text
+        characters = list(text)
+        for start, _ in self.control.find(text):
+            if text.endswith(OWN, 0, start):
+                characters[start - 1] = _REPLACEMENT
+        return "".join(characters)
+
+    def _ids_of(self, text: str, *, special: bool) -> list[int]:
+        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
+        # A batch, because only that releases the GIL; without offsets it takes half as long.
+        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
+        return ids
+
+
+def _second_name(token: Any) -> AddedToken:
+    """Return the token's second name. It is found before the text is normalized, whatever its first one is."""
+    return AddedToken(
+        OWN + token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=False,
+    )
