@@ -57,7 +57,7 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
 
 @pytest.mark.slow
 def test_a_slot_is_filled_copied_and_reset_by_graphs(load: Load, tmp_path: Path) -> None:
-    """Of a model whose heads no tile fits, which is not padded here. The memory is out of the host's reach."""
+    """The model has heads that no tile fits and is not padded; its cache is out of the host's reach."""
     plain = load_generic(load, make_checkpoint(tmp_path, "qwen3", head_dim=24), context=48)
 
     def generate() -> list[int]:

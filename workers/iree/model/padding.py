@@ -15,8 +15,8 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.mlir_types import LANES
 
 HALF_MULTIPLES = (8, 4, 2)
-"""What half of the rotated lanes may be padded to multiples of: the more, the wider the vectors that RoPE rotates. Two
-is the least, because a pair of bfloat16 is stored at once."""
+"""Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
+because a pair of bfloat16 is stored at once."""
 
 Kind = Literal["hidden", "head", "ffn", "expert_ffn"]
 _AXES: Mapping[str, tuple[Kind | None, ...]] = {
@@ -39,8 +39,8 @@ _AXES: Mapping[str, tuple[Kind | None, ...]] = {
     "experts_gate_up": ("expert_ffn", "hidden"),
     "experts_down": ("hidden", "expert_ffn"),
 }
-"""What the axes of each tensor are made of, by its name within a layer. None is not padded: outputs of a matrix that
-are missing in its last tile are zeros already."""
+"""The widths that the axes of each tensor consist of, by its name within a layer. None is an axis that is not padded:
+outputs of a matrix that are missing in its last tile are zeros already."""
 
 
 @dataclass(frozen=True, slots=True)
