@@ -34,8 +34,8 @@ from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import StepRows
-from workers.iree.model.padding import PaddedAxis
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import PaddedAxis
 
 DTYPE = "bfloat16"
 

@@ -14,10 +14,10 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.padding import Padding
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import WidthPadding
 from workers.load_options import LoadOptions
 from workers.precision import Dtype, Quantize
 
@@ -100,4 +100,4 @@ def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int =
         return PlainOps(kind)
     cpu = Cpu.of_host()
     arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
-    return TiledOps(kind, arithmetic, dot, threads, cpu.pause, Padding.of(config))
+    return TiledOps(kind, arithmetic, dot, threads, cpu.pause, WidthPadding.of(config))

@@ -18,8 +18,8 @@ from workers.iree.kernels.matmul.packing import Packing, made_format, restore, s
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
-from workers.iree.model.padding import Axes
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import Axes
 from workers.precision import Quantize
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}

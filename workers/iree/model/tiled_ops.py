@@ -21,8 +21,8 @@ from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
-from workers.iree.model.padding import Padding
 from workers.iree.model.tiled_matmuls import TiledMatmuls
+from workers.iree.model.width_padding import WidthPadding
 
 FUSED_MAX_ROWS = 64
 """Rows of a decode graph up to which a layer is one fused kernel: the more rows, the less dispatches cost."""
@@ -34,7 +34,7 @@ class TiledOps(TiledMatmuls):
 
     pause: str = ""
     """The intrinsic of a core that waits, see `FusedKernel`."""
-    padding: Padding | None = None
+    padding: WidthPadding | None = None
     """The padding of a model whose widths are not whole vectors. What the operations take is padded."""
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:

@@ -8,9 +8,9 @@ from tests.checkpoints import make_checkpoint
 from tests.uneven import UNEVEN
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.recipe import choose_ops
-from workers.iree.model.padding import Padding
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import WidthPadding
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_cpu_has_kernels_for_any_width(tmp_path: Path, case: str) -> None:
     config = ModelConfig.from_dir(make_checkpoint(tmp_path, **UNEVEN[case]))
     ops = choose_ops(config, "bfloat16", local=True)
     assert isinstance(ops, TiledOps)
-    assert ops.padding == Padding.of(config) is not None
+    assert ops.padding == WidthPadding.of(config) is not None

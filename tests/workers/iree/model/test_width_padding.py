@@ -13,15 +13,15 @@ from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.kernels.ir.arithmetic import Bf16Dot
 from workers.iree.kernels.matmul.packing import pack_matrix
-from workers.iree.model.padding import PaddedAxis, Padding
 from workers.iree.model.stored_parameters import Stored, pack_parameter, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import PaddedAxis, WidthPadding
 from workers.precision import Quantize
 
 
 def stored(path: Path, kind: Quantize = "none") -> tuple[dict[str, Stored], TiledOps]:
     config = ModelConfig.from_dir(path)
-    ops = TiledOps("bfloat16", Bf16Dot(), padding=Padding.of(config))
+    ops = TiledOps("bfloat16", Bf16Dot(), padding=WidthPadding.of(config))
     return {each.name: each for each in stored_parameters(config, ops, open_weights(path), kind)}, ops
 
 
@@ -40,7 +40,7 @@ def test_an_axis_of_other_blocks_is_refused() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_vectors_are_not_padded(tmp_path: Path, family: str) -> None:
-    assert Padding.of(ModelConfig.from_dir(make_checkpoint(tmp_path, family, tied=False))) is None
+    assert WidthPadding.of(ModelConfig.from_dir(make_checkpoint(tmp_path, family, tied=False))) is None
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_heads_keep_the_pairs_that_are_rotated(
     """Each half of the rotated lanes is padded by itself, to whole vectors where that makes no head larger."""
     fields = {"partial_rotary_factor": share}
     path = make_checkpoint(tmp_path, "phi3", tied=False, head_dim=lanes, hidden=100 if parts else 64, fields=fields)
-    padding = Padding.of(ModelConfig.from_dir(path))
+    padding = WidthPadding.of(ModelConfig.from_dir(path))
     assert (padding.head.parts if padding else None) == parts
 
 
 @pytest.mark.parametrize("case", UNEVEN)
 def test_every_tensor_gets_the_shape_that_the_padded_model_has(tmp_path: Path, case: str) -> None:
     config = ModelConfig.from_dir(make_checkpoint(tmp_path, **UNEVEN[case]))
-    padding = Padding.of(config)
+    padding = WidthPadding.of(config)
     assert padding is not None
     padded = padding.config(config)
     widths: list[Any] = [padded.hidden_size, padded.ffn, padded.head_dim]

@@ -18,8 +18,8 @@ HALF_MULTIPLES = (8, 4, 2)
 """Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
 because a pair of bfloat16 is stored at once."""
 
-Kind = Literal["hidden", "head", "ffn", "expert_ffn"]
-_AXES: Mapping[str, tuple[Kind | None, ...]] = {
+_Width = Literal["hidden", "head", "ffn", "expert_ffn"]
+_AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "embedding": (None, "hidden"),
     "head": (None, "hidden"),
     "norm": ("hidden",),
@@ -90,7 +90,7 @@ Axes = tuple[PaddedAxis | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class WidthPadding:
     """The widths of a model, and what each is padded to."""
 
     hidden: PaddedAxis
@@ -101,7 +101,7 @@ class Padding:
     """The MLP of one expert."""
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Padding | None":
+    def of(cls, config: ModelConfig) -> "WidthPadding | None":
         """Return the padding of a model, None if all of its widths are whole vectors."""
         experts = None if config.experts is None else PaddedAxis.whole(config.experts.ffn)
         head = _head(config.head_dim, config.ropes[0].dims // 2)
@@ -129,7 +129,7 @@ class Padding:
 
     def axes(self, tensor: str) -> Axes:
         """Return the axes of one of the model's tensors, such as `3.qkv`."""
-        kinds: Mapping[Kind, PaddedAxis | None] = {
+        kinds: Mapping[_Width, PaddedAxis | None] = {
             "hidden": self.hidden,
             "head": self.head,
             "ffn": self.ffn,
