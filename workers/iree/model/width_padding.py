@@ -1,7 +1,7 @@
 """Padding of a model's widths to whole vectors, as the kernels for CPUs need them (docs/adr/0051).
 
-What is added to weights is zero, and so is everything that is computed from it: sums get zeros behind their last term.
-Only the mean of a norm depends on the width; it divides by the number of real values.
+Zeros are added to weights, and everything that is computed from them is zero: sums get zeros as further terms. Only the
+mean of a norm depends on the width; it divides by the number of values without padding.
 """
 
 from collections.abc import Mapping
