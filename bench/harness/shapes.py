@@ -2,7 +2,8 @@
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
-positions extended by YaRN from 8192, and tiny is for `--smoke`.
+positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, gemma3-270m is
+Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048, vocabulary 262144), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -39,6 +40,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "110m-yarn": {
         **_LLAMA_110M,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
+    },
+    "110m-uneven": {**_LLAMA_110M, "hidden": 756, "head_dim": 60, "ffn": 2036},
+    "gemma3-270m": {
+        "family": "gemma3_text",
+        "layers": 18,
+        "hidden": 640,
+        "heads": 4,
+        "kv_heads": 1,
+        "head_dim": 256,
+        "ffn": 2048,
+        "vocab": 262144,
+        "fields": {"query_pre_attn_scalar": 256, "sliding_window": 512, "sliding_window_pattern": 6},
     },
     "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},
 }

@@ -35,6 +35,7 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import StepRows
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import PaddedAxis
 
 DTYPE = "bfloat16"
 
@@ -44,7 +45,7 @@ class AttentionGraph:
 
     def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
         shape: dict[str, Any] = SHAPES[model]
-        depth, self._heads = shape["head_dim"], shape["heads"]
+        depth, self._heads = PaddedAxis.whole(shape["head_dim"]).padded, shape["heads"]
         capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE
         self._cache = KvLayout(shape["layers"], rows, shape["kv_heads"], depth, capacity, CAPACITY_MULTIPLE)
         self._device, self._rows = device, rows

@@ -16,6 +16,7 @@ from tests.families import FAMILIES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.sampled import sampled
+from tests.uneven import UNEVEN
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
 
@@ -53,6 +54,7 @@ DEEPER = 4
 """Layers enough that greedy tokens do not repeat the last one, whatever a family does with its embeddings."""
 NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
 CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
+CASES |= {name: dict(case) for name, case in UNEVEN.items()}
 KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")

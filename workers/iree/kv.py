@@ -21,21 +21,19 @@ DROP_BYTES = 1 << 20
 
 
 class HostKv:
-    """The rows of every slot, in either layout, and the pages that they lie in."""
+    """The rows of every slot, and the pages that they lie in."""
 
-    def __init__(
-        self, window: NDArray[Any], memory: mmap.mmap, cache: KvLayout, packed: tuple[int, int] | None
-    ) -> None:
-        """`window` has the cache's shape and is a view of `memory`; `packed` has the (n, k) of tiled keys and values,
-        None is plain rows."""
+    def __init__(self, window: NDArray[Any], memory: mmap.mmap, cache: KvLayout, packed: tuple[int, int]) -> None:
+        """`window` has the cache's shape and is a view of `memory`; `packed` has the (n, k) of tiled keys and
+        values."""
         self._memory = memory
         self._window = window
         self._cache = cache
         # Views [tiles, rows of a tile, layers, slots, ...]: row r of a slot is [r // rows, r % rows, :, slot].
         self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in _parts(window, cache, packed)]
         segment = window[0, 0, 0].nbytes
-        lanes = (cache.head_dim, cache.head_dim if packed is None else packed[0])
-        # Bytes of a row within a run of rows: keys have a run for each head, packed values one for each 16 lanes of it.
+        lanes = (cache.head_dim, packed[0])
+        # Bytes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
         self._strip_rows = [count * window.itemsize for count in lanes]
         self._segments = [
             ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
@@ -108,14 +106,10 @@ class HostKv:
 
 
 def _parts(
-    window: NDArray[Any], cache: KvLayout, packed: tuple[int, int] | None
+    window: NDArray[Any], cache: KvLayout, packed: tuple[int, int]
 ) -> Sequence[tuple[NDArray[Any], tuple[int, int]]]:
     """Return keys and values, each with its axes of tiles and of rows in a tile."""
-    lead = (cache.layers, cache.slots, cache.heads)
-    if packed is None:
-        plain = (*lead, cache.capacity, 1, cache.head_dim)
-        return [(window[:, part].reshape(plain), (3, 4)) for part in range(2)]
-    n, k = packed
+    lead, (n, k) = (cache.layers, cache.slots, cache.heads), packed
     keys = window[:, 0].reshape(*lead, cache.capacity // n, cache.head_dim // k, n, k)
     values = window[:, 1].reshape(*lead, cache.head_dim // n, cache.capacity // k, n, k)
     return [(keys, (3, 5)), (values, (4, 6))]

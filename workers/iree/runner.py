@@ -293,7 +293,6 @@ def needed(plan: GraphPlan, context: int, kv_bytes: int, free: int | None, worke
 
 def host_kv(plan: GraphPlan, kv: DeviceBuffer) -> HostKv | None:
     """Return the KV cache as the host sees it; None where it is in memory of the device."""
-    if kv.window is None or kv.memory is None:
+    if kv.window is None or kv.memory is None or not isinstance(plan.ops, TiledOps):
         return None
-    packed = (LANES, plan.ops.arithmetic.k) if isinstance(plan.ops, TiledOps) else None
-    return HostKv(kv.window, kv.memory, plan.cache, packed)
+    return HostKv(kv.window, kv.memory, plan.cache, (LANES, plan.ops.arithmetic.k))

@@ -5,20 +5,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
+from tests.sampled import sampled
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.checkpoints.checkpoint import CheckpointError
-from workers.engine.runner import Chunk
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import DeviceError
 from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import SampleSpec
 
 CONTEXT = 64
 """Two chunk lengths: what has no kernels of ours takes its time to compile."""
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 30))
 SAMPLING = ("unfiltered_4", "edit_4", "report_4")
+SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
 
 
 def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
@@ -48,6 +53,51 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     assert report.requests >= 32
     assert report.most_active == 4
     assert min(report.cancelled, report.stopped, report.full, report.masked, report.reported) > 0
+
+
+@pytest.mark.slow
+def test_a_slot_is_filled_copied_and_reset_by_graphs(load: Load, tmp_path: Path) -> None:
+    """The model has heads that no tile fits and is not padded; its cache is out of the host's reach."""
+    plain = load_generic(load, make_checkpoint(tmp_path, "qwen3", head_dim=24), context=48)
+
+    def generate() -> list[int]:
+        (first,) = plain.prefill([Chunk(0, PROMPT, 0, 0)], [SampleSpec(SEEDED, len(PROMPT))])
+        tokens = [first or 0]
+        for at in range(len(PROMPT), len(PROMPT) + 5):
+            tokens += sampled(plain.decode([DecodeRow(0, tokens[-1], at, at, SampleSpec(SEEDED, at + 1))]))
+        return tokens
+
+    def rows(slot: int) -> NDArray[np.float32]:
+        """The rows of a slot, behind the layers and heads of keys and values."""
+        cache, held = plain._cache, plain._device.download(plain._kv.view)
+        rows: NDArray[np.float32] = held[:, :, slot].reshape(-1, cache.capacity, cache.head_dim)
+        return rows
+
+    try:
+        expected = plain.logits(Chunk(1, PROMPT, 0, 0))
+        tokens = generate()
+        plain.reset(0)
+        assert not rows(0).any()
+        assert generate() == tokens
+        plain.copy_prefix(1, 0, 20)
+        assert plain.capabilities.exact_rows is False
+        with pytest.raises(ValueError, match="chunks: 2, but rows are not exact"):
+            plain.prefill([Chunk(2, PROMPT, 0, 0), Chunk(3, PROMPT, 0, 0)], [None, None])
+        for at in range(20, len(PROMPT)):
+            (token,) = plain.decode([DecodeRow(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
+            assert token == expected[at].argmax()
+        plain.copy_prefix(0, 3, len(PROMPT))
+        plain.copy_prefix(1, 3, 20)
+        assert rows(3)[:, :20].any(axis=(0, 2)).all()
+        np.testing.assert_array_equal(rows(3)[:, :20], rows(1)[:, :20])
+        assert not rows(3)[:, 20:].any()
+        plain.copy_prefix(3, 3, 7)
+        np.testing.assert_array_equal(rows(3)[:, :7], rows(1)[:, :7])
+        assert not rows(3)[:, 7:].any()
+        plain.reset(3)
+        assert not rows(3).any()
+    finally:
+        plain.close()
 
 
 def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:

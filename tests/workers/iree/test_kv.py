@@ -13,21 +13,19 @@ from workers.iree.device.buffers import zero_pages
 from workers.iree.kv import HostKv
 from workers.iree.model.kv_layout import KvLayout
 
-LAYOUTS = [pytest.param(None, id="plain"), pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
+LAYOUTS = [pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
 CACHE = KvLayout(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
 
 
-def make(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> tuple[HostKv, NDArray[Any]]:
+def make(packed: tuple[int, int], cache: KvLayout = CACHE) -> tuple[HostKv, NDArray[Any]]:
     memory = zero_pages(int(np.prod(cache.shape)) * 2)
     window = np.frombuffer(memory, np.uint16).reshape(cache.shape)
     return HostKv(window, memory, cache, packed), window
 
 
-def row_of(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> NDArray[Any]:
+def row_of(packed: tuple[int, int], cache: KvLayout = CACHE) -> NDArray[Any]:
     """The row of each element of a slot's keys and values: [2, capacity * head_dim]."""
     row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
-    if packed is None:
-        return np.stack([row.reshape(-1)] * 2)
     n, k = packed
     keys = row.reshape(cache.capacity // n, n, cache.head_dim // k, k).transpose(0, 2, 1, 3)
     values = row.reshape(cache.capacity // k, k, cache.head_dim // n, n).transpose(2, 0, 3, 1)
@@ -36,7 +34,7 @@ def row_of(packed: tuple[int, int] | None, cache: KvLayout = CACHE) -> NDArray[A
 
 @pytest.mark.parametrize("packed", LAYOUTS)
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 33, 48])
-def test_rows_are_copied_and_no_others(packed: tuple[int, int] | None, length: int) -> None:
+def test_rows_are_copied_and_no_others(packed: tuple[int, int], length: int) -> None:
     host, window = make(packed)
     window[...] = np.random.default_rng(0).integers(1, 60000, window.shape, np.uint16)
     before, rows = window.copy(), row_of(packed)[None, :, None]
@@ -49,7 +47,7 @@ def test_rows_are_copied_and_no_others(packed: tuple[int, int] | None, length: i
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (5, 20), (16, 32), (17, 33), (40, 48)])
 @pytest.mark.parametrize("drop", [False, True])
 def test_rows_are_cleared_and_none_before_them(
-    packed: tuple[int, int] | None, start: int, end: int, drop: bool, monkeypatch: pytest.MonkeyPatch
+    packed: tuple[int, int], start: int, end: int, drop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
     host, window = make(packed)
@@ -66,7 +64,7 @@ def test_rows_are_cleared_and_none_before_them(
 @pytest.mark.parametrize("packed", LAYOUTS)
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_slot_is_forgotten_whole_and_no_other(
-    packed: tuple[int, int] | None, drop: bool, monkeypatch: pytest.MonkeyPatch
+    packed: tuple[int, int], drop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
     host, window = make(packed)

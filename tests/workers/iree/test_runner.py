@@ -262,41 +262,6 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
         few.close()
 
 
-@pytest.mark.slow
-def test_plain_graphs_give_the_same_model(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads that no tile fits fall back to plain StableHLO, which is what other devices run."""
-    path = make_checkpoint(tmp_path, "qwen3", head_dim=24)
-    plain = load(path, context=48)  # as many slots as the others have: the sampling graphs are the same
-    try:
-        expected = plain.logits(Chunk(1, PROMPT, 0, 0))
-        tokens = generate(plain, 0, PROMPT[:33], 5, SEEDED)
-        plain.reset(0)
-        assert generate(plain, 0, PROMPT[:33], 5, SEEDED) == tokens
-        plain.copy_prefix(1, 0, 20)
-        assert plain.capabilities.exact_rows is False
-        with pytest.raises(ValueError, match="chunks: 2, but rows are not exact"):
-            plain.prefill([Chunk(4, PROMPT, 0, 0), Chunk(5, PROMPT, 0, 0)], [None, None])
-        for at in range(20, 40):
-            (token,) = plain.decode([DecodeRow(0, PROMPT[at], at, at, SampleSpec(Sampling(), at + 1))])
-            assert token == expected[at].argmax()
-        plain.copy_prefix(1, 2, 20)
-        # A device whose memory the host does not see copies by a graph.
-        monkeypatch.setattr(plain, "_host_kv", None)
-        plain.copy_prefix(0, 3, 30)
-        plain.copy_prefix(1, 3, 20)
-        window = plain._kv.window
-        assert window is not None
-        assert window[:, :, 3].any()
-        np.testing.assert_array_equal(window[:, :, 3], window[:, :, 2])
-        plain.copy_prefix(3, 3, 7)
-        plain.copy_prefix(1, 2, 7)
-        np.testing.assert_array_equal(window[:, :, 3], window[:, :, 2])
-        plain.reset(3)
-        assert not window[:, :, 3].any()
-    finally:
-        plain.close()
-
-
 @pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "GraphRegistry.open"])
 def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     closed: list[str] = []

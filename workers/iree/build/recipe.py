@@ -11,13 +11,13 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
-from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import WidthPadding
 from workers.load_options import LoadOptions
 from workers.precision import Dtype, Quantize
 
@@ -50,8 +50,7 @@ class Recipe(Struct, frozen=True):
         device.check(ops.dtype)
         if options.quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(
-                f"device: {device.uri!r} has no products with {options.quantize} weights for this model: "
-                "leave --quantize out"
+                f"device: {device.uri!r} has no products with {options.quantize} weights: leave --quantize out"
             )
         return cls(
             model=str(path),
@@ -72,12 +71,13 @@ class Recipe(Struct, frozen=True):
         ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:
-            only = f"run on CPUs only, in widths that are multiples of {LANES}: take a CPU or --backend mlx"
-            problem = f"the experts of {config.family} {only}"
+            problem = f"the experts of {config.family} run on CPUs only: take a CPU or --backend mlx"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
+        stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
+        if isinstance(ops, TiledOps) and ops.padding is not None:
+            config = ops.padding.config(config)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
         cache = KvLayout.of(config, self.slots, self.context, multiple)
-        stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)
@@ -91,17 +91,13 @@ class Recipe(Struct, frozen=True):
 
 
 def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1) -> TiledOps | PlainOps:
-    """Return the kernels for CPUs where the model's widths are whole vectors, and plain StableHLO elsewhere.
+    """Return the kernels for CPUs on a local device, with the model's padding, and plain StableHLO elsewhere.
 
     `dtype` "auto" is the checkpoint's.
     """
     kind = config.dtype if dtype == "auto" else dtype
-    widths = [config.hidden_size, config.ffn, config.head_dim]
-    if config.experts is not None:
-        widths.append(config.experts.ffn)
-    pairs = all(rope.dims % 4 == 0 for rope in config.ropes)  # each half of the rotated lanes, in pairs of bfloat16
-    if local and pairs and all(width % LANES == 0 for width in widths):
-        cpu = Cpu.of_host()
-        arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
-        return TiledOps(kind, arithmetic, dot, threads, cpu.pause)
-    return PlainOps(kind)
+    if not local:
+        return PlainOps(kind)
+    cpu = Cpu.of_host()
+    arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
+    return TiledOps(kind, arithmetic, dot, threads, cpu.pause, WidthPadding.of(config))

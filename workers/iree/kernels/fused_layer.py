@@ -179,12 +179,12 @@ class _LayerKernel:
         self._attention(mixed.words)
         self._quantize(mixed.quantizer)
         self._linear(mixed, self._o, delta)
-        after_attention, after_mlp = (norm.multiplier for norm in kind.norms)
-        attended = NormOperands(self._x, delta, *self._after_attention, between, normed.words, after_attention)
+        after_attention, after_mlp = ((norm.multiplier, norm.values) for norm in kind.norms)
+        attended = NormOperands(self._x, delta, *self._after_attention, between, normed.words, *after_attention)
         self._norm(attended, normed.quantizer)
         self._glu(normed, gated)
         self._linear(gated, self._down, delta)
-        self._norm(NormOperands(between, delta, *self._after_mlp, total, out, after_mlp), None)
+        self._norm(NormOperands(between, delta, *self._after_mlp, total, out, *after_mlp), None)
         return self._fused.function()
 
     def _linear(self, left: _Left, matrix: _Matrix, out: Memory) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.checkpoints.quantized_matrix import GroupFormat, quantize
+from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.checkpoints.weights import Weights
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
@@ -19,6 +19,7 @@ from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import Axes
 from workers.precision import Quantize
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
@@ -34,10 +35,14 @@ class Stored:
     dtype: str
     packing: Packing | None
     """The packing of a quantized matrix; `shape` and `dtype` are then those of its bytes."""
+    axes: Axes = ()
+    """The axes of the tensor before it is packed, if any is padded."""
 
     def typed(self, array: jax.Array) -> Weight:
         """Return the tensor of a graph as `Ops` takes it."""
-        return array if self.packing is None else PackedMatrix(array, self.packing, self.parameter.sources[0][1][1])
+        if self.packing is None:
+            return array
+        return PackedMatrix(array, self.packing, _padded_shape(self.axes, self.parameter)[1])
 
     @property
     def name(self) -> str:
@@ -68,38 +73,67 @@ def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
     """Return the values of a tensor of the archive. Raises `CheckpointError`."""
     parameter, packing = stored.parameter, stored.packing
     if packing is None:
-        whole = _whole(parameter, weights, parameter.dtype)
+        whole = _padded(_whole(parameter, weights, parameter.dtype), stored.axes)
         return ops.store(whole) if parameter.matrix else whole
     # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
-    return np.concatenate([_packed(*source, parameter.dtype, weights, packing) for source in parameter.sources])
+    return np.concatenate([_packed(*source, stored, weights, packing) for source in parameter.sources])
 
 
-def _packed(name: str, shape: Shape, dtype: str, weights: Weights, packing: Packing) -> NDArray[np.int8]:
+def _packed(name: str, shape: Shape, stored: Stored, weights: Weights, packing: Packing) -> NDArray[np.int8]:
     if weights.format(name) is None:
-        return _quantized(weights.take(name, shape).astype(_NUMPY[dtype], copy=False), packing)
-    return packing.pack(restore(weights.take_quantized(name, shape), packing.format))
+        matrix = weights.take(name, shape).astype(_NUMPY[stored.parameter.dtype], copy=False)
+        return _quantized(_padded(matrix, stored.axes), packing)
+    return packing.pack(_padded_outputs(restore(weights.take_quantized(name, shape), packing.format), stored.axes))
 
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
-    tail = parameter.sources[0][1][1:]
+    axes: Axes = ()
+    if isinstance(ops, TiledOps) and ops.padding is not None:
+        axes = ops.padding.axes(parameter.name)
+    shape = _padded_shape(axes, parameter)
     quantizable = parameter.quantizable and isinstance(ops, TiledOps)
-    if quantizable and (format := _format(parameter, weights, kind)) is not None:
+    if quantizable and (format := _format(parameter, axes, weights, kind)) is not None:
         packing = Packing(format)
-        return Stored(parameter, packing.stored_shape(parameter.rows, *tail), "int8", packing)
-    if not parameter.matrix:
-        return Stored(parameter, (parameter.rows, *tail), parameter.dtype, None)
-    return Stored(parameter, ops.stored_shape(parameter.rows, *tail), parameter.dtype, None)
+        return Stored(parameter, packing.stored_shape(*shape), "int8", packing, axes)
+    if parameter.matrix:
+        shape = ops.stored_shape(*shape)
+    return Stored(parameter, shape, parameter.dtype, None, axes)
 
 
-def _format(parameter: Parameter, weights: Weights, kind: Quantize) -> GroupFormat | None:
+def _format(parameter: Parameter, axes: Axes, weights: Weights, kind: Quantize) -> GroupFormat | None:
     """Return a format that holds those of the checkpoint, where every part is quantized; the one asked for, where no
     part is."""
     formats = {weights.format(name) for name, _ in parameter.sources}
-    inputs = parameter.sources[0][1][1]
+    inputs = _padded_shape(axes, parameter)[1]
     found = {each for each in formats if each is not None}
     if not found:
         return made_format(kind, inputs)
+    if axes and axes[1] is not None:
+        return None  # padding moves inputs to other groups
     return stored_format(found, inputs) if found == formats else None
+
+
+def _padded_shape(axes: Axes, parameter: Parameter) -> Shape:
+    """Return the shape of a whole parameter, padded."""
+    shape = (parameter.rows, *parameter.sources[0][1][1:])
+    if not axes:
+        return shape
+    return tuple(size if axis is None else axis.total(size) for axis, size in zip(axes, shape, strict=True))
+
+
+def _padded(values: NDArray[Any], axes: Axes) -> NDArray[Any]:
+    for number, axis in enumerate(axes):
+        values = values if axis is None else axis.pad(values, number)
+    return values
+
+
+def _padded_outputs(matrix: Quantized, axes: Axes) -> Quantized:
+    """Pad the outputs of a quantized matrix. Those that are added have levels, scales and zeros of zero."""
+    axis = axes[0] if axes else None
+    if axis is None:
+        return matrix
+    zeros = None if matrix.zeros is None else axis.pad(matrix.zeros, 0)
+    return Quantized(matrix.format, axis.pad(matrix.levels, 0), axis.pad(matrix.scales, 0), zeros)
 
 
 def _quantized(matrix: NDArray[Any], packing: Packing) -> NDArray[np.int8]:

@@ -22,6 +22,7 @@ from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_matmuls import TiledMatmuls
+from workers.iree.model.width_padding import WidthPadding
 
 FUSED_MAX_ROWS = 64
 """Rows of a decode graph up to which a layer is one fused kernel: the more rows, the less dispatches cost."""
@@ -33,6 +34,8 @@ class TiledOps(TiledMatmuls):
 
     pause: str = ""
     """The intrinsic of a core that waits, see `FusedKernel`."""
+    padding: WidthPadding | None = None
+    """The padding of a model whose widths are not whole vectors. What the operations take is padded."""
 
     def stored_shape(self, outputs: int, inputs: int) -> Shape:
         k = self.arithmetic.k
@@ -63,7 +66,7 @@ class TiledOps(TiledMatmuls):
         multiplier: float = 1.0,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        kind = Norm(delta is not None, after is not None, before is not None, multiplier)
+        kind = Norm(delta is not None, after is not None, before is not None, multiplier, self._hidden_values)
         name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
         self.add_kernel(name, norm(name, rows, width, eps, self.arithmetic, kind))
         result = words(rows, row_stride(width, self.arithmetic))
@@ -85,7 +88,9 @@ class TiledOps(TiledMatmuls):
         x, h, kv, counters = state
         if len(x) > FUSED_MAX_ROWS or step.rows.shape[1] != 1:
             return None
-        kind, norms = self._layer_kind(weights, _attention_shape(cache, number, config, step), number, config, step)
+        kind, norms = self._layer_kind(
+            weights, self._attention_shape(cache, number, config, step), number, config, step
+        )
         flags = "".join(str(int(each)) for each in (*kind.biases, *(norm is not None for norm in norms)))
         shape = kind.attention.shape
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
@@ -94,7 +99,7 @@ class TiledOps(TiledMatmuls):
         qkv, o, up, down = (
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
-        rope = (None, None) if angles is None else (angles.cos, angles.sin)
+        rope = (None, None) if angles is None else self._padded_angles(angles)
         operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows, _layer_of(number, cache)]
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
         operands.append(jnp.zeros((kind.barrier_counters,), jnp.int32) if counters is None else counters)
@@ -114,10 +119,11 @@ class TiledOps(TiledMatmuls):
         norms = [weights.after_attention, weights.before_mlp, weights.after_mlp, weights.following]
         there = [each is not None for each in norms]
         after_attention, after_mlp = (
-            Norm(True, after, before, config.residual_multiplier) for after, before in (there[:2], there[2:])
+            Norm(True, after, before, config.residual_multiplier, self._hidden_values)
+            for after, before in (there[:2], there[2:])
         )
         kind = FusedLayer(
-            rope_and_cache=RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm),
+            rope_and_cache=self._rope_and_cache(shape, config),
             attention=self._attention(shape, number, config),
             hidden=config.hidden_size,
             ffn=config.ffn,
@@ -142,11 +148,11 @@ class TiledOps(TiledMatmuls):
         config: ModelConfig,
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        shape = _attention_shape(cache, layer, config, step)
-        kind = RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm)
+        shape = self._attention_shape(cache, layer, config, step)
+        kind = self._rope_and_cache(shape, config)
         name = f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}"
         self.add_kernel(name, rope_and_cache(name, kind))
-        rope = () if angles is None else (angles.cos, angles.sin)
+        rope = () if angles is None else self._padded_angles(angles)
         operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
@@ -155,7 +161,7 @@ class TiledOps(TiledMatmuls):
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
-        shape = _attention_shape(cache, layer, config, step)
+        shape = self._attention_shape(cache, layer, config, step)
         kind = self._attention(shape, layer, config)
         name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}"
         result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
@@ -174,23 +180,42 @@ class TiledOps(TiledMatmuls):
         window, softcap = config.plan[layer].window or 0, config.attention_cap or 0.0
         return Attention(shape, self.arithmetic, window, softcap, self.threads)
 
+    def _rope_and_cache(self, shape: AttentionShape, config: ModelConfig) -> RopeAndCache:
+        values = None if self.padding is None else self.padding.head.size
+        return RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm, values)
 
-def _attention_shape(cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
-    batch, tokens = step.rows.shape
-    rope = config.plan[layer].rope
-    return AttentionShape(
-        layers=cache.layers,
-        slots=cache.slots,
-        query_heads=config.heads,
-        kv_heads=cache.heads,
-        head_dim=cache.head_dim,
-        capacity=cache.capacity,
-        attended=cache.attended,
-        batch=batch,
-        tokens=tokens,
-        scale=config.attention_scale,
-        rope_dims=0 if rope is None else config.ropes[rope].dims,
-    )
+    def _attention_shape(self, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
+        batch, tokens = step.rows.shape
+        rope = config.plan[layer].rope
+        return AttentionShape(
+            layers=cache.layers,
+            slots=cache.slots,
+            query_heads=config.heads,
+            kv_heads=cache.heads,
+            head_dim=cache.head_dim,
+            capacity=cache.capacity,
+            attended=cache.attended,
+            batch=batch,
+            tokens=tokens,
+            scale=config.attention_scale,
+            rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims),
+        )
+
+    @property
+    def _hidden_values(self) -> int | None:
+        """The values of a row of the residual stream that are not padding; None is all of them."""
+        return None if self.padding is None else self.padding.hidden.size
+
+    def _rotated_lanes(self, lanes: int) -> int:
+        return lanes if self.padding is None else 2 * self.padding.rotated_half
+
+    def _padded_angles(self, angles: RopeAngles) -> tuple[jax.Array, jax.Array]:
+        """Return cosines and sines for the padded half of the rotated lanes."""
+        missing = self._rotated_lanes(2 * angles.cos.shape[-1]) // 2 - angles.cos.shape[-1]
+        if not missing:
+            return angles.cos, angles.sin
+        cos, sin = (jnp.pad(each, ((0, 0), (0, missing))) for each in (angles.cos, angles.sin))
+        return cos, sin
 
 
 def _matrices(weights: DenseWeights) -> tuple[Weight, Weight, Weight, Weight]:

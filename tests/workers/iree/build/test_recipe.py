@@ -1,21 +1,33 @@
-"""Models that get kernels of our own, and those that get plain graphs."""
+"""The devices whose graphs have kernels of our own, and those whose graphs are plain."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.uneven import UNEVEN
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.recipe import choose_ops
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.width_padding import WidthPadding
 
 
 @pytest.mark.parametrize(
-    ("share", "kind"), [(1.0, TiledOps), (0.75, TiledOps), (0.625, PlainOps)], ids=["all", "12 lanes", "10 lanes"]
+    ("share", "padded"), [(1.0, False), (0.75, False), (0.625, True)], ids=["all", "12 lanes", "10 lanes"]
 )
-def test_what_is_turned_must_be_pairs_of_pairs(tmp_path: Path, share: float, kind: type) -> None:
+def test_lanes_that_are_rotated_are_padded_to_pairs_of_pairs(tmp_path: Path, share: float, padded: bool) -> None:
     path = make_checkpoint(tmp_path / "model", "phi3", tied=False, fields={"partial_rotary_factor": share})
     config = ModelConfig.from_dir(path)
-    assert isinstance(choose_ops(config, "bfloat16", local=True), kind)
+    ops = choose_ops(config, "bfloat16", local=True)
+    assert isinstance(ops, TiledOps)
+    assert (ops.padding is not None) == padded
     assert isinstance(choose_ops(config, "bfloat16", local=False), PlainOps)
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_a_cpu_has_kernels_for_any_width(tmp_path: Path, case: str) -> None:
+    config = ModelConfig.from_dir(make_checkpoint(tmp_path, **UNEVEN[case]))
+    ops = choose_ops(config, "bfloat16", local=True)
+    assert isinstance(ops, TiledOps)
+    assert ops.padding == WidthPadding.of(config) is not None

@@ -15,7 +15,6 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.host.memory import MemoryRefused
 from workers.iree import runner as runner_module
-from workers.iree.device.device import DeviceError
 from workers.iree.kernels.ir.arithmetic import Bf16Dot
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
 from workers.iree.model.plain_ops import PlainOps
@@ -183,11 +182,6 @@ def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
     assert config.choose_quantization("none") == "none"
     with pytest.raises(CheckpointError, match="quantization: the model is quantized to 4 bits already"):
         config.choose_quantization("int8")
-
-
-def test_a_model_without_kernels_is_refused(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="'local-task' has no products with int4 weights for this model"):
-        load(make_checkpoint(tmp_path, head_dim=8), quantize="int4")
 
 
 def test_a_model_of_which_nothing_can_be_quantized_is_refused(load: Load, tmp_path: Path) -> None:

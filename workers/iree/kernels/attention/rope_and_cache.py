@@ -27,6 +27,8 @@ class RopeAndCache:
     """Epsilon of the head norms."""
     head_norm: HeadNorm | None
     """The weights are [head_dim] for each head ("each") or, of all heads together, [heads * head_dim] ("all")."""
+    values: int | None = None
+    """Lanes of a head that are not padding; None is all of them."""
 
     @property
     def item_tokens(self) -> int:
@@ -115,7 +117,8 @@ class RopeAndCacheItem:
         count = 1 if each else self._normed_heads[kind]
         width, start = count * shape.head_dim, self._column(first, 0)
         lanes_summed = lanes if each else math.gcd(LANES, shape.head_dim)
-        root = inverse_root_mean_square(code, self._qkv, [row], width, self._kind.eps, lanes_summed, start)
+        values = count * (self._kind.values or shape.head_dim)
+        root = inverse_root_mean_square(code, self._qkv, [row], width, self._kind.eps, lanes_summed, start, values)
         return root.broadcast(lanes)
 
     def _rotated(self, row: Value, head: Value, kind: int, scale: float | None) -> list[tuple[Value, int]]:

@@ -27,6 +27,8 @@ class Norm:
     """The next block gets the norm of the sum (a norm before the block); otherwise the sum itself."""
     multiplier: float = 1.0
     """Factor of the delta, or of its norm."""
+    values: int | None = None
+    """Values of a row, which zeros follow; None is all of its width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class NormOperands:
     total: Memory | None
     out: Memory
     multiplier: float = 1.0
+    values: int | None = None
     """See `Norm`."""
 
     def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
@@ -51,7 +54,7 @@ class NormOperands:
             source = self.total
         scale = None
         if self.before is not None:
-            scale = inverse_root_mean_square(code, source, [row], width, eps).broadcast()
+            scale = inverse_root_mean_square(code, source, [row], width, eps, values=self.values).broadcast()
 
         def some(column: Value) -> None:
             value = source.load_vector([row, column])
@@ -64,7 +67,7 @@ class NormOperands:
     def _add(self, code: Code, delta: Memory, total: Memory, row: Index, eps: float) -> None:
         width, scale = self.x.shape[-1], None
         if self.after is not None:
-            scale = inverse_root_mean_square(code, delta, [row], width, eps).broadcast()
+            scale = inverse_root_mean_square(code, delta, [row], width, eps, values=self.values).broadcast()
 
         def some(column: Value) -> None:
             a, b = self.x.load_vector([row, column]), delta.load_vector([row, column])
@@ -94,6 +97,7 @@ def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, k
         kernel.output("sum", (rows, width), "f32") if kind.delta else None,
         kernel.output("out", (rows, row_stride(width, arithmetic)), "i32"),
         kind.multiplier,
+        kind.values,
     )
     low = kernel.workgroup * per
     high = (low + per).minimum(rows)
@@ -109,15 +113,19 @@ def inverse_root_mean_square(
     eps: float,
     lanes: int = LANES,
     first: Value | None = None,
+    values: int | None = None,
 ) -> Value:
-    """Return 1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time."""
+    """Return 1 / sqrt(mean(x^2) + eps) of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time.
+
+    The mean is of so many `values`, if the others are zeros that pad them.
+    """
 
     def add(column: Value, sums: list[Value]) -> list[Value]:
         value = x.load_vector([*at, column if first is None else first + column], lanes)
         return [fma(value, value, sums[0])]
 
     (squares,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
-    return inverse_root(squares.sum_lanes(), width, eps)
+    return inverse_root(squares.sum_lanes(), values or width, eps)
 
 
 def inverse_root(squares: Value, count: int, eps: float) -> Value:

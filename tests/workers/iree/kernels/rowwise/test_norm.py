@@ -19,16 +19,20 @@ from workers.iree.kernels.rowwise.norm import Norm, norm
         Norm(True, True, True),
         Norm(True, False, True, 0.22),
         Norm(True, True, False, 0.22),
+        Norm(True, True, True, values=70),
     ],
     ids=str,
 )
 def test_norm(run: Run, arithmetic: Arithmetic, kind: Norm) -> None:
     x, delta, after, before = (random(6, 80), random(6, 80, seed=1), random(80, seed=2), random(80, seed=3))
     operands = [each for each, used in ((delta, kind.delta), (after, kind.after), (before, kind.before)) if used]
+    values = kind.values or 80
+    for each in (x, delta):
+        each[:, values:] = 0
     *total, out = run(norm("norm", 6, 80, 1e-5, arithmetic, kind), x, *operands)
 
     def normed(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        unit: NDArray[np.float32] = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
+        unit: NDArray[np.float32] = x / np.sqrt((x**2).sum(-1, keepdims=True) / values + 1e-5) * weight
         return unit
 
     whole = x + kind.multiplier * (normed(delta, after) if kind.after else delta) if kind.delta else x

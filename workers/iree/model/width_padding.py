@@ -1,0 +1,155 @@
+"""Padding of a model's widths to whole vectors, as the kernels for CPUs need them (docs/adr/0051).
+
+Zeros are added to weights, and everything that is computed from them is zero: sums get zeros as further terms. Only the
+mean of a norm depends on the width; it divides by the number of values without padding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.kernels.ir.mlir_types import LANES
+
+HALF_MULTIPLES = (8, 4, 2)
+"""Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
+because a pair of bfloat16 is stored at once."""
+
+_Width = Literal["hidden", "head", "ffn", "expert_ffn"]
+_AXES: Mapping[str, tuple[_Width | None, ...]] = {
+    "embedding": (None, "hidden"),
+    "head": (None, "hidden"),
+    "norm": ("hidden",),
+    "norm_attention": ("hidden",),
+    "norm_attention_out": ("hidden",),
+    "norm_mlp": ("hidden",),
+    "norm_mlp_out": ("hidden",),
+    "qkv": ("head", "hidden"),
+    "qkv_bias": ("head",),
+    "q_norm": ("head",),
+    "k_norm": ("head",),
+    "o": ("hidden", "head"),
+    "o_bias": ("hidden",),
+    "gate_up": ("ffn", "hidden"),
+    "down": ("hidden", "ffn"),
+    "router": (None, "hidden"),
+    "experts_gate_up": ("expert_ffn", "hidden"),
+    "experts_down": ("hidden", "expert_ffn"),
+}
+"""The widths that the axes of each tensor consist of, by its name within a layer. None is an axis that is not padded:
+outputs of a matrix that are missing in its last tile are zeros already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxis:
+    """An axis of a tensor that consists of equal blocks, such as heads; zeros are put behind each part of a block."""
+
+    parts: tuple[tuple[int, int], ...]
+    """The size of each part of a block, and what it is padded to."""
+
+    @classmethod
+    def whole(cls, size: int) -> "PaddedAxis":
+        """Return an axis whose blocks have one part, padded to whole vectors."""
+        return cls(((size, _round_up(size, LANES)),))
+
+    @property
+    def size(self) -> int:
+        """Entries of a block."""
+        return sum(size for size, _ in self.parts)
+
+    @property
+    def padded(self) -> int:
+        """Entries of a padded block."""
+        return sum(padded for _, padded in self.parts)
+
+    def total(self, entries: int) -> int:
+        """Return how many entries an axis has when it is padded. Raises `ValueError` if `entries` are not whole
+        blocks."""
+        if entries % self.size:
+            raise ValueError(f"an axis of {entries} is not made of blocks of {self.size}")
+        return entries // self.size * self.padded
+
+    def pad(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
+        """Return `values` with this axis padded."""
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        blocks = values.reshape(*before, -1, self.size, *after)
+        out = np.zeros((*blocks.shape[: axis + 1], self.padded, *after), values.dtype)
+        source = target = 0
+        lead = (slice(None),) * (axis + 1)
+        for size, padded in self.parts:
+            out[(*lead, slice(target, target + size))] = blocks[(*lead, slice(source, source + size))]
+            source, target = source + size, target + padded
+        return out.reshape(*before, self.total(values.shape[axis]), *after)
+
+
+Axes = tuple[PaddedAxis | None, ...]
+"""The axes of a tensor; None is one that is not padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class WidthPadding:
+    """The widths of a model, and what each is padded to."""
+
+    hidden: PaddedAxis
+    ffn: PaddedAxis
+    head: PaddedAxis
+    """Lanes of a head: both halves of those that RoPE rotates, then those that pass."""
+    expert_ffn: PaddedAxis | None
+    """The MLP of one expert."""
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "WidthPadding | None":
+        """Return the padding of a model, None if all of its widths are whole vectors."""
+        experts = None if config.experts is None else PaddedAxis.whole(config.experts.ffn)
+        head = _head(config.head_dim, config.ropes[0].dims // 2)
+        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts)
+        axes = [axis for axis in (made.hidden, made.ffn, made.head, made.expert_ffn) if axis is not None]
+        return made if any(axis.padded != axis.size for axis in axes) else None
+
+    @property
+    def rotated_half(self) -> int:
+        """Half of the lanes that RoPE rotates, padded."""
+        return self.head.parts[0][1]
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """Return the model with padded widths. Its rotary embeddings keep their frequencies."""
+        experts = config.experts
+        if experts is not None and self.expert_ffn is not None:
+            experts = replace(experts, ffn=self.expert_ffn.padded)
+        return replace(
+            config,
+            hidden_size=self.hidden.padded,
+            ffn=self.ffn.padded,
+            head_dim=self.head.padded,
+            experts=experts,
+        )
+
+    def axes(self, tensor: str) -> Axes:
+        """Return the axes of one of the model's tensors, such as `3.qkv`."""
+        kinds: Mapping[_Width, PaddedAxis | None] = {
+            "hidden": self.hidden,
+            "head": self.head,
+            "ffn": self.ffn,
+            "expert_ffn": self.expert_ffn,
+        }
+        axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])
+        return tuple(None if axis is None or axis.padded == axis.size else axis for axis in axes)
+
+
+def _head(lanes: int, half: int) -> PaddedAxis:
+    """Return the lanes of a head of which RoPE rotates `2 * half`: of the smallest sizes the one with the widest
+    vectors."""
+
+    def padded(multiple: int) -> PaddedAxis:
+        rotated, passed = _round_up(half, multiple), lanes - 2 * half
+        whole = _round_up(2 * rotated + passed, LANES)
+        return PaddedAxis(((half, rotated), (half, rotated), (passed, whole - 2 * rotated)))
+
+    return min((padded(multiple) for multiple in HALF_MULTIPLES), key=lambda axis: axis.padded)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
