@@ -122,7 +122,8 @@ class Incarnation:
                 event = decode_event(frame)
                 protocol.receive(event, now)
             except (ProtocolError, PeerMisbehaved) as error:
-                yield from self._reject(error, now)
+                # A process that was not started here says nothing about the one that was.
+                yield from self._reject(error, Origin.OUTSIDE if fault else Origin.WITHIN, now)
                 return
             if isinstance(event, Step | Heartbeat | Finished | Failed):
                 yield WorkerEvent(protocol.worker, protocol.number, event)
@@ -145,12 +146,13 @@ class Incarnation:
         elif isinstance(event, Bye):
             log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _reject(self, error: Exception, now: float) -> Iterator[Output]:
+    def _reject(self, error: Exception, origin: Origin, now: float) -> Iterator[Output]:
         """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
         self._rejections.count(refused.kind if refused else Rejection.FRAME)
-        loss = msg.Loss(f"it broke the protocol: {error}", lasting=refused is not None and refused.lasting)
+        reason = f"it broke the protocol: {error}"
+        loss = msg.Loss(reason, origin, lasting=refused is not None and refused.lasting)
         yield from self.lose(loss, now, refusal=str(refused or ""))
 
     # Ends.
@@ -273,4 +275,8 @@ class Incarnation:
         if observed.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")
         late = self.protocol.overdue(now)
-        return None if late is None else msg.Loss(late, observed.hang_origin)
+        if late is None:
+            return None
+        # A start that hangs is no kill, where the system does not report the state of the process.
+        unknown = observed.hang_origin is Origin.UNKNOWN and self.protocol.ready is None
+        return msg.Loss(late, Origin.WITHIN if unknown else observed.hang_origin)

@@ -130,6 +130,8 @@ class Life:
             case msg.RestartWorker():
                 if self.running and not self._stop_asked:
                     self._leave(message, now)
+            case msg.ProgramChanged():
+                self._record.changed(self.number)
             case msg.Admit(request):
                 self._admit(request, now)
             case msg.Observation() if current is None:

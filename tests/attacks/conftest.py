@@ -1,0 +1,8 @@
+"""The gateway runs on asyncio: its links and its server do."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
