@@ -15,9 +15,10 @@ from actors.join.request import DECLINE_LINGER_S
 from actors.process.exit_cause import Origin
 from actors.supervision import messages as msg
 from actors.supervision.deadlines import Deadlines
+from actors.supervision.output_check import OutputCheck
 from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
 from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent, WorkerStatus
-from actors.transport.rejections import Rejection, Rejections
+from actors.transport.rejections import Rejections
 from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
@@ -34,6 +35,12 @@ class Changed(Struct, frozen=True):
     """The worker's status has changed."""
 
 
+class PeerForeign(PeerMisbehaved):
+    """Raised when a process that was not started here sends a frame. It says nothing about the one that was."""
+
+    origin = Origin.OUTSIDE
+
+
 Output = msg.Decision | Changed
 
 
@@ -43,6 +50,7 @@ class Incarnation:
 
     def __init__(self, protocol: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
         self.protocol = protocol
+        self._output = OutputCheck()
         self.pid: int | None = None
         self.address = ""
         self.ending = False
@@ -85,6 +93,11 @@ class Incarnation:
             address=self.address,
         )
 
+    def sent(self, commands: Sequence[Command], now: float) -> None:
+        """Note commands that were sent for others."""
+        self.protocol.sent(commands, now)
+        self._output.sent(commands, now)
+
     def take(self, message: msg.Input, now: float) -> Iterator[Output]:
         """Process one input."""
         match message:
@@ -118,12 +131,15 @@ class Incarnation:
             before = protocol.state, protocol.loading
             try:
                 if fault:
-                    raise PeerMisbehaved(fault)
+                    raise PeerForeign(fault)
                 event = decode_event(frame)
                 protocol.receive(event, now)
-            except (ProtocolError, PeerMisbehaved) as error:
-                # A process that was not started here says nothing about the one that was.
-                yield from self._reject(error, Origin.OUTSIDE if fault else Origin.WITHIN, now)
+                self._output.check(event, now)
+            except ProtocolError as error:
+                yield from self._reject(PeerMisbehaved(str(error)), now)
+                return
+            except PeerMisbehaved as error:
+                yield from self._reject(error, now)
                 return
             if isinstance(event, Step | Heartbeat | Finished | Failed):
                 yield WorkerEvent(protocol.worker, protocol.number, event)
@@ -146,13 +162,13 @@ class Incarnation:
         elif isinstance(event, Bye):
             log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _reject(self, error: Exception, origin: Origin, now: float) -> Iterator[Output]:
+    def _reject(self, error: PeerMisbehaved, now: float) -> Iterator[Output]:
         """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
-        self._rejections.count(refused.kind if refused else Rejection.FRAME)
+        self._rejections.count(error.kind)
         reason = f"it broke the protocol: {error}"
-        loss = msg.Loss(reason, origin, lasting=refused is not None and refused.lasting)
+        loss = msg.Loss(reason, error.origin, lasting=refused is not None and refused.lasting)
         yield from self.lose(loss, now, refusal=str(refused or ""))
 
     # Ends.
@@ -274,7 +290,7 @@ class Incarnation:
             return LEFT
         if observed.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")
-        late = self.protocol.overdue(now)
+        late = self.protocol.overdue(now) or self._output.overdue(now, self.protocol.hang_s)
         if late is None:
             return None
         # A start that hangs is no kill, where the system does not report the state of the process.

@@ -151,6 +151,6 @@ class FailureRecord:
         if self._killed_starts < self._failed_starts:
             return f"failed {self._failed_starts} starts in a row"
         return (
-            f"killed in {self._killed_starts} starts in a row, and never ready: see whether a memory limit or a watchdog "
-            "ends it"
+            f"killed in {self._killed_starts} starts in a row, and never ready: "
+            "see whether a memory limit or a watchdog ends it"
         )

@@ -72,6 +72,12 @@ class Fleet(Actor[msg.FleetMessage]):
 
     def handle(self, message: msg.FleetMessage) -> None:
         """See `FleetMessage`."""
+        try:
+            self._handle(message)
+        finally:
+            self._deferred.settle()
+
+    def _handle(self, message: msg.FleetMessage) -> None:
         match message:
             case WorkerChanged(status):
                 self._changed(status)
@@ -101,7 +107,6 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._report(line, outcome)
             case Terminated():
                 pass  # its last `WorkerChanged` said that it does not run
-        self._deferred.settle()
 
     def dropped(self, message: msg.FleetMessage) -> None:
         if isinstance(message, JoinRequest):

@@ -1,5 +1,6 @@
 """Workers that somebody kills as they start: one that has ever been ready is never given up."""
 
+import functools
 import os
 import signal
 
@@ -22,12 +23,15 @@ SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 async def kill_starts(real: Real, worker: WorkerRef, number: int, count: int) -> None:
     """Kill the next incarnations before they are ready."""
-    last = worker.status.incarnation - (worker.status.state is not WorkerState.READY)
-    for _ in range(count):
-        await real.until(lambda: worker.status.incarnation > last and worker.status.pid is not None)
+    first = worker.status.incarnation + (worker.status.state is WorkerState.READY)
+    for incarnation in range(first, first + count):
+        await real.until(functools.partial(runs, worker, incarnation))
         assert worker.status.state in (WorkerState.STARTING, WorkerState.LOADING)
-        last = worker.status.incarnation
         os.kill(pid_of(worker.status), number)
+
+
+def runs(worker: WorkerRef, incarnation: int) -> bool:
+    return worker.status.incarnation == incarnation and worker.status.pid is not None
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
