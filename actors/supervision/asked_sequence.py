@@ -20,7 +20,7 @@ MEAN_PIECE = 128
 """Characters of text, or bytes of a piece, per token of a long answer. The longest tokens of the usual vocabularies are
 runs of 128 blanks."""
 LONG_PIECES = 65536
-"""What an answer may have beyond that, in tokens of up to `MAX_PIECE_BYTES` each."""
+"""Allowance of an answer beyond that, for tokens of up to `MAX_PIECE_BYTES` each."""
 HELD_BACK = MAX_STOP_CHARS + 8
 """Characters that earlier tokens may have left: part of a stop string, and incomplete characters at the end of the
 prompt and of the resumed tokens."""

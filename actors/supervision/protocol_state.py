@@ -17,7 +17,7 @@ class PeerMisbehaved(Exception):
     """Raised by `receive` when a frame comes out of order or breaks the protocol. The peer must be dropped."""
 
     kind = Rejection.FRAME
-    """How the rejection is counted."""
+    """The reason under which it is counted."""
     origin = Origin.WITHIN
     """The origin of the end that follows."""
 
