@@ -278,13 +278,16 @@ class Incarnation:
         return msg.Loss(f"it was suspended for {limit:g} s", Origin.OUTSIDE)
 
     def _lateness(self, observed: msg.Observation, now: float) -> msg.Loss | None:
-        check_s = self._deadlines.check_s
-        if now - self._checked_at < check_s:
+        check_s, since_s = self._deadlines.check_s, now - self._checked_at
+        if since_s < check_s and not self._stood_still:
             return None
-        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once.
-        self._stood_still = now - self._checked_at > 2 * check_s and not self._stood_still
+        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once, or again
+        # if something has arrived since: this process may be stopped and continued many times.
+        arrived = self.protocol.last_frame > self._checked_at
+        self._stood_still = since_s > 2 * check_s and (arrived or not self._stood_still)
         self._checked_at = now
         if self._stood_still:
+            self._observe_at = min(self._observe_at, now + self._deadlines.observe_s)
             return None
         if self.protocol.leave_by is not None and now >= self.protocol.leave_by:
             return LEFT
