@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,23 +19,48 @@ KIB = 1024
 TINY = "mount -t tmpfs -o size=64k,nr_inodes=64 tmpfs"
 
 
-def fill(folder: Path) -> list[Path]:
-    """Take every file that fits, and every byte."""
-    files: list[Path] = []
-    while True:
-        file = folder / f"fill{len(files)}"
-        try:
-            file.touch()
-        except OSError:
-            return files
-        files.append(file)
-        with contextlib.suppress(OSError):  # there are more files than bytes
-            file.write_bytes(bytes(4 * KIB))
+class Filler:
+    """Takes every file that fits into a folder, as soon as there is room for one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.full = threading.Event()
+        self._folder = folder
+        self._stop = threading.Event()
+        self._files: list[Path] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Filler":
+        self._thread.start()
+        assert self.full.wait(WAIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for file in self._files:
+            file.unlink()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            file = self._folder / f"fill{len(self._files)}"
+            try:
+                file.touch()
+            except OSError:
+                self.full.set()
+                time.sleep(0.001)  # lets the test's own thread run
+                continue
+            self._files.append(file)
+            with contextlib.suppress(OSError):  # there are more files than bytes
+                file.write_bytes(bytes(4 * KIB))
 
 
-def restarts(gateway: Surrounded) -> int:
-    count: int = gateway.workers()[0]["restarts"]
-    return count
+def starved(gateway: Surrounded) -> bool:
+    """True when its worker could not be started more than once; if it could, it is killed again."""
+    (worker,) = gateway.workers()
+    if worker["state"] == "ready":
+        with contextlib.suppress(ProcessLookupError):  # it was killed just before
+            os.kill(worker["pid"], signal.SIGKILL)
+    return worker["restarts"] >= 3 and worker["state"] == "backoff" and "No space left on device" in worker["reason"]
 
 
 @needs_namespaces
@@ -41,14 +68,8 @@ def test_a_worker_that_served_comes_back_when_there_is_room_for_its_socket() -> 
     """Its socket needs a folder: in the user's run-time folder, the temporary one, or /tmp. All are full."""
     environment = {"TMPDIR": "/tmp", "XDG_RUNTIME_DIR": "/tmp"}
     with surrounded(mounts=[f"{TINY} /tmp"], environment=environment) as gateway:
-        files = fill(gateway.inside("/tmp"))
-        os.kill(gateway.workers()[0]["pid"], signal.SIGKILL)
-        gateway.until(lambda: restarts(gateway) >= 3)
-        (worker,) = gateway.workers()
-        assert worker["state"] == "backoff"
-        assert "No space left on device" in worker["reason"]
-        for file in files:
-            file.unlink()
+        with Filler(gateway.inside("/tmp")):
+            gateway.until(lambda: starved(gateway))
         answer = gateway.client.post("/v1/completions", json=COMPLETION)
         assert answer.status_code == 200, answer.text
 
@@ -66,7 +87,9 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     folder = tmp_path / "tiny"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "tmpfs", str(folder)], check=False
+    ).returncode:
         pytest.skip("nothing can be mounted here")
     try:
         yield folder
@@ -81,11 +104,9 @@ def test_a_cache_without_room_says_so_keeps_what_it_has_and_uses_room_again(tiny
 
     cache = GraphCache(tiny / "cache")
     first = cache.get("first", make)
-    files = fill(tiny)
-    for name in ("second", "third"):
-        with pytest.raises(CacheError, match="No space left on device; free some space or set --cache-dir"):
-            cache.get(name, make)
-    assert cache.find("first") == first
-    for file in files:
-        file.unlink()
+    with Filler(tiny):
+        for name in ("second", "third"):
+            with pytest.raises(CacheError, match="No space left on device; free some space or set --cache-dir"):
+                cache.get(name, make)
+        assert cache.find("first") == first
     assert cache.get("second", make).stat().st_size == 4 * KIB
