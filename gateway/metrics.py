@@ -126,6 +126,15 @@ class Metrics:
             self._observed[labels] = found
         return found
 
+    def forget(self, worker: str) -> None:
+        """Remove the series of a worker that is gone."""
+        for labels in [labels for labels in self._observed if labels[2] == worker]:
+            del self._observed[labels]
+        for family in self._ended.collect():
+            gone = {tuple(each.labels.values()) for each in family.samples if each.labels["worker"] == worker}
+            for values in gone:
+                self._ended.remove(*values)
+
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays with this cause and outcome."""
         return self._replays.labels(model, cause, outcome)

@@ -24,6 +24,9 @@ class Origin(StrEnum):
     """The kernel, for memory: to be taken for WITHIN, for what it computes takes it."""
     OUTSIDE = "outside"
     """Somebody else: it was killed, asked to end, suspended, or its machine or network is gone."""
+    MISBEHAVED = "misbehaved"
+    """Itself: it sent what it was not asked for. No evidence against a request either, but it counts against the
+    worker."""
     UNKNOWN = "unknown"
     """The system does not tell; to be taken for WITHIN, where it matters."""
 

@@ -15,9 +15,10 @@ from actors.join.request import DECLINE_LINGER_S
 from actors.process.exit_cause import Origin
 from actors.supervision import messages as msg
 from actors.supervision.deadlines import Deadlines
+from actors.supervision.output_check import OutputCheck
 from actors.supervision.protocol_state import PeerMisbehaved, PeerRefused, ProtocolState
 from actors.supervision.worker import GraceEnded, IncarnationLost, LastFailure, WorkerEvent, WorkerStatus
-from actors.transport.rejections import Rejection, Rejections
+from actors.transport.rejections import Rejections
 from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
@@ -34,6 +35,12 @@ class Changed(Struct, frozen=True):
     """The worker's status has changed."""
 
 
+class PeerForeign(PeerMisbehaved):
+    """Raised when a process that was not started here sends a frame. It says nothing about the one that was."""
+
+    origin = Origin.OUTSIDE
+
+
 Output = msg.Decision | Changed
 
 
@@ -43,6 +50,7 @@ class Incarnation:
 
     def __init__(self, protocol: ProtocolState, deadlines: Deadlines, rejections: Rejections, now: float) -> None:
         self.protocol = protocol
+        self._output = OutputCheck()
         self.pid: int | None = None
         self.address = ""
         self.ending = False
@@ -85,6 +93,11 @@ class Incarnation:
             address=self.address,
         )
 
+    def sent(self, commands: Sequence[Command], now: float) -> None:
+        """Note commands that were sent for others."""
+        self.protocol.sent(commands, now)
+        self._output.sent(commands, now)
+
     def take(self, message: msg.Input, now: float) -> Iterator[Output]:
         """Process one input."""
         match message:
@@ -118,10 +131,14 @@ class Incarnation:
             before = protocol.state, protocol.loading
             try:
                 if fault:
-                    raise PeerMisbehaved(fault)
+                    raise PeerForeign(fault)
                 event = decode_event(frame)
                 protocol.receive(event, now)
-            except (ProtocolError, PeerMisbehaved) as error:
+                self._output.check(event, now)
+            except ProtocolError as error:
+                yield from self._reject(PeerMisbehaved(str(error)), now)
+                return
+            except PeerMisbehaved as error:
                 yield from self._reject(error, now)
                 return
             if isinstance(event, Step | Heartbeat | Finished | Failed):
@@ -145,12 +162,13 @@ class Incarnation:
         elif isinstance(event, Bye):
             log.info("worker_bye", reason=event.reason, text=event.text)
 
-    def _reject(self, error: Exception, now: float) -> Iterator[Output]:
+    def _reject(self, error: PeerMisbehaved, now: float) -> Iterator[Output]:
         """End the incarnation of a peer that broke the protocol; a refused `Hello` is answered with the reason."""
         self._log.warning("worker_frame_refused", reason=str(error))
         refused = error if isinstance(error, PeerRefused) else None
-        self._rejections.count(refused.kind if refused else Rejection.FRAME)
-        loss = msg.Loss(f"it broke the protocol: {error}", lasting=refused is not None and refused.lasting)
+        self._rejections.count(error.kind)
+        reason = f"it broke the protocol: {error}"
+        loss = msg.Loss(reason, error.origin, lasting=refused is not None and refused.lasting)
         yield from self.lose(loss, now, refusal=str(refused or ""))
 
     # Ends.
@@ -260,17 +278,24 @@ class Incarnation:
         return msg.Loss(f"it was suspended for {limit:g} s", Origin.OUTSIDE)
 
     def _lateness(self, observed: msg.Observation, now: float) -> msg.Loss | None:
-        check_s = self._deadlines.check_s
-        if now - self._checked_at < check_s:
+        check_s, since_s = self._deadlines.check_s, now - self._checked_at
+        if since_s < check_s and not self._stood_still:
             return None
-        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once.
-        self._stood_still = now - self._checked_at > 2 * check_s and not self._stood_still
+        # If this process stood still, so did the link's thread: what was sent is yet to arrive. Excused once, or again
+        # if something has arrived since: this process may be stopped and continued many times.
+        arrived = self.protocol.last_frame > self._checked_at
+        self._stood_still = since_s > 2 * check_s and (arrived or not self._stood_still)
         self._checked_at = now
         if self._stood_still:
+            self._observe_at = min(self._observe_at, now + self._deadlines.observe_s)
             return None
         if self.protocol.leave_by is not None and now >= self.protocol.leave_by:
             return LEFT
         if observed.dropped:
             return msg.Loss("it sent a message that breaks the link's bounds")
-        late = self.protocol.overdue(now)
-        return None if late is None else msg.Loss(late, observed.hang_origin)
+        late = self.protocol.overdue(now) or self._output.overdue(now, self.protocol.hang_s)
+        if late is None:
+            return None
+        # A start that hangs is no kill, where the system does not report the state of the process.
+        unknown = observed.hang_origin is Origin.UNKNOWN and self.protocol.ready is None
+        return msg.Loss(late, Origin.WITHIN if unknown else observed.hang_origin)

@@ -103,10 +103,10 @@ class Life:
         if state is not WorkerState.READY and not drains:
             raise WorkerUnavailable(f"worker {self.name!r} is {state}")
 
-    def sent(self, commands: Iterable[Command], now: float) -> None:
+    def sent(self, commands: Sequence[Command], now: float) -> None:
         """Note commands that were sent for others."""
         if self._current is not None:
-            self._current.protocol.sent(commands, now)
+            self._current.sent(commands, now)
 
     def exempt(self, incarnation: int) -> None:
         """Do not count the end of that incarnation as a failure, whether it has ended yet or not."""
@@ -130,6 +130,8 @@ class Life:
             case msg.RestartWorker():
                 if self.running and not self._stop_asked:
                     self._leave(message, now)
+            case msg.ProgramChanged():
+                self._record.changed(self.number)
             case msg.Admit(request):
                 self._admit(request, now)
             case msg.Observation() if current is None:

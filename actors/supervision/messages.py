@@ -36,6 +36,10 @@ class StopWorker(Struct, frozen=True):
     """Stop for good: ask, wait for `Deadlines.stop`, kill. A remote one is disconnected."""
 
 
+class ProgramChanged(Struct, frozen=True):
+    """The next incarnations run something else, such as another checkpoint."""
+
+
 class AwaitReady(Struct, frozen=True):
     """Reply with the status once an incarnation later than `after` is ready, or the worker has ended."""
 
@@ -89,7 +93,7 @@ class Due(Struct, frozen=True):
     """The time `Life.due` has come."""
 
 
-WorkerRequest = StartWorker | DrainWorker | RestartWorker | StopWorker | AwaitReady | JoinRequest
+WorkerRequest = StartWorker | DrainWorker | RestartWorker | StopWorker | ProgramChanged | AwaitReady | JoinRequest
 WorkerReport = Frames | LinkLost | Exited | Ended | Admit | Due
 WorkerMessage = WorkerRequest | WorkerReport
 

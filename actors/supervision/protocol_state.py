@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
+from actors.process.exit_cause import Origin
 from actors.supervision.deadlines import Deadlines
+from actors.supervision.hello_check import implausible
 from actors.supervision.worker import WorkerState
 from actors.transport.rejections import Rejection
 from protocol.bounds import PROTOCOL_VERSION
@@ -13,6 +15,11 @@ from protocol.events import SILENT_S, Bye, Event, Failed, Finished, Gauges, Hear
 
 class PeerMisbehaved(Exception):
     """Raised by `receive` when a frame comes out of order or breaks the protocol. The peer must be dropped."""
+
+    kind = Rejection.FRAME
+    """The reason under which it is counted."""
+    origin = Origin.WITHIN
+    """The origin of the end that follows."""
 
 
 class PeerRefused(PeerMisbehaved):
@@ -38,6 +45,8 @@ class ProtocolState:
         self.ready: Ready | None = None
         self.loading: Loading | None = None
         self.gauges = Gauges()
+        self._steps = 0
+        """The most steps that it has reported: one that counts backwards in between makes no progress."""
         self.bye: Bye | None = None
         self.last_progress = now
         self.leave_by: float | None = None
@@ -143,12 +152,15 @@ class ProtocolState:
         if hello.worker != self.worker and not self.joins:
             text = f"worker {hello.worker!r} is not {self.worker!r}"
             raise PeerRefused(text, Rejection.INCARNATION, lasting=False)
+        if (problem := implausible(hello)) is not None:
+            raise PeerRefused(problem, Rejection.FRAME, lasting=True)
         self.hello = hello
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.LOADING
 
     def _measure(self, gauges: Gauges, now: float) -> None:
-        advanced = gauges.steps > self.gauges.steps
+        advanced = gauges.steps > self._steps
+        self._steps = max(self._steps, gauges.steps)
         self.gauges = gauges
         if advanced or (self.ready is not None and not self.busy):
             self._progress(now)

@@ -13,6 +13,12 @@ MAX_REMEMBERED = 64
 """The newest failures of one worker are remembered."""
 MAX_FAILED_STARTS = 5
 """Failed starts in a row after which a worker is given up, also when each takes longer than the policy's window."""
+MAX_KILLED_DELAY_S = 5.0
+"""The longest delay after starts that were killed from outside: the killer may be gone, and the worker is wanted."""
+
+NOT_ITS_OWN = frozenset({Origin.OUTSIDE, Origin.MEMORY, Origin.UNKNOWN})
+"""Origins of the end of a start that the worker did not cause. It ran no request: what ended it with a SIGKILL is the
+kernel, for memory, or another process, whether the system reports which one or not."""
 
 
 class Restart(Struct, frozen=True):
@@ -66,8 +72,10 @@ class RestartPolicy:
 class FailureRecord:
     """The failures of one worker, by incarnation.
 
-    The end of a ready incarnation from outside does not count. Others may be exempted, before or after they are
-    recorded.
+    What is done from outside never gives up a worker that has ever been ready: the end of a ready incarnation does not
+    count at all, and a start that is killed, also one for memory, only delays the next one. Of a worker that has never
+    been ready, killed starts count as failed: it may be too large for its machine. Others may be exempted, before or
+    after they are recorded.
     """
 
     def __init__(self, policy: RestartPolicy, shortage_s: float, *, joins: bool = False) -> None:
@@ -80,12 +88,18 @@ class FailureRecord:
         self._failures: deque[tuple[int, float]] = deque(maxlen=MAX_REMEMBERED)
         self._exempt: deque[int] = deque(maxlen=MAX_REMEMBERED)
         self._failed_starts = 0
+        self._killed_starts = 0
         self._last_ready = 0  # the number of the last incarnation that was
+        self._changed = 0  # the number of the last one of another program
 
     def forget(self) -> None:
         """Forget all failures."""
         self._failures.clear()
-        self._failed_starts = 0
+        self._failed_starts = self._killed_starts = 0
+
+    def changed(self, number: int) -> None:
+        """Note that the incarnations after this one run something else, which has never been ready."""
+        self._changed = number
 
     def ready(self, number: int) -> None:
         """Note that an incarnation became ready."""
@@ -99,14 +113,44 @@ class FailureRecord:
     def failed(self, loss: Loss, number: int, now: float) -> Restart | GiveUp:
         """Record how an incarnation ended, and decide what follows."""
         was_ready = self._last_ready == number
-        if loss.shortage and self._last_ready:
+        if loss.shortage and self._has_served:
             return Restart(self._shortage_s)
-        self._failed_starts = 0 if was_ready else self._failed_starts + 1
-        if was_ready and loss.origin is Origin.OUTSIDE:
-            self.exempt(number)
+        if was_ready:
+            self._failed_starts = self._killed_starts = 0
+            if loss.origin is Origin.OUTSIDE:
+                return Restart(self._policy.delay_s(self._counted(), now))
+        elif loss.origin in NOT_ITS_OWN:
+            self._killed_starts += 1
+            if self._has_served:
+                return Restart(self._delay_after_kills(loss.origin))
+        self._failed_starts += not was_ready
         self._failures.append((number, now))
         if loss.lasting and not self._joins:
             return GiveUp("cannot be healed by a restart")
         if self._failed_starts >= MAX_FAILED_STARTS and not self._joins:
-            return GiveUp(f"failed {self._failed_starts} starts in a row")
-        return self._policy.decide([at for each, at in self._failures if each not in self._exempt], now)
+            return GiveUp(self._hopeless())
+        return self._policy.decide(self._counted(), now)
+
+    @property
+    def _has_served(self) -> bool:
+        return self._last_ready > self._changed
+
+    def _counted(self) -> list[float]:
+        """The times of the failures that count."""
+        return [at for number, at in self._failures if number not in self._exempt]
+
+    def _delay_after_kills(self, origin: Origin) -> float:
+        """The back-off after starts in a row that were killed. A machine without memory gets more time than a killer:
+        each start may make the kernel kill something else."""
+        policy = self._policy
+        most_s = policy.max_delay_s if origin is Origin.MEMORY else min(policy.max_delay_s, MAX_KILLED_DELAY_S)
+        return min(policy.first_delay_s * 2.0 ** min(self._killed_starts - 1, 64), most_s)
+
+    def _hopeless(self) -> str:
+        """Why a worker whose starts keep failing is given up."""
+        if self._killed_starts < self._failed_starts:
+            return f"failed {self._failed_starts} starts in a row"
+        return (
+            f"killed in {self._killed_starts} starts in a row, and never ready: "
+            "see whether a memory limit or a watchdog ends it"
+        )

@@ -7,6 +7,7 @@ by itself, and every send is followed by a look at the events (ZeroMQ manual, zm
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -24,6 +25,8 @@ __all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "Message
 
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
+DRAIN_FRAMES = 1024
+"""Frames after which a turn ends as well. One message may have as many."""
 _EVENTS = int(zmq.EVENTS)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.SNDMORE)
@@ -90,6 +93,8 @@ class Link:
         """Messages handed to the socket."""
         self.received = 0
         """Messages delivered to `on_message`."""
+        self.frames = 0
+        """Frames delivered to `on_message`."""
         self.peer_pid: int | None = None
         """The process that connected to this end, by the kernel's word; known before its first message is delivered.
         None over TCP, and where the system does not report it (Linux does); 0 for one that was gone too soon."""
@@ -191,7 +196,7 @@ class Link:
         """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has sent."""
         self._on_monitor()
         for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
-            if self._closed or self._lost or not self._drain():
+            if self._closed or self._lost or not self._drain(math.inf):
                 break
 
     def close(self, linger_s: float = 0.5) -> None:
@@ -226,11 +231,14 @@ class Link:
             if more:
                 self._come_back()
 
-    def _drain(self) -> bool:
+    def _drain(self, most_frames: float = DRAIN_FRAMES) -> bool:
         """Deliver up to DRAIN_BATCH messages; true when more may be waiting."""
         self._draining = True
+        frames_before = self.frames
         try:
             for _ in range(DRAIN_BATCH):
+                if self.frames - frames_before >= most_frames:
+                    return True
                 state = self._events()
                 if self._writable is not None and state & _POLLOUT and not self._writable.done():
                     self._writable.set_result(None)
@@ -245,6 +253,7 @@ class Link:
                         self._end(rejected.ends)
                 else:
                     self.received += 1
+                    self.frames += len(frames)
                     self._on_message(frames)
                 if self._closed or self._lost:
                     return False

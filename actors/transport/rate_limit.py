@@ -34,6 +34,8 @@ class PeerRate:
 
     messages_per_s: float = 20_000.0
     messages_at_once: float = 20_000.0
+    frames_per_s: float = 20_000.0
+    frames_at_once: float = 20_000.0
     bytes_per_s: float = 128.0 * (1 << 20)
     bytes_at_once: float = 256.0 * (1 << 20)
 
@@ -44,12 +46,15 @@ class PeerBudget:
     def __init__(self, rate: PeerRate) -> None:
         self._rate = rate
         self._messages = TokenBucket(rate.messages_per_s, rate.messages_at_once)
+        self._frames = TokenBucket(rate.frames_per_s, rate.frames_at_once)
         self._bytes = TokenBucket(rate.bytes_per_s, rate.bytes_at_once)
 
-    def spend(self, size: int, now: float) -> str | None:
-        """Account for one message of `size` bytes: None, or which bound it breaks, in words."""
+    def spend(self, size: int, now: float, frames: int = 1) -> str | None:
+        """Account for one message of so many bytes and frames: None, or which bound it breaks, in words."""
         if not self._messages.take(1.0, now):
             return f"more than {self._rate.messages_per_s:g} messages a second"
+        if not self._frames.take(frames, now):
+            return f"more than {self._rate.frames_per_s:g} frames a second"
         if not self._bytes.take(size, now):
             return f"more than {self._rate.bytes_per_s:g} bytes a second"
         return None

@@ -63,7 +63,7 @@ class Receiver:
         if not frames:
             self.dropped += 1
             raise MessageRejected(Rejection.MESSAGE)
-        if self._budget is not None and (excess := self._budget.spend(size, self._clock())) is not None:
+        if self._budget is not None and (excess := self._budget.spend(size, self._clock(), count)) is not None:
             # It is not even drained: that could take for ever.
             raise MessageRejected(Rejection.FLOOD, f"the peer sent {excess}")
         return frames

@@ -27,6 +27,8 @@ class Rejection(StrEnum):
     """More messages or bytes a second than any worker has to say."""
     FRAME = "frame"
     """Bytes that do not decode to a frame, or a frame out of its order."""
+    OUTPUT = "output"
+    """Output or an end of a sequence that is not what was asked for."""
     VERSION = "version"
     """A `Hello` of another protocol version."""
     INCARNATION = "incarnation"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from actors.supervision.hello_check import implausible
 from actors.transport.rejections import Rejection
 from gateway.fleet.member import Member
 from protocol.events import Hello
@@ -18,6 +19,8 @@ class Objection:
 
 def objection(members: Mapping[str, Member], name: str, hello: Hello) -> Objection | None:
     """Return why a worker must not join under that name with that model; None if it may."""
+    if (problem := implausible(hello)) is not None:
+        return Objection(Rejection.FRAME, problem)
     known = members.get(name)
     if known is not None and not known.remote:
         return _wrong(f"{name} is a worker of the gateway's own machine: give the key another name")

@@ -12,7 +12,8 @@ from actors.actor import Actor, ActorStopped, DeferredReplies, Ref, ReplyTo, Ter
 from actors.join.request import JoinRequest
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
-from actors.supervision.messages import StartWorker
+from actors.supervision.local import CommandLine
+from actors.supervision.messages import ProgramChanged, StartWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerChanged, WorkerNotice, WorkerState, WorkerStatus
 from actors.supervision.worker_actor import spawn_worker
@@ -71,6 +72,12 @@ class Fleet(Actor[msg.FleetMessage]):
 
     def handle(self, message: msg.FleetMessage) -> None:
         """See `FleetMessage`."""
+        try:
+            self._handle(message)
+        finally:
+            self._deferred.settle()
+
+    def _handle(self, message: msg.FleetMessage) -> None:
         match message:
             case WorkerChanged(status):
                 self._changed(status)
@@ -90,7 +97,7 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.AddExtra(launch, checkpoint, grace_s, added):
                 added.send(self._add(launch, checkpoint, grace_s))
             case msg.UseCommand(worker, command, checkpoint):
-                self.members[worker] = replace(self.members[worker], command=command, checkpoint=checkpoint)
+                self._use(self.members[worker], command, checkpoint)
             case msg.RemoveWorker(worker):
                 self._router.remove(worker)  # first: it raises if the worker is in use
                 self.members.pop(worker).worker.ref.stop()
@@ -100,7 +107,6 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._report(line, outcome)
             case Terminated():
                 pass  # its last `WorkerChanged` said that it does not run
-        self._deferred.settle()
 
     def dropped(self, message: msg.FleetMessage) -> None:
         if isinstance(message, JoinRequest):
@@ -129,6 +135,12 @@ class Fleet(Actor[msg.FleetMessage]):
         member.worker.ref.watch(self.context.ref, WorkerChanged)
         if not self._stopping:
             member.worker.ref.tell(StartWorker())
+
+    def _use(self, member: Member, command: CommandLine, checkpoint: str) -> None:
+        """Start a worker in this way from now on."""
+        self.members[member.name] = replace(member, command=command, checkpoint=checkpoint)
+        if checkpoint != member.checkpoint:
+            member.worker.ref.tell(ProgramChanged())
 
     def _join(self, request: JoinRequest) -> None:
         """Let a remote worker join as the one that its key names, or decline in words and count it."""

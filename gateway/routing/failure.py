@@ -28,6 +28,8 @@ class Cause(StrEnum):
     """The worker exited, hung or broke the protocol, which may be due to what it computed."""
     KILLED = "killed"
     """The worker was killed, suspended or disconnected from outside."""
+    MISBEHAVED = "misbehaved"
+    """The worker sent what it was not asked for."""
     LEFT = "left"
     """The worker leaves, and not because of what it computes: it was stopped, or its device fails."""
     MOVED = "moved"

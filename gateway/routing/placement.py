@@ -52,6 +52,12 @@ class Placement:
         """All live sequences."""
         return [*itertools.chain.from_iterable(handle.live.values() for handle in self._pool), *self.queue]
 
+    def has(self, sequence: LiveSequence) -> bool:
+        """It is on a worker or in the queue."""
+        handle = self._pool.find(sequence.worker)
+        on_worker = handle is not None and handle.live.get(sequence.submit.stream) is sequence
+        return on_worker or sequence in self.queue
+
     def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
         """Place the sequences of a new request: all on one worker, in one message, or all in the queue while there is
         no worker or others wait already. Returns why neither is possible, or None."""
@@ -90,25 +96,35 @@ class Placement:
         handle.close()
         attributed = self._attribute_loss(handle, sequences, cause)
         for sequence in sequences:
-            self.settle(sequence, "lost_again")
-            sequence.leave(cause, reason)
-        self._wait(sequence for sequence in sequences if sequence not in attributed)
-        for sequence in attributed:
-            self.quarantine.add(sequence.request.model, sequence.submit.input, sequence.submit.sampling)
-            text = f"workers failed with this request {len(sequence.failures)} times in a row; {reason}"
-            self._fail(sequence, RequestFailure(ErrorCode.QUARANTINED, text))
+            try:
+                self.settle(sequence, "lost_again")
+                sequence.leave(cause, reason)
+                if sequence in attributed:
+                    self._quarantine(sequence, reason)
+                else:
+                    self._wait([sequence])
+            except Exception as error:  # noqa: BLE001  the others continue all the same
+                _log.error("replay_failed", request=sequence.request.request_id, exc_info=error)
+                sequence.worker = ""
+                self._fail(sequence, RequestFailure(ErrorCode.LOST, f"{reason}, and it cannot be replayed"))
         if sequences:
             _log.warning(
                 "streams_replayed", worker=handle.name, streams=len(sequences), cause=str(cause), reason=reason
             )
         self.serve(handle.model)
 
+    def _quarantine(self, sequence: LiveSequence, reason: str) -> None:
+        """End a sequence to which the losses of its workers are attributed."""
+        self.quarantine.add(sequence.request.model, sequence.submit.input, sequence.submit.sampling)
+        text = f"workers failed with this request {len(sequence.failures)} times in a row; {reason}"
+        self._fail(sequence, RequestFailure(ErrorCode.QUARANTINED, text))
+
     def _attribute_loss(
         self, handle: WorkerHandle, sequences: Sequence[LiveSequence], cause: Cause
     ) -> list[LiveSequence]:
         """The sequences that the loss of a worker is attributed to. Their failures then do not count against
         workers."""
-        if cause not in (Cause.DIED, Cause.KILLED):
+        if cause not in (Cause.DIED, Cause.KILLED, Cause.MISBEHAVED):
             return []
         death = WorkerFailure(handle.name, (handle.incarnation, None), within=cause is Cause.DIED)
         attributed = attribute_death(sequences, handle.slots, handle.reached, death)
@@ -179,7 +195,7 @@ class Placement:
         kept = 0
         for sequence in waiting:
             # The other sequences of a failed request are about to be cancelled.
-            if sequence.request.failure is not None or (kept and suspect(sequence)) or self._place(sequence, kept):
+            if sequence.request.failure is not None or (kept and suspect(sequence)) or self._try(sequence, kept):
                 continue
             self._retry(model)
             if not suspect(sequence):
@@ -191,6 +207,15 @@ class Placement:
         if sequence.cause is not None:
             self._metrics.replayed(sequence.request.model, str(sequence.cause), outcome).inc()
             sequence.cause = None
+
+    def _try(self, sequence: LiveSequence, kept: int) -> bool:
+        """As `_place`; an exception ends this sequence, and the others get their turns."""
+        try:
+            return self._place(sequence, kept)
+        except Exception as error:  # noqa: BLE001  a bug, or a request that became too large for a frame
+            _log.error("not_placed", request=sequence.request.request_id, exc_info=error)
+            self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, f"it cannot be sent: {type(error).__name__}"))
+            return True
 
     def _place(self, sequence: LiveSequence, kept: int) -> bool:
         while (handle := self._find_worker(sequence, kept)) is not None:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+import structlog
+
 from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import (
@@ -37,6 +39,10 @@ from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
 
+_log = structlog.get_logger("gateway.routing.router")
+_CAUSES = {Origin.OUTSIDE: Cause.KILLED, Origin.MISBEHAVED: Cause.MISBEHAVED}
+"""Origins of a loss that no request that ran is the cause of."""
+
 
 class Router(Actor[WorkerNotice | Terminated]):
     """Admits requests, and delivers to each sequence what its worker reports. Synchronous, on one event loop.
@@ -69,6 +75,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if handle.live or handle.role is Role.ACTIVE:
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
+        self.metrics.forget(worker)
 
     # Requests of clients.
 
@@ -153,24 +160,53 @@ class Router(Actor[WorkerNotice | Terminated]):
                     self.migrate(worker)
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """Handle a step, a heartbeat, an end or a failure of a sequence."""
+        """Handle a step, a heartbeat, an end or a failure of a sequence. An exception ends the sequence at which it
+        was raised, and no other."""
         handle = self.pool[worker]
         if incarnation != handle.incarnation:
             return
         if isinstance(event, Finished | Failed):
             handle.answered(event.stream)
+            ended = handle.live.get(event.stream)
+            try:
+                self._end(handle, event)
+            except Exception as error:  # noqa: BLE001  see above
+                self._panicked(handle, ended, error)
+            return
         if isinstance(event, Step | Heartbeat):
             handle.counters.add(incarnation, event.gauges)
             handle.reached, handle.steps_failed = event.gauges.reached, event.gauges.steps_failed
         if isinstance(event, Step):
             now = self._clock()
             for delta in event.deltas:
-                self._deliver(handle, delta, now)
-        elif isinstance(event, Finished):
+                try:
+                    self._deliver(handle, delta, now)
+                except Exception as error:  # noqa: BLE001  see above
+                    self._panicked(handle, handle.live.get(delta.stream), error)
+
+    def _end(self, handle: WorkerHandle, event: Finished | Failed) -> None:
+        if isinstance(event, Finished):
             self.pool.note_end(handle, event)
             self._finished(handle, event)
-        elif isinstance(event, Failed):
+        else:
             self._failed(handle, handle.live.get(event.stream), event)
+
+    def _panicked(self, handle: WorkerHandle, sequence: LiveSequence | None, error: Exception) -> None:
+        """End a sequence for which an event of its worker could not be handled: the next one would not follow on it.
+        Not if it has ended by now, or went to another worker or into the queue."""
+        log = _log.bind(worker=handle.name)
+        log.error("event_failed", exc_info=error)
+        if sequence is None or sequence.ended or (sequence.worker != handle.name and self._placement.has(sequence)):
+            return
+        failure = RequestFailure(ErrorCode.INTERNAL, f"an event of its worker failed: {type(error).__name__}")
+        try:
+            handle.cancel([sequence])
+            self._fail(sequence, failure)
+        except Exception as second:
+            log.error("sequence_abandoned", exc_info=second)
+            handle.live.pop(sequence.submit.stream, None)
+            if not sequence.ended:
+                sequence.fail(failure)
 
     def worker_changed(self, status: WorkerStatus) -> None:
         """A worker started, got on with loading, became ready, or is no longer."""
@@ -189,7 +225,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         """An incarnation is gone; what it held goes on elsewhere."""
         handle = self.pool[lost.worker]
         if lost.incarnation == handle.incarnation:
-            cause = Cause.KILLED if lost.origin is Origin.OUTSIDE else Cause.DIED
+            if lost.origin is Origin.MISBEHAVED:
+                handle.distrust(self._clock())
+            cause = _CAUSES.get(lost.origin, Cause.DIED)
             handle.forget()
             reason = f"worker {lost.worker} was lost: {lost.reason}"
             self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)

@@ -25,6 +25,13 @@ STALLS = 4
 """As many stalls as `WorkerHandle.stalled` sees make a hang."""
 
 
+DISTRUST_S = 300.0
+"""Time for which a worker that sent what it was not asked for is given requests after all others."""
+BACKENDS = frozenset({"iree", "mlx", "scripted"})
+"""Backends that have series of their own. A worker of another machine may report any name."""
+OTHER_BACKEND = "other"
+
+
 class Role(StrEnum):
     """The role of a worker: it is given requests, or is kept ready to be."""
 
@@ -55,6 +62,7 @@ class WorkerHandle:
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self._closed = -1
+        self._distrusted_until = 0.0
         self._full_until = 0.0
         self._uncancelled: list[Cancel] = []
         self._unanswered: dict[int, HeldBody] = {}
@@ -71,7 +79,8 @@ class WorkerHandle:
 
     @property
     def backend(self) -> str:
-        """The backend that the worker reported; kept while it restarts, so that its series continue."""
+        """The backend that the worker reported, one of a closed set; kept while it restarts, so that its series
+        continue."""
         return self._backend
 
     @property
@@ -151,7 +160,11 @@ class WorkerHandle:
 
     def doubtful(self, now: float) -> bool:
         """The worker may be lost soon, or may just be slow: others are given requests before it."""
-        return self.silent(now) or self.stalled(now)
+        return now < self._distrusted_until or self.silent(now) or self.stalled(now)
+
+    def distrust(self, now: float) -> None:
+        """It sent what it was not asked for, and may do so again."""
+        self._distrusted_until = now + DISTRUST_S
 
     def usefulness(self, now: float) -> int:
         """0 for a worker that cannot serve, 1 for one that may be lost soon, 2 for others."""
@@ -173,8 +186,9 @@ class WorkerHandle:
         if status.hello is None:
             return
         self.slots = status.hello.slots
-        if status.hello.backend != self._backend:
-            self._backend = status.hello.backend
+        backend = status.hello.backend if status.hello.backend in BACKENDS else OTHER_BACKEND
+        if backend != self._backend:
+            self._backend = backend
             self.observed = self._metrics.of(self.model, self._backend, self.name)
 
     def cancel(self, sequences: Iterable[LiveSequence]) -> None:

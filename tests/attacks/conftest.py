@@ -19,3 +19,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]
         assert server.is_live()
         turn = server.longest_turn
         assert turn.cpu_ms < LONGEST_TURN_MS, f"{turn.ran} held the event loop for {turn.cpu_ms} ms of CPU time"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The gateway runs on asyncio: its links and its server do."""
+    return "asyncio"

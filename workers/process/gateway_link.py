@@ -19,6 +19,9 @@ from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Load
 LAST_FRAMES_S = 0.2
 """Time for the last frames to leave, for which the event loop waits."""
 
+_NOT_FOR_A_REQUEST = frozenset({Origin.OUTSIDE, Origin.MISBEHAVED})
+"""Origins of an end that no request has caused."""
+
 
 class GatewayLink:
     """Synchronous but for `send_hello`. Its owner sees to its messages, its heartbeat and its end."""
@@ -102,7 +105,7 @@ class GatewayLink:
     def worker_lost(self, lost: IncarnationLost) -> None:
         """Its process is gone, and all that it held."""
         self._live.clear()
-        died = ByeReason.KILLED if lost.origin is Origin.OUTSIDE else ByeReason.DIED
+        died = ByeReason.KILLED if lost.origin in _NOT_FOR_A_REQUEST else ByeReason.DIED
         self.send(Bye(ByeReason.STOPPED if self._leaves else died, clip(lost.reason)))
         self.end(f"the worker was lost: {lost.reason}")
 

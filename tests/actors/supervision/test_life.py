@@ -366,6 +366,18 @@ class TestLooks:
         driver.later(1.0)
         assert driver.lost == [(1, "no frame for 8 s")]
 
+    def test_one_that_sends_something_after_each_stall_of_our_own_is_never_late(self) -> None:
+        """As a gateway that is stopped and continued many times, however soon after each other."""
+        driver = running()
+        for _ in range(10):
+            driver.stall(60.0)
+            driver.now += 0.01
+            driver.frames(IDLE)
+        assert driver.lost == []
+        driver.stall(60.0)
+        driver.stall(60.0)
+        assert driver.lost == [(1, "no frame for 8 s")]
+
     def test_one_that_is_suspended_for_good_is_ended_at_its_limit_and_not_before(self) -> None:
         driver = running()
         driver.later(1.99, Observation(suspended=True))

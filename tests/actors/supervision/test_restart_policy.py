@@ -140,13 +140,69 @@ def test_poison_requests_without_end_neither_use_up_the_restarts_nor_delay_them(
     assert isinstance(record.died(0.0, 1003), GiveUp)
 
 
-def test_a_kill_from_outside_counts_only_before_it_was_ready() -> None:
+def test_kills_of_a_ready_worker_never_count() -> None:
     record = Record(RestartPolicy(max_failures=2, first_delay_s=1))
     for number in range(1, 10):
         record.ready(number)
         assert record.failed(KILLED, number, 0.0) == Restart(0)
-    assert record.failed(KILLED, 10, 0.0) == Restart(1)
-    assert isinstance(record.failed(KILLED, 11, 0.0), GiveUp)
+    assert record.died(0.0, 10) == Restart(1)
+    assert isinstance(record.died(0.0, 11), GiveUp)
+
+
+ONCE_READY = [
+    pytest.param(Origin.OUTSIDE, 5.0, id="killed"),
+    pytest.param(Origin.UNKNOWN, 5.0, id="killed, and the system does not report by whom"),
+    pytest.param(Origin.MEMORY, 30.0, id="killed for memory"),
+]
+
+
+@pytest.mark.parametrize(("origin", "longest_s"), ONCE_READY)
+@pytest.mark.parametrize("joins", [False, True], ids=["local", "remote"])
+def test_killed_starts_of_a_worker_that_was_ready_only_delay_the_next(
+    origin: Origin, longest_s: float, joins: bool
+) -> None:
+    record = Record(RestartPolicy(), joins=joins)
+    record.ready(1)
+    killed = Loss("it was killed", origin)
+    decisions = [record.failed(killed, number, 0.0) for number in range(2, 2 + 2 * MAX_REMEMBERED)]
+    delays = [decision.delay_s for decision in decisions if isinstance(decision, Restart)]
+    assert len(delays) == len(decisions), "never given up"
+    assert delays[:5] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert set(delays[8:]) == {longest_s}
+    record.ready(900)
+    assert record.failed(KILLED, 900, 0.0) == Restart(0)
+    assert record.failed(killed, 901, 0.0) == Restart(0.25), "in a row"
+
+
+@pytest.mark.parametrize("origin", [Origin.OUTSIDE, Origin.UNKNOWN, Origin.MEMORY])
+def test_killed_starts_of_a_worker_that_was_never_ready_are_given_up_with_a_reason(origin: Origin) -> None:
+    record = Record(RestartPolicy())
+    killed = Loss("it was killed", origin)
+    decisions = [record.failed(killed, number, 0.0) for number in range(1, 1 + MAX_FAILED_STARTS)]
+    assert decisions == [
+        *map(Restart, (0.25, 0.5, 1.0, 2.0)),
+        GiveUp("killed in 5 starts in a row, and never ready: see whether a memory limit or a watchdog ends it"),
+    ]
+
+
+def test_failed_starts_count_across_kills() -> None:
+    record = Record(RestartPolicy(window_s=1e-9))
+    record.ready(1)
+    numbers = iter(range(2, 100))
+    for _ in range(MAX_FAILED_STARTS - 1):
+        assert isinstance(record.failed(DIED, next(numbers), 0.0), Restart)
+        assert isinstance(record.failed(KILLED, next(numbers), 0.0), Restart)
+    assert record.failed(DIED, next(numbers), 0.0) == GiveUp("failed 5 starts in a row")
+
+
+def test_another_program_has_never_been_ready() -> None:
+    record = Record(RestartPolicy())
+    record.ready(1)
+    record.changed(1)
+    record.ready(1)  # the old one is still there
+    record.forget()
+    decisions = [record.failed(KILLED, number, 0.0) for number in range(2, 2 + MAX_FAILED_STARTS)]
+    assert isinstance(decisions[-1], GiveUp)
 
 
 def test_starts_that_keep_failing_are_given_up_though_the_window_forgets_them() -> None:

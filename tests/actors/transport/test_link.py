@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from actors.transport.endpoint import LocalEndpoint
-from actors.transport.link import DRAIN_BATCH, Link, LinkClosed, LinkFull
+from actors.transport.link import DRAIN_BATCH, DRAIN_FRAMES, Link, LinkClosed, LinkFull
 from actors.transport.message import number_frame
 from tests.actors.transport.ends import End, pair, raw_peer, settle
 
@@ -65,7 +65,10 @@ async def test_a_callback_that_raises_does_not_stop_the_link(endpoint: str) -> N
     assert [type(error) for error in raised] == [LookupError]
 
 
-async def test_a_flood_lets_the_loop_turn(endpoint: str) -> None:
+@pytest.mark.parametrize(
+    ("frames", "most"), [(1, 2 * DRAIN_BATCH), (512, 2 * DRAIN_FRAMES // 512)], ids=["messages", "frames"]
+)
+async def test_a_flood_lets_the_loop_turn(endpoint: str, frames: int, most: int) -> None:
     async with pair(endpoint) as (here, there):
         turns: list[int] = []
 
@@ -75,11 +78,11 @@ async def test_a_flood_lets_the_loop_turn(endpoint: str) -> None:
                 asyncio.get_running_loop().call_soon(turn)
 
         for number in range(500):
-            there.link.send_nowait([b"%d" % number])
+            there.link.send_nowait([b"%d" % number] * frames)
         turn()
         await here.until(lambda: len(here.messages) == 500)
         await settle()
-        assert max(b - a for a, b in itertools.pairwise(turns)) <= 2 * DRAIN_BATCH
+        assert max(b - a for a, b in itertools.pairwise(turns)) <= most
 
 
 async def test_a_waiting_send_is_told_that_the_link_closed(endpoint: str) -> None:

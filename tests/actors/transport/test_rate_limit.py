@@ -47,3 +47,10 @@ def test_a_peer_has_a_bound_of_messages_and_one_of_bytes() -> None:
     assert budget.spend(0, 0.0) == "more than 1 messages a second"
     assert PeerBudget(rate).spend(20, 0.0) is None
     assert PeerBudget(rate).spend(21, 0.0) == "more than 10 bytes a second"
+
+
+def test_a_message_of_many_frames_counts_as_many() -> None:
+    rate = PeerRate(frames_per_s=1.0, frames_at_once=5.0)
+    budget = PeerBudget(rate)
+    assert budget.spend(1, 0.0, frames=4) is None
+    assert budget.spend(1, 0.0, frames=2) == "more than 1 frames a second"

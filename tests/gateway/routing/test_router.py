@@ -22,6 +22,7 @@ from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Gauges, Step
 from tests.actors.fake_peer import FakePeer, started
+from tests.actors.supervision.processes import submit
 from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -184,6 +185,7 @@ async def test_each_notice_is_handled_as_of_its_own_frame() -> None:
             for number in range(1, TRIP_AFTER + 1)
         ]
         handle = router.pool["w"]
+        worker.send_nowait([submit(number) for number in range(1, TRIP_AFTER + 1)])
         peer.say(*(event for step in steps[1:] for event in step))
         assert handle.breaker.state(anyio.current_time()) is Circuit.CLOSED
         peer.say(*steps[0])

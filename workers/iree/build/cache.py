@@ -142,7 +142,19 @@ class GraphCache:
                 key.unlink(missing_ok=True)
             for left in self._folder.glob("*.tmp"):
                 if _idle(left, now) >= STALE_S:
-                    _discard(left)
+                    self._discard(left)
+
+    def _discard(self, left: Path) -> None:
+        """Remove an entry or a key that a process had begun when it died. Whether it is dead is decided by the lock of
+        the entry: a clock may jump."""
+        if not left.is_dir():
+            left.unlink(missing_ok=True)
+            return
+        lock = self._folder / f"{left.name.partition('.')[0]}.lock"
+        with _locked(lock, wait=False) as ours:
+            if ours:
+                shutil.rmtree(left, ignore_errors=True)
+                lock.unlink(missing_ok=True)
 
     def _remove(self, entry: Path) -> bool:
         """Rename an entry, then remove it, so that no process finds half of it. False if another process makes it
@@ -155,14 +167,6 @@ class GraphCache:
                 shutil.rmtree(doomed, ignore_errors=True)
                 lock.unlink(missing_ok=True)
         return ours
-
-
-def _discard(left: Path) -> None:
-    """Remove an entry or a key that a process had begun when it died."""
-    if left.is_dir():
-        shutil.rmtree(left, ignore_errors=True)
-    else:
-        left.unlink(missing_ok=True)
 
 
 def _idle(path: Path, now: float) -> float:

@@ -1,0 +1,115 @@
+"""A sequence as it was asked for, and what a worker may send of it. Pure.
+
+The frames' own bounds (`protocol.bounds`) hold for any request. Within them, a worker could answer a request for four
+tokens with megabytes. So each sequence is held to its own `Submit`, and what a worker's output takes of the gateway's
+memory is bounded by what clients asked for.
+"""
+
+from collections.abc import Sequence
+
+from actors.process.exit_cause import Origin
+from actors.supervision.protocol_state import PeerMisbehaved
+from actors.transport.rejections import Rejection
+from protocol.bounds import MAX_PIECE_BYTES, MAX_STOP_CHARS, MAX_TOKENS
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.events import Delta, Failed, Finished, Logprobs, Usage
+from protocol.request import FinishReason, TokensInput
+
+MEAN_PIECE = 128
+"""Characters of text, or bytes of a piece, per token of a long answer. The longest tokens of the usual vocabularies are
+runs of 128 blanks."""
+LONG_PIECES = 65536
+"""Allowance of an answer beyond that, for tokens of up to `MAX_PIECE_BYTES` each."""
+HELD_BACK = MAX_STOP_CHARS + 8
+"""Characters that earlier tokens may have left: part of a stop string, and incomplete characters at the end of the
+prompt and of the resumed tokens."""
+
+
+class PeerLied(PeerMisbehaved):
+    """Raised for an event that is well formed, and neither what was asked for nor plausible. It is the worker's own
+    fault, whatever requests it runs."""
+
+    kind = Rejection.OUTPUT
+    origin = Origin.MISBEHAVED
+
+
+class AskedSequence:
+    """A sequence from its `Submit` to its terminal event."""
+
+    __slots__ = ("_chars", "_context", "_limits", "_logprobs", "_most", "_piece_bytes", "_pieces", "_prompt", "_tokens")
+
+    def __init__(self, submit: Submit, context: int) -> None:
+        """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
+        self._limits = submit.limits
+        self._logprobs = submit.sampling.logprobs
+        self._context = context or MAX_TOKENS
+        self._most = min(submit.limits.max_tokens or MAX_TOKENS, self._context, MAX_TOKENS)
+        self._prompt = len(submit.input.tokens) if isinstance(submit.input, TokensInput) else None
+        self._tokens = len(submit.resume)  # resumed ones count as generated
+        self._chars = self._pieces = self._piece_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        """It has all tokens that it may have."""
+        return self._tokens >= self._most
+
+    def take(self, event: Delta | Finished) -> None:
+        """Account for output. Raises `PeerLied`."""
+        self._tokens += len(event.tokens)
+        self._chars += len(event.text)
+        if self._tokens > self._most:
+            raise PeerLied(f"stream {event.stream} got more than the {self._most} tokens asked for")
+        if self._chars > HELD_BACK + _most_of(self._tokens):
+            raise PeerLied(f"stream {event.stream} got {self._chars} characters of text in {self._tokens} tokens")
+        if self._logprobs is not None or event.logprobs:
+            self._take_logprobs(event.stream, event.tokens, event.logprobs)
+
+    def _take_logprobs(self, stream: int, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> None:
+        if self._logprobs is None:
+            raise PeerLied(f"stream {stream} got log-probabilities that were not asked for")
+        if [each.sampled.token for each in logprobs] != list(tokens):
+            raise PeerLied(f"stream {stream} got log-probabilities of other tokens than its own")
+        for each in logprobs:
+            if len(each.top) > self._logprobs:
+                raise PeerLied(f"stream {stream} got {len(each.top)} most likely tokens, {self._logprobs} asked for")
+            self._pieces += 1 + len(each.top)
+            self._piece_bytes += len(each.sampled.piece) + sum(len(other.piece) for other in each.top)
+        if self._piece_bytes > _most_of(self._pieces):
+            raise PeerLied(f"stream {stream} got {self._piece_bytes} bytes of {self._pieces} tokens")
+
+    def finish(self, event: Finished, cancelled: bool) -> None:
+        """Account for its last output, and check its end. Raises `PeerLied`."""
+        self.take(event)
+        if event.reason == "cancelled":
+            if not cancelled:
+                raise PeerLied(f"stream {event.stream} was cancelled unasked")
+            return  # nobody reads the usage
+        self._check_usage(event.stream, event.usage)
+        self._check_reason(event.stream, event.reason, event.usage)
+
+    def _check_usage(self, stream: int, usage: Usage) -> None:
+        if usage.completion_tokens != self._tokens:
+            raise PeerLied(f"stream {stream} ended with {usage.completion_tokens} tokens, and {self._tokens} came")
+        if usage.prompt_tokens > self._context or self._prompt not in (None, usage.prompt_tokens):
+            raise PeerLied(f"stream {stream} ended with {usage.prompt_tokens} tokens of its prompt")
+        if usage.cached_tokens > usage.prompt_tokens + self._tokens:
+            raise PeerLied(f"stream {stream} ended with {usage.cached_tokens} cached tokens")
+
+    def _check_reason(self, stream: int, reason: FinishReason, usage: Usage) -> None:
+        limits = self._limits
+        if reason == "length" and not self.complete and usage.prompt_tokens + self._tokens < self._context:
+            raise PeerLied(f"stream {stream} ended for its length after {self._tokens} of {self._most} tokens")
+        if reason == "stop" and not limits.stop and (limits.ignore_eos or self._tokens < limits.min_tokens):
+            raise PeerLied(f"stream {stream} stopped after {self._tokens} tokens, where nothing may stop it")
+
+    def fail(self, event: Failed) -> None:
+        """Check its failure. Raises `PeerLied`."""
+        unasked = event.code is ErrorCode.DEADLINE and not self._limits.deadline_ms
+        if unasked or event.code is ErrorCode.QUARANTINED:
+            raise PeerLied(f"stream {event.stream} failed with {event.code}, which it cannot")
+
+
+def _most_of(tokens: int) -> int:
+    """The most characters, or bytes, that so many tokens have."""
+    return min(MAX_PIECE_BYTES * tokens, LONG_PIECES + MEAN_PIECE * tokens)

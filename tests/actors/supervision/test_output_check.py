@@ -1,0 +1,178 @@
+"""Bounds of what a worker may send of its sequences: frames and times in, verdicts out."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.supervision.asked_sequence import HELD_BACK, LONG_PIECES, MEAN_PIECE, PeerLied
+from actors.supervision.output_check import ANSWER_S, OutputCheck
+from protocol.bounds import MAX_PIECE_BYTES, PROTOCOL_VERSION
+from protocol.commands import Cancel, Submit
+from protocol.errors import ErrorCode
+from protocol.events import (
+    Capabilities,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Heartbeat,
+    Hello,
+    Loading,
+    Logprobs,
+    Ready,
+    Step,
+    TokenLogprob,
+    Usage,
+)
+from protocol.request import Limits, Sampling, TextInput, TokensInput
+
+HANG_S = 10.0
+CONTEXT = 1000
+HELLO = Hello(PROTOCOL_VERSION, "w", 1, 7, "m", "b", "d", 4, CONTEXT)
+
+
+def asked(
+    *, resume: int = 0, logprobs: int | None = None, prompt: TokensInput | TextInput | None = None, **limits: Any
+) -> OutputCheck:
+    """A worker that got stream 1."""
+    check = OutputCheck()
+    check.check(HELLO, 0.0)
+    sampling = Sampling(logprobs=logprobs)
+    given_prompt = prompt or TokensInput((5, 6))
+    check.sent([Submit(1, "r", given_prompt, sampling, Limits(**limits), resume=(9,) * resume)], 0.0)
+    return check
+
+
+def delta(count: int = 1, text: str = "", logprobs: tuple[Logprobs, ...] = ()) -> Step:
+    return Step((Delta(1, (65,) * count, text, logprobs),))
+
+
+def finished(reason: Any, completion: int, prompt: int = 2, text: str = "", cached: int = 0) -> Finished:
+    return Finished(1, reason, Usage(prompt, completion, cached_tokens=cached), (), text)
+
+
+def likely(count: int, piece: bytes = b"A", token: int = 65) -> Logprobs:
+    each = TokenLogprob(token, -1.0, piece)
+    return Logprobs(each, (each,) * count)
+
+
+LONG = "x" * (MAX_PIECE_BYTES + HELD_BACK)
+HONEST: dict[str, tuple[OutputCheck, list[Event]]] = {
+    "all tokens": (asked(max_tokens=3), [delta(2, "ab"), delta(1, "c"), finished("length", 3)]),
+    "an end of sequence": (asked(), [delta(2, "ab"), finished("stop", 2)]),
+    "a stop string before min_tokens": (asked(stop=("ab",), min_tokens=9), [delta(2), finished("stop", 2)]),
+    "the end of the context": (asked(), [delta(CONTEXT - 2), finished("length", CONTEXT - 2)]),
+    "text of the longest token": (asked(), [delta(1, LONG), finished("stop", 1)]),
+    "text that was held back": (asked(stop=("x" * 256,)), [delta(1), finished("stop", 1, text="x" * 255)]),
+    "resumed tokens": (asked(resume=2, max_tokens=3), [delta(1, "c"), finished("length", 3)]),
+    "nothing left to resume": (asked(resume=3, max_tokens=3), [finished("length", 3)]),
+    "log-probabilities": (asked(logprobs=2), [delta(2, "ab", (likely(2), likely(0))), finished("stop", 2)]),
+    "reused rows": (asked(resume=2), [finished("stop", 2, cached=4)]),
+    "an unknown prompt": (asked(prompt=TextInput("hi")), [delta(1), finished("stop", 1, prompt=77)]),
+    "a failure": (asked(), [delta(1), Failed(1, ErrorCode.STEP, "no")]),
+    "a deadline": (asked(deadline_ms=5), [Failed(1, ErrorCode.DEADLINE, "late")]),
+}
+
+
+@pytest.mark.parametrize(("check", "events"), HONEST.values(), ids=HONEST)
+def test_what_was_asked_for_passes_and_nothing_after_it(check: OutputCheck, events: list[Event]) -> None:
+    for event in events:
+        check.check(event, 1.0)
+    for late in (delta(1), finished("stop", 1), Failed(1, ErrorCode.STEP, "no")):
+        with pytest.raises(PeerLied, match="stream 1 is not one that it has"):
+            check.check(late, 2.0)
+
+
+LIES: dict[str, tuple[OutputCheck, Event, str]] = {
+    "a stream it was not given": (asked(), Step((Delta(2, (65,)),)), "stream 2 is not one"),
+    "no token": (asked(), delta(0, "text"), "a delta without a token"),
+    "a token too many": (asked(max_tokens=3), delta(4), "more than the 3 tokens"),
+    "a resumed token too many": (asked(max_tokens=3, resume=2), delta(2), "more than the 3 tokens"),
+    "more than the context": (asked(), delta(CONTEXT + 1), "more than the 1000 tokens"),
+    "too much text": (asked(), delta(1, LONG + "x"), "1289 characters of text in 1 tokens"),
+    "too much text at the end": (asked(resume=1), finished("stop", 1, text=LONG + "x"), "characters of text"),
+    "log-probabilities": (asked(), delta(1, "", (likely(0),)), "not asked for"),
+    "no log-probabilities": (asked(logprobs=0), delta(1), "of other tokens"),
+    "one log-probability too many": (asked(logprobs=0), delta(1, "", (likely(0),) * 2), "of other tokens"),
+    "of another token": (asked(logprobs=0), delta(1, "", (likely(0, token=66),)), "of other tokens"),
+    "too many likely ones": (asked(logprobs=2), delta(1, "", (likely(3),)), "3 most likely tokens, 2 asked for"),
+    "cancelled": (asked(), finished("cancelled", 0), "cancelled unasked"),
+    "length too early": (asked(max_tokens=3), finished("length", 0), "after 0 of 3 tokens"),
+    "stopped by nothing": (asked(ignore_eos=True, resume=3), finished("stop", 3), "nothing may stop it"),
+    "stopped too early": (asked(min_tokens=3, resume=2), finished("stop", 2), "nothing may stop it"),
+    "more tokens than came": (asked(), finished("stop", 1), "ended with 1 tokens, and 0 came"),
+    "fewer tokens than came": (asked(resume=2), finished("stop", 1), "ended with 1 tokens, and 2 came"),
+    "another prompt": (asked(), finished("stop", 0, prompt=3), "3 tokens of its prompt"),
+    "an endless prompt": (asked(prompt=TextInput("hi")), finished("stop", 0, prompt=CONTEXT + 1), "of its prompt"),
+    "an endless cache": (asked(), finished("stop", 0, cached=3), "3 cached tokens"),
+    "quarantined": (asked(), Failed(1, ErrorCode.QUARANTINED, "no"), "quarantined"),
+    "a deadline that was not set": (asked(), Failed(1, ErrorCode.DEADLINE, "no"), "deadline_exceeded"),
+    "more slots": (asked(), Heartbeat(Gauges(slots_active=5)), "5 of its 4 slots"),
+    "control characters": (asked(), Ready(Capabilities(), device="a\x1b[2J"), "Ready has a label"),
+    "control characters as it loads": (asked(), Loading("a\nb"), "Loading has a label"),
+}
+
+
+@pytest.mark.parametrize(("check", "event", "text"), LIES.values(), ids=LIES)
+def test_a_lie_is_refused_by_what_is_wrong_with_it(check: OutputCheck, event: Event, text: str) -> None:
+    with pytest.raises(PeerLied, match=text):
+        check.check(event, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100_000)), min_size=1, max_size=50))
+def test_no_answer_has_more_text_than_its_tokens_allow(parts: list[tuple[int, int]]) -> None:
+    """However it is split: the bound is on the sum."""
+    check, tokens, chars = asked(max_tokens=CONTEXT), 0, 0
+    for count, size in parts:
+        try:
+            check.check(delta(count, "x" * size), 1.0)
+        except PeerLied:
+            break
+        tokens, chars = tokens + count, chars + size
+    assert chars <= HELD_BACK + min(MAX_PIECE_BYTES * tokens, LONG_PIECES + MEAN_PIECE * tokens)
+
+
+def test_pieces_have_a_bound_on_average() -> None:
+    check = asked(logprobs=20)
+    wide = likely(20, piece=b"x" * MAX_PIECE_BYTES)
+    check.check(delta(1, "", (wide,)), 1.0)
+    with pytest.raises(PeerLied, match=r"\d+ bytes of \d+ tokens"):
+        check.check(delta(9, "", (wide,) * 9), 1.0)
+
+
+def test_a_cancelled_sequence_ends_as_it_likes_and_in_time() -> None:
+    check = asked(max_tokens=3)
+    check.sent([Cancel(1), Cancel(7)], 5.0)
+    check.check(delta(1), 6.0)
+    assert check.overdue(4.9 + HANG_S + ANSWER_S, HANG_S) is None
+    assert check.overdue(5.0 + HANG_S + ANSWER_S, HANG_S) == "no end of a cancelled sequence for 40 s"
+    check.check(finished("cancelled", 0), 7.0)
+    assert check.overdue(1e9, HANG_S) is None
+
+
+def test_a_sequence_with_all_its_tokens_ends_in_time() -> None:
+    check = asked(max_tokens=3)
+    check.check(delta(3), 5.0)
+    assert check.overdue(4.9 + HANG_S + ANSWER_S, HANG_S) is None
+    assert "all its tokens" in str(check.overdue(5.0 + HANG_S + ANSWER_S, HANG_S))
+    check.check(finished("length", 3), 7.0)
+    assert check.overdue(1e9, HANG_S) is None
+
+
+@pytest.mark.parametrize("code", [ErrorCode.LOST, ErrorCode.DRAINING])
+def test_a_worker_that_announces_its_end_ends(code: ErrorCode) -> None:
+    check = asked()
+    check.check(Failed(1, code, "it ends"), 5.0)
+    assert check.overdue(4.9 + HANG_S + ANSWER_S, HANG_S) is None
+    assert "though it said so" in str(check.overdue(5.0 + HANG_S + ANSWER_S, HANG_S))
+
+
+def test_a_worker_of_unknown_context_is_held_to_what_was_asked_for() -> None:
+    check = OutputCheck()
+    check.sent([Submit(1, "r", TextInput("hi"), Sampling(), Limits(max_tokens=3))], 0.0)
+    check.check(delta(3), 1.0)
+    with pytest.raises(PeerLied):
+        check.check(delta(1), 1.0)

@@ -1,0 +1,1 @@
+"""Attacks by workers and on workers."""
