@@ -24,7 +24,7 @@ from actors.supervision.remote import RemotePeer
 from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
-from protocol.codec import encode
+from protocol.codec import encode_commands
 from protocol.commands import Command
 
 END_S = 10.0
@@ -209,7 +209,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     def _send(self, commands: Sequence[Command]) -> None:
         if self._link is None:
             raise LinkClosed("the link is closed")
-        self._link.send_nowait([encode(command) for command in commands])
+        self._link.send_nowait(encode_commands(commands))
 
     def _close(self, linger_s: float = 0.0) -> None:
         if self._link is not None:

@@ -24,6 +24,9 @@ __all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "Message
 
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
+DRAIN_BYTES = 512 * 1024
+"""Bytes of messages after which that turn ends: steps of many sequences with log-probabilities take 10 ms a
+megabyte."""
 _EVENTS = int(zmq.EVENTS)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.SNDMORE)
@@ -190,8 +193,9 @@ class Link:
     def drain_now(self) -> None:
         """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has sent."""
         self._on_monitor()
-        for _ in range(2 * HIGH_WATER // DRAIN_BATCH):  # what can have been waiting; not what a flood adds meanwhile
-            if self._closed or self._lost or not self._drain():
+        bound = self.received + 2 * HIGH_WATER  # what can have been waiting; not what a flood adds meanwhile
+        for _ in range(2 * HIGH_WATER):
+            if self._closed or self._lost or self.received >= bound or not self._drain():
                 break
 
     def close(self, linger_s: float = 0.5) -> None:
@@ -227,8 +231,9 @@ class Link:
                 self._come_back()
 
     def _drain(self) -> bool:
-        """Deliver up to DRAIN_BATCH messages; true when more may be waiting."""
+        """Deliver up to DRAIN_BATCH messages, and DRAIN_BYTES; true when more may be waiting."""
         self._draining = True
+        size = 0
         try:
             for _ in range(DRAIN_BATCH):
                 state = self._events()
@@ -245,9 +250,12 @@ class Link:
                         self._end(rejected.ends)
                 else:
                     self.received += 1
+                    size += sum(map(len, frames))
                     self._on_message(frames)
                 if self._closed or self._lost:
                     return False
+                if size >= DRAIN_BYTES:
+                    break
             return True
         finally:
             self._draining = False
