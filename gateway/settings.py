@@ -36,6 +36,12 @@ class GatewaySettings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_total_body_bytes: int = 256 * 1024 * 1024
     """Bytes of all bodies, both arriving and of live requests (`n` times), before further ones are refused with 429."""
+    max_body_values: int = 512 * 1024
+    """JSON values in one body; an array, an object and each of its members counts as four."""
+    max_answer_bytes: int = 128 * 1024 * 1024
+    """Memory of one answer: of a whole one to its end, of a streamed one as far as its client has not taken it."""
+    max_total_answer_bytes: int = 512 * 1024 * 1024
+    """Memory of all answers, before the largest of them is ended with 429."""
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
     """Sequences that one request may start: its prompts times `n`."""
@@ -87,6 +93,9 @@ class GatewaySettings:
             "port": (0, 65535),
             "max_body_bytes": (1, 12 * 1024 * 1024),
             "max_total_body_bytes": (1, 1 << 50),
+            "max_body_values": (1024, 1 << 24),
+            "max_answer_bytes": (1 << 20, 1 << 40),
+            "max_total_answer_bytes": (1 << 20, 1 << 50),
             "max_header_bytes": (1024, 1 << 20),
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
             "max_fanout_bytes": (1, 60 * 1024 * 1024),
@@ -118,6 +127,8 @@ class GatewaySettings:
             )
         if self.max_body_bytes > self.max_total_body_bytes:
             raise GatewaySettingsError("max_body_bytes is over max_total_body_bytes: no such body could be taken")
+        if self.max_answer_bytes > self.max_total_answer_bytes:
+            raise GatewaySettingsError("max_answer_bytes is over max_total_answer_bytes: no such answer could be kept")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         if not self.host:

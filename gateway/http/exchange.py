@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
@@ -143,6 +144,20 @@ class HttpExchange:
         with anyio.move_on_after(self._settings.client_stall_s):
             await self._start(status, [(b"content-type", JSON), length], headers or [])
             await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_in_pieces(self, status: int, pieces: Iterable[bytes]) -> None:
+        """Send a large JSON response, rendered while it is sent. Others are served between its pieces. A client that
+        does not take a piece in time is dropped."""
+        stalled = anyio.CancelScope()
+        with stalled:
+            stalled.deadline = anyio.current_time() + self._settings.client_stall_s
+            await self._start(status, [(b"content-type", JSON)])
+            for piece in pieces:
+                stalled.deadline = anyio.current_time() + self._settings.client_stall_s
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                await anyio.lowlevel.checkpoint()  # a send need not yield
+            self._done = True
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def respond_empty(self) -> None:
         """Send a 204 response."""

@@ -16,7 +16,7 @@ from protocol.codec import decode_command, decode_event, encode, encode_commands
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ProtocolError
 from protocol.events import Event
-from protocol.request import ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 from tests.protocol.examples import FRAMES
 from tests.protocol.strategies import frames, of_struct
@@ -199,7 +199,7 @@ def test_clip_replaces_what_utf8_cannot_carry() -> None:
 
 def test_the_commands_of_a_message_are_encoded_as_each_by_itself() -> None:
     shared, other = ChatInput((Message("user", "hi"),), now=5), TextInput("x" * 100)
-    inputs = [shared, other, shared, shared, TokensInput((1, 2)), other]
+    inputs: list[Input] = [shared, other, shared, shared, TokensInput((1, 2)), other]
     commands: list[Command] = [
         Submit(number, "r", each, Sampling(seed=number), Limits(max_tokens=3)) for number, each in enumerate(inputs)
     ]
