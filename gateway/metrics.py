@@ -108,6 +108,11 @@ class Metrics:
         self._answers = Gauge(
             "baton_answer_bytes", "Bytes of answers that clients have yet to take", registry=self._registry
         )
+        self._lag = Gauge(
+            "baton_event_loop_lag_seconds",
+            "Longest time since the last scrape for which the event loop kept a callback waiting",
+            registry=self._registry,
+        )
         self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
         self.connections_refused = Counter(
             "baton_connections_refused",
@@ -155,12 +160,7 @@ class Metrics:
 
     def watch_loop(self, longest: Callable[[], float]) -> None:
         """Set the function that returns the longest lag of the event loop since its last call, which is a scrape."""
-        gauge = Gauge(
-            "baton_event_loop_lag_seconds",
-            "Longest time since the last scrape for which the event loop kept a callback waiting",
-            registry=self._registry,
-        )
-        gauge.set_function(longest)
+        self._lag.set_function(longest)
 
     def render(self) -> bytes:
         """All metrics in the text format, version 0.0.4."""

@@ -69,7 +69,9 @@ class GatewaySettings:
     max_resume_s: float = 600.0
     """The longest time that a stream may be kept after its connection has ended; 0: none is kept."""
     max_resumable_streams: int = 512
-    """Resumable streams, read or not, before further ones are refused; 0: none."""
+    """Resumable streams, read or not, before the oldest one that is not read gives way; 0: none."""
+    max_resumable_streams_per_key: int = 256
+    """Those of one API key. Without keys only `max_resumable_streams` holds: an address is no client."""
     resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest are dropped first."""
     progress_timeout_s: float = 30.0
@@ -94,7 +96,7 @@ class GatewaySettings:
             "max_body_bytes": (1, 12 * 1024 * 1024),
             "max_total_body_bytes": (1, 1 << 50),
             "max_body_values": (1024, 1 << 24),
-            "max_answer_bytes": (1 << 20, 1 << 40),
+            "max_answer_bytes": (1 << 20, 1 << 29),
             "max_total_answer_bytes": (1 << 20, 1 << 50),
             "max_header_bytes": (1024, 1 << 20),
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
@@ -109,6 +111,7 @@ class GatewaySettings:
             "client_stall_s": (0.01, 86400),
             "max_resume_s": (0, 86400),
             "max_resumable_streams": (0, 1 << 16),
+            "max_resumable_streams_per_key": (1, 1 << 16),
             "resume_buffer_bytes": (0, 1 << 30),
             "progress_timeout_s": (0.01, 86400),
             "hang_timeout_s": (0.01, Deadlines().hang_most),

@@ -159,7 +159,7 @@ class Settings(BaseSettings):
         LIMITS,
         "Maximum bytes of memory of one answer; of a streamed one, of what its client has not read yet.",
         ge=1 << 20,
-        le=1 << 40,
+        le=1 << 29,
     )
     max_total_answer_bytes: int = _field(
         _GATEWAY.max_total_answer_bytes,
@@ -236,8 +236,15 @@ class Settings(BaseSettings):
     max_resumable_streams: int = _field(
         _GATEWAY.max_resumable_streams,
         LIMITS,
-        "Maximum number of streams that can be resumed; requests for another one are answered 429.",
+        "Maximum number of streams that can be resumed; the oldest one that is not being read gives way.",
         ge=0,
+        le=1 << 16,
+    )
+    max_resumable_streams_per_key: int = _field(
+        _GATEWAY.max_resumable_streams_per_key,
+        LIMITS,
+        "Maximum number of these streams of one API key; without keys it has no effect.",
+        ge=1,
         le=1 << 16,
     )
     resume_buffer_bytes: int = _field(

@@ -73,6 +73,12 @@ class HttpExchange:
         return presented_key(self._scope, self.conventions.key_headers) or b""
 
     @property
+    def client(self) -> str:
+        """Names the client by its key; empty on a server without keys, where a key that is sent proves nothing."""
+        name: str = self._scope.get("baton.key_name", "")
+        return name or (self.key.decode("latin-1") if self._settings.api_key else "")
+
+    @property
     def delivered(self) -> bool:
         """The last byte of the answer was given to the connection."""
         return self._done and not self._sending

@@ -75,7 +75,7 @@ class GenerateEndpoint:
             return None
         request, renderer = self._decode(raw)
         if request.output.resume_s:
-            self._resumables.check_room()
+            self._resumables.check_room(exchange.client)
         return self._router.open(request, exchange.request_id, body, exchange.key), renderer
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
@@ -124,7 +124,7 @@ class GenerateEndpoint:
 
         if log is not None:
             reader = Reader(exchange)
-            stream = self._resumables.keep(reply, log, exchange.key, resume_s, reader)
+            stream = self._resumables.keep(reply, log, resume_s, reader)
             await self._resumables.read(stream, reader, answer)
             return
         try:
