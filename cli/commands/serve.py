@@ -80,7 +80,7 @@ async def _serve(
         if ready_message.postponed is not None:
             display.worker_changed(ready_message.postponed)
 
-    # What was imported lives as long as the process: to look through it takes a full collection 40 ms of the event loop.
+    # What was imported lives as long as the process: a full collection would look through it for 40 ms.
     gc.collect()
     gc.freeze()
     await run_daemon(
