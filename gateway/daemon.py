@@ -26,6 +26,7 @@ from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
+from gateway.loop_lag import LoopLag
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
@@ -147,6 +148,9 @@ class _Daemon(Actor[DaemonMessage]):
         self._fleet = self.context.spawn("fleet", self._supervised)
         self._fleet.watch(self.context.ref, FleetGaveUp)
         self.context.start_soon(self._watch_signals)
+        lag = LoopLag()
+        self.context.start_soon(lag.run)
+        self._router.metrics.watch_loop(lag.take)
         if self._joins is not None:
             self.context.start_soon(self._joins.run, self._fleet)
         self.context.start_soon(self._run_server)

@@ -27,6 +27,7 @@ class RefusalCode(StrEnum):
     STREAM_TAKEN = "stream_taken"
     EVENTS_GONE = "events_gone"
     STREAM_CANCELLED = "stream_cancelled"
+    STREAM_DROPPED = "stream_dropped"
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
@@ -53,6 +54,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,
+    RefusalCode.STREAM_DROPPED: 410,
     RefusalCode.BODY_TOO_LARGE: 413,
     RefusalCode.UNSUPPORTED_MEDIA_TYPE: 415,
     ErrorCode.OVERLOADED: 429,

@@ -36,6 +36,12 @@ class GatewaySettings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_total_body_bytes: int = 256 * 1024 * 1024
     """Bytes of all bodies, both arriving and of live requests (`n` times), before further ones are refused with 429."""
+    max_body_values: int = 512 * 1024
+    """JSON values in one body; an array, an object and each of its members counts as four."""
+    max_answer_bytes: int = 128 * 1024 * 1024
+    """Memory of one answer: of a whole one to its end, of a streamed one as far as its client has not taken it."""
+    max_total_answer_bytes: int = 512 * 1024 * 1024
+    """Memory of all answers, before the largest of them is ended with 429."""
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
     """Sequences that one request may start: its prompts times `n`."""
@@ -63,7 +69,9 @@ class GatewaySettings:
     max_resume_s: float = 600.0
     """The longest time that a stream may be kept after its connection has ended; 0: none is kept."""
     max_resumable_streams: int = 512
-    """Resumable streams, read or not, before further ones are refused; 0: none."""
+    """Resumable streams, read or not, before the oldest one that is not read gives way; 0: none."""
+    max_resumable_streams_per_key: int = 256
+    """Those of one API key. Without keys only `max_resumable_streams` holds: an address is no client."""
     resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest are dropped first."""
     progress_timeout_s: float = 30.0
@@ -87,6 +95,9 @@ class GatewaySettings:
             "port": (0, 65535),
             "max_body_bytes": (1, 12 * 1024 * 1024),
             "max_total_body_bytes": (1, 1 << 50),
+            "max_body_values": (1024, 1 << 24),
+            "max_answer_bytes": (1 << 20, 1 << 29),
+            "max_total_answer_bytes": (1 << 20, 1 << 50),
             "max_header_bytes": (1024, 1 << 20),
             "max_choices": (1, MAX_FRAMES_PER_MESSAGE),
             "max_fanout_bytes": (1, 60 * 1024 * 1024),
@@ -100,6 +111,7 @@ class GatewaySettings:
             "client_stall_s": (0.01, 86400),
             "max_resume_s": (0, 86400),
             "max_resumable_streams": (0, 1 << 16),
+            "max_resumable_streams_per_key": (1, 1 << 16),
             "resume_buffer_bytes": (0, 1 << 30),
             "progress_timeout_s": (0.01, 86400),
             "hang_timeout_s": (0.01, Deadlines().hang_most),
@@ -118,6 +130,8 @@ class GatewaySettings:
             )
         if self.max_body_bytes > self.max_total_body_bytes:
             raise GatewaySettingsError("max_body_bytes is over max_total_body_bytes: no such body could be taken")
+        if self.max_answer_bytes > self.max_total_answer_bytes:
+            raise GatewaySettingsError("max_answer_bytes is over max_total_answer_bytes: no such answer could be kept")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         if not self.host:

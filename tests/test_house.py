@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 """Packages that each package may import, besides itself."""
 
-_GATEWAY_BASE = {"settings", "errors", "metrics", "body_budget"}
+_GATEWAY_BASE = {"settings", "errors", "metrics", "body_budget", "answer_budget"}
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "settings": set(),
@@ -30,7 +30,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "histogram": set(),
         "metrics": {"histogram"},
         "body_budget": {"errors"},
-        "generation": set(),
+        "answer_budget": set(),
+        "loop_lag": set(),
+        "generation": {"errors"},
         "routing": _GATEWAY_BASE | {"generation"},
         "http": _GATEWAY_BASE,
         "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},
@@ -38,7 +40,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
         "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
-        "daemon": _GATEWAY_BASE | {"routing", "http", "streaming", "fleet", "app"},
+        "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "fleet", "app"},
     },
     "workers": {
         "errors": set(),

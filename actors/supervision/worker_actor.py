@@ -24,9 +24,11 @@ from actors.supervision.remote import RemotePeer
 from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
-from protocol.codec import encode
+from protocol.codec import encode_commands
 from protocol.commands import Command
 
+MAX_DELAYS = 256
+"""Turns of the event loop by which a deadline is delayed at most, for messages that had arrived before it."""
 END_S = 10.0
 """Time to stop beyond the deadlines that the worker has for it; it is killed before."""
 
@@ -72,6 +74,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._delays = 0
         self._deferred = DeferredReplies()
         self._idle = anyio.Event()
         self._ended_again = 0  # the number of the last incarnation whose end had failed
@@ -209,7 +212,7 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     def _send(self, commands: Sequence[Command]) -> None:
         if self._link is None:
             raise LinkClosed("the link is closed")
-        self._link.send_nowait([encode(command) for command in commands])
+        self._link.send_nowait(encode_commands(commands))
 
     def _close(self, linger_s: float = 0.0) -> None:
         if self._link is not None:
@@ -235,5 +238,12 @@ class WorkerActor(Actor[msg.WorkerMessage]):
             self._timer = self._loop.call_at(due, self._due)
 
     def _due(self) -> None:
-        self._timer = None
+        """A deadline has come. What has arrived by then is handled first, in turns of the loop of its own; a flood
+        that never ends delays it no further."""
+        link = self._link
+        if link is not None and self._delays < MAX_DELAYS and link.drain_turn():
+            self._delays += 1
+            self._timer = self._loop.call_later(0.0, self._due)
+            return
+        self._timer, self._delays = None, 0
         self._report(msg.Due())

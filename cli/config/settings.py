@@ -152,6 +152,27 @@ class Settings(BaseSettings):
         ge=1,
         le=1 << 50,
     )
+    max_body_values: int = _field(
+        _GATEWAY.max_body_values,
+        LIMITS,
+        "Maximum JSON values in one request body; an array, an object and each of its members counts as four.",
+        ge=1024,
+        le=1 << 24,
+    )
+    max_answer_bytes: int = _field(
+        _GATEWAY.max_answer_bytes,
+        LIMITS,
+        "Maximum bytes of memory of one answer; of a streamed one, of what its client has not read yet.",
+        ge=1 << 20,
+        le=1 << 29,
+    )
+    max_total_answer_bytes: int = _field(
+        _GATEWAY.max_total_answer_bytes,
+        LIMITS,
+        "Maximum bytes of memory of all answers; beyond it the largest is ended with 429.",
+        ge=1 << 20,
+        le=1 << 50,
+    )
     max_header_bytes: int = _field(
         _GATEWAY.max_header_bytes, LIMITS, "Maximum bytes of one request's headers.", ge=1024, le=1 << 20
     )
@@ -220,8 +241,15 @@ class Settings(BaseSettings):
     max_resumable_streams: int = _field(
         _GATEWAY.max_resumable_streams,
         LIMITS,
-        "Maximum number of streams that can be resumed; requests for another one are answered 429.",
+        "Maximum number of streams that can be resumed; the oldest one that is not being read gives way.",
         ge=0,
+        le=1 << 16,
+    )
+    max_resumable_streams_per_key: int = _field(
+        _GATEWAY.max_resumable_streams_per_key,
+        LIMITS,
+        "Maximum number of these streams of one API key; without keys it has no effect.",
+        ge=1,
         le=1 << 16,
     )
     resume_buffer_bytes: int = _field(

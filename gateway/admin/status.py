@@ -4,6 +4,7 @@ import asyncio
 from importlib import resources
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -72,7 +73,11 @@ class Status:
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""
-        return Response(self._router.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})
+        families = []
+        for family in self._router.metrics.families():
+            families.append(family)
+            await anyio.lowlevel.checkpoint()
+        return Response(b"".join(families), headers={"content-type": CONTENT_TYPE.decode()})
 
     async def page(self, _: Request) -> Response:
         """`GET /`."""

@@ -26,6 +26,8 @@ class OutputOptions:
     """Sequences of each prompt (`n`): those of prompt `i` are `i * n` to `i * n + n - 1`."""
     with_tokens: bool = False
     """Deltas carry token ids and log-probabilities, also where a token has added no text yet."""
+    limit_field: str = "max_tokens"
+    """The request field that limits the tokens of a sequence, as the dialect calls it."""
     resume_s: float = 0.0
     """Seconds that the stream is kept for its client to come back; 0 ends it with the connection."""
 

@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
@@ -70,6 +71,12 @@ class HttpExchange:
     def key(self) -> bytes:
         """The API key that the client sent, whether one is needed or not; empty without one."""
         return presented_key(self._scope, self.conventions.key_headers) or b""
+
+    @property
+    def client(self) -> str:
+        """Names the client by its key; empty on a server without keys, where a key that is sent proves nothing."""
+        name: str = self._scope.get("baton.key_name", "")
+        return name or (self.key.decode("latin-1") if self._settings.api_key else "")
 
     @property
     def delivered(self) -> bool:
@@ -143,6 +150,20 @@ class HttpExchange:
         with anyio.move_on_after(self._settings.client_stall_s):
             await self._start(status, [(b"content-type", JSON), length], headers or [])
             await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_in_pieces(self, status: int, pieces: Iterable[bytes]) -> None:
+        """Send a large JSON response, rendered while it is sent. Others are served between its pieces. A client that
+        does not take a piece in time is dropped."""
+        stalled = anyio.CancelScope()
+        with stalled:
+            stalled.deadline = anyio.current_time() + self._settings.client_stall_s
+            await self._start(status, [(b"content-type", JSON)])
+            for piece in pieces:
+                stalled.deadline = anyio.current_time() + self._settings.client_stall_s
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                await anyio.lowlevel.checkpoint()  # a send need not yield
+            self._done = True
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def respond_empty(self) -> None:
         """Send a 204 response."""

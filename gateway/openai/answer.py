@@ -1,7 +1,7 @@
 """Answers in OpenAI's formats, whole or as chunks."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts, ToolCallDelta
 from gateway.openai.chunks import ChatChunks, CompletionChunks
 from gateway.openai.fields import FINISH_REASONS, completion_text, extension, fingerprint, usage
-from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.openai.logprobs import chat_parts, completion_parts
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead, EventRenderer
 
@@ -36,38 +36,42 @@ class OpenAIAnswer:
         kind = ChatChunks if self.chat else CompletionChunks
         return kind(head, include_usage=self.include_usage, token_ids=self.token_ids, logprobs=self.logprobs)
 
-    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
+    def whole(
+        self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
+    ) -> Iterator[bytes]:
         by_index: defaultdict[int, list[OutputDelta]] = defaultdict(list)
         for delta in deltas:
             by_index[delta.index].append(delta)
-        return _encode(
-            {
-                "id": head.id,
-                "object": "chat.completion" if self.chat else "text_completion",
-                "created": head.created,
-                "model": head.model,
-                "system_fingerprint": fingerprint(head.config_digest),
-                "choices": [self._choice(index, by_index[index]) for index in sorted(by_index)],
-                "usage": usage(counts),
-            }
-            | extension(continued)
-        )
+        first = {
+            "id": head.id,
+            "object": "chat.completion" if self.chat else "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": fingerprint(head.config_digest),
+        }
+        yield _encode(first)[:-1] + b',"choices":['
+        for count, index in enumerate(sorted(by_index)):
+            yield b"," if count else b""
+            yield from self._choice(index, by_index[index])
+        yield b"]," + _encode({"usage": usage(counts)} | extension(continued))[1:]
 
-    def _choice(self, index: int, deltas: Sequence[OutputDelta]) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: Sequence[OutputDelta]) -> Iterator[bytes]:
         choice: dict[str, Any] = {"index": index}
         if self.chat:
             choice["message"] = _message(deltas)
         else:
             choice["text"] = "".join(map(completion_text, deltas))
-        logprobs = None
+        yield _encode(choice)[:-1] + b',"logprobs":'
         if self.logprobs:
             reports = [report for delta in deltas for report in delta.logprobs]
-            logprobs = chat_logprobs(reports) if self.chat else CompletionLogprobs().write(reports)
+            yield from chat_parts(reports) if self.chat else completion_parts(reports)
+        else:
+            yield b"null"
         stop = deltas[-1].stop
-        choice |= {"logprobs": logprobs, "finish_reason": None if stop is None else FINISH_REASONS[stop]}
+        yield b',"finish_reason":' + _encode(None if stop is None else FINISH_REASONS[stop])
         if self.token_ids:
-            choice["token_ids"] = [token for delta in deltas for token in delta.tokens]
-        return choice
+            yield b',"token_ids":' + _encode([token for delta in deltas for token in delta.tokens])
+        yield b"}"
 
 
 def _message(deltas: Sequence[OutputDelta]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class RequestDecoder:
             stream=bool(body.stream),
             per_prompt=n,
             with_tokens=answer.token_ids or answer.logprobs,
+            limit_field=_limit_field(body),
             resume_s=self._resume_s(options),
         )
         return Decoded(GenerationRequest(body.model, sequences, output), answer)
@@ -144,6 +145,11 @@ def _message(message: ChatMessage, at: str) -> Message:
         if len(content) > MAX_TEXT:
             raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
     return Message("system" if message.role == "developer" else message.role, content)
+
+
+def _limit_field(body: CompletionBody | ChatBody) -> str:
+    newer = isinstance(body, ChatBody) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -1,16 +1,31 @@
 """Log-probabilities in OpenAI's formats, one for chats and one for completions."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from protocol.events import Logprobs, TokenLogprob
+
+PART_TOKENS = 64
+"""Tokens of one part of a whole answer: with all that may be reported of them, 80 KB."""
+_encode = msgspec.json.Encoder().encode
 
 
 def chat_logprobs(reports: Sequence[Logprobs]) -> dict[str, Any]:
     """The `logprobs` object of a chat's choice."""
     content = [_named(each.sampled) | {"top_logprobs": [_named(likely) for likely in each.top]} for each in reports]
     return {"content": content, "refusal": None}
+
+
+def chat_parts(reports: Sequence[Logprobs]) -> Iterator[bytes]:
+    """Write the same object in parts."""
+    yield b'{"content":['
+    for begin in range(0, len(reports), PART_TOKENS):
+        part = chat_logprobs(reports[begin : begin + PART_TOKENS])["content"]
+        yield (b"," if begin else b"") + _encode(part)[1:-1]
+    yield b'],"refusal":null}'
 
 
 class CompletionLogprobs:
@@ -35,6 +50,18 @@ class CompletionLogprobs:
             ],
             "text_offset": offsets,
         }
+
+
+def completion_parts(reports: Sequence[Logprobs]) -> Iterator[bytes]:
+    """Write the `logprobs` object of a whole choice of a completion in parts: one list of it after the other."""
+    for place, field in enumerate(("tokens", "token_logprobs", "top_logprobs", "text_offset")):
+        yield (b',"%s":[' if place else b'{"%s":[') % field.encode()
+        writer = CompletionLogprobs()
+        for begin in range(0, len(reports), PART_TOKENS):
+            part = writer.write(reports[begin : begin + PART_TOKENS])[field]
+            yield (b"," if begin else b"") + _encode(part)[1:-1]
+        yield b"]"
+    yield b"}"
 
 
 def _named(likely: TokenLogprob) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 
+from gateway.answer_budget import HeldAnswer
 from gateway.body_budget import HeldBody
 from gateway.generation.request import OutputOptions
 from gateway.routing.failure import RequestFailure
@@ -17,6 +18,8 @@ class LiveRequest(ABC):
         self.model = model
         self.output = output
         self.body = body.need()
+        self.answer: HeldAnswer | None = None
+        """Counts the memory of what was generated, and not taken yet if the answer is streamed. Set by the router."""
         self.worker = ""
         """The worker that last took one of its sequences."""
         self.config_digest = ""

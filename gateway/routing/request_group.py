@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 from gateway.body_budget import HeldBody
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.request import OutputOptions
+from gateway.routing.failure import RequestFailure
 from gateway.routing.live_request import LiveRequest
 from gateway.routing.sequence import LiveSequence
+from protocol.bounds import MAX_TOKENS
 from protocol.events import Usage
+
+TAKE_BYTES = 256 * 1024
+"""Memory of the output that is taken at once, which takes one or two milliseconds to render."""
 
 
 class RequestGroup(LiveRequest):
@@ -27,6 +32,10 @@ class RequestGroup(LiveRequest):
         self.sequences: Sequence[LiveSequence] = ()
         """In the order of their index. Set by the router, before they can change."""
         self.deadline: asyncio.TimerHandle | None = None
+        self.room = MAX_TOKENS
+        """Tokens that are taken at once. Set by the router."""
+        self.on_give_way: Callable[[], None] | None = None
+        """Called when the answer has to be ended while it is sent."""
         self._with_tokens = output.with_tokens
         self._release = release
 
@@ -35,14 +44,49 @@ class RequestGroup(LiveRequest):
         """A worker of another kind continued one of its sequences: its tokens may differ from there on."""
         return any(sequence.continued for sequence in self.sequences)
 
+    @property
+    def unread(self) -> bool:
+        """There is more to take now."""
+        return bool(self._ready)
+
     def take(self) -> list[OutputDelta]:
-        """The new deltas of all sequences."""
-        self._changed = False
+        """New deltas, the oldest first: of all sequences, unless `unread` is true afterwards."""
+        return self._take(self.room)
+
+    def take_all(self) -> list[OutputDelta]:
+        """The deltas of a whole answer."""
+        return self._take(MAX_TOKENS * len(self.sequences))
+
+    def _take(self, room: int) -> list[OutputDelta]:
         deltas: list[OutputDelta] = []
+        left: dict[int, None] = {}
         for index in self._ready:
-            self.sequences[index].take_into(deltas, self._with_tokens)
-        self._ready.clear()
+            sequence = self.sequences[index]
+            if room > 0:
+                room -= sequence.take_into(deltas, self._with_tokens, room)
+                if room > 0 or not sequence.unread:
+                    continue
+            left[index] = None
+        self._ready = left
+        self._changed = bool(left)
         return deltas
+
+    def give_way(self, failure: RequestFailure) -> None:
+        """End it with a failure, and drop what its client has not taken."""
+        self.failure = self.failure or failure
+        for sequence in self.sequences:
+            sequence.discard()
+        self._ready.clear()
+        self._changed = True
+        self._wake()
+        if self.on_give_way is not None:
+            self.on_give_way()
+
+    def close(self) -> None:
+        """Cancel what still lives of it, and release its answer, which is read no more. Synchronous, repeatable."""
+        self.cancel_nowait()
+        if self.answer is not None:
+            self.answer.release()
 
     def cancel_nowait(self) -> None:
         self._release(self)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import structlog
 
@@ -17,8 +18,10 @@ from actors.supervision.worker import (
 )
 from actors.supervision.worker_actor import WorkerRef
 from actors.transport.rejections import Rejections
+from gateway.answer_budget import AnswerBudget
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
+from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.delta import StopReason
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed
@@ -26,7 +29,7 @@ from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement import Placement
-from gateway.routing.request_group import RequestGroup
+from gateway.routing.request_group import TAKE_BYTES, RequestGroup
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.tenant import tenant_of
 from gateway.routing.worker_handle import Role, WorkerHandle
@@ -63,6 +66,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
         self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.rejections.total)
         self.metrics.watch_bodies(lambda: self.bodies.held)
+        self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
+        self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -94,6 +99,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
+        check_answer_size(request, self.pool.context(model), self._settings.max_answer_bytes)
         body.grow((request.output.per_prompt - 1) * body.size)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         group.sequences = sequences = [
@@ -105,6 +111,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             body.release()
             full = f"the workers of model {model!r} have all the requests they can hold"
             raise self._error(refusal, full if refusal is ErrorCode.OVERLOADED else self.pool.excuse(model))
+        group.room = max(1, TAKE_BYTES // max(token_bytes(each.sampling.logprobs) for each in request.sequences))
+        group.answer = self.answers.open(partial(self._give_way_soon, group))
         group.deadline = self._loop.call_later(
             self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, group
         )
@@ -128,6 +136,23 @@ class Router(Actor[WorkerNotice | Terminated]):
         failure = RequestFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
         for sequence in self._detach(group):
             self._end_badly(sequence, failure)
+
+    def _give_way_soon(self, group: RequestGroup, reason: str, alone: bool) -> None:
+        # One of its sequences may be being handled.
+        self._loop.call_soon(self._give_way, group, reason, alone)
+
+    def _give_way(self, group: RequestGroup, reason: str, alone: bool) -> None:
+        """End a request whose answer takes too much memory. See `gateway.answer_budget.GiveWay`."""
+        field = group.output.limit_field
+        if group.output.stream:
+            text = f"the output that was not read had to be dropped: {reason}; read it as it comes"
+            failure = RequestFailure(ErrorCode.OVERLOADED, text)
+        else:
+            text = f"the answer had to be dropped: {reason}; set `{field}` to less, or stream the answer"
+            failure = RequestFailure(ErrorCode.INVALID if alone else ErrorCode.OVERLOADED, text, field)
+        for sequence in self._detach(group):
+            self._end_badly(sequence, failure)
+        group.give_way(failure)
 
     def _detach(self, group: RequestGroup) -> list[LiveSequence]:
         """Remove the live sequences of a request from their workers, or from the queue."""

@@ -1,8 +1,12 @@
 """Live sequences: what workers delivered, what the client has not taken yet, and how each sequence ended."""
 
+from array import array
+from bisect import bisect_right
+
 import structlog
 from msgspec.structs import replace
 
+from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
@@ -25,6 +29,7 @@ class LiveSequence:
         "_logprobs",
         "_taken",
         "_text",
+        "_text_ends",
         "cause",
         "continued",
         "ended",
@@ -80,6 +85,8 @@ class LiveSequence:
         self.since_replay = 0
         """Tokens since the last of these failures."""
         self._text: list[str] = []
+        self._text_ends = array("I")
+        """For each text, the number of tokens when it was complete."""
         self._logprobs: list[Logprobs] = []
         self._taken = 0
 
@@ -123,11 +130,17 @@ class LiveSequence:
         if len(self.tokens) + len(delta.tokens) > self.limit:
             return False
         self.tokens += delta.tokens
+        size = TOKEN_BYTES * len(delta.tokens)
         if delta.text:
             self._text.append(delta.text)
+            self._text_ends.append(len(self.tokens))
+            size += TEXT_BYTES + len(delta.text)
         if delta.logprobs:
             self._logprobs += delta.logprobs
+            size += logprobs_bytes(delta.logprobs)
         self.request.changed(self.index)
+        if self.request.answer is not None:
+            self.request.answer.grow(size)
         return True
 
     def finish(self, reason: StopReason, usage: Usage) -> None:
@@ -153,17 +166,36 @@ class LiveSequence:
         self.submit = replace(self.submit, input=TokensInput(()))
         self.request.sequence_ended(self.index, self.failure)
 
-    def take_into(self, deltas: list[OutputDelta], with_tokens: bool) -> None:
-        """Add what the client has not had yet: one delta for each kind of output, however many steps it took."""
-        text = "".join(self._text)
+    @property
+    def unread(self) -> bool:
+        """The client has yet to take something that was delivered."""
+        return self._taken < len(self.tokens) or bool(self._text) or bool(self._logprobs)
+
+    def take_into(self, deltas: list[OutputDelta], with_tokens: bool, room: int) -> int:
+        """Add what the client has not had yet, of at most `room` tokens: one delta for each kind of output, however
+        many steps it took. Returns the number of tokens."""
+        begin, end = self._taken, len(self.tokens)
+        last = end - begin <= room
+        if last:
+            steps, reports = len(self._text), len(self._logprobs)
+        else:
+            end = begin + room
+            steps, reports = bisect_right(self._text_ends, end), room
+        text = "".join(self._text[:steps])
+        tokens = tuple(self.tokens[begin:end]) if with_tokens else ()
+        logprobs = tuple(self._logprobs[:reports])
+        del self._text[:steps], self._text_ends[:steps], self._logprobs[:reports]
+        self._taken = end
+        if self.request.answer is not None and self.request.output.stream:
+            self.request.answer.grow(-(TEXT_BYTES * steps + len(text) + logprobs_bytes(logprobs)))
+        reason = self.reason if last else None
+        if text or tokens or reason is not None:
+            deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
+        return end - begin
+
+    def discard(self) -> None:
+        """Drop what the client has not taken, which it will not get."""
+        self._taken = len(self.tokens)
         self._text.clear()
-        tokens: tuple[int, ...] = ()
-        if with_tokens and self._taken < len(self.tokens):
-            tokens = tuple(self.tokens[self._taken :])
-            self._taken = len(self.tokens)
-        logprobs: tuple[Logprobs, ...] = ()
-        if self._logprobs:
-            logprobs = tuple(self._logprobs)
-            self._logprobs.clear()
-        if text or tokens or self.reason is not None:
-            deltas.append(TextDelta(self.index, text, tokens, logprobs, self.reason))
+        del self._text_ends[:]
+        self._logprobs.clear()

@@ -5,7 +5,7 @@ A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (
 (`Dialect`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -57,9 +57,12 @@ class AnswerRenderer(Protocol):
     def answer_id(self, token: str) -> str:
         """The id of the answer: `[a-z]{1,8}[-_]` and the token, which is 24 hexadecimal digits."""
 
-    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
-        """Render the whole answer as a JSON body. `continued`: a worker of another kind continued a sequence, so its
-        tokens may differ from those of an undisturbed run."""
+    def whole(
+        self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
+    ) -> Iterator[bytes]:
+        """Render the whole answer as a JSON body, in parts of any size; what takes milliseconds to render must be
+        several. Other requests are served between parts. `continued`: a worker of another kind continued a sequence, so
+        its tokens may differ from those of an undisturbed run."""
 
     def events(self, head: AnswerHead) -> EventRenderer:
         """Make the renderer of the answer as a stream."""

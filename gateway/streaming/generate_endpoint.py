@@ -1,17 +1,21 @@
 """The endpoint of generation requests in any dialect, on plain ASGI."""
 
+from itertools import chain
+
 import anyio
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
 from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
+from gateway.streaming.pieces import joined
 from gateway.streaming.reply import StreamedReply, close_request, failure_error
 from gateway.streaming.resumable import Reader
 from gateway.streaming.resume_endpoint import ResumeEndpoint
@@ -43,7 +47,9 @@ class GenerateEndpoint:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
         body = HeldBody(self._router.bodies)
         try:
-            admitted = self._admit(await exchange.body(body), body, exchange)
+            raw = await exchange.body(body)
+            await check_values(raw, self._settings.max_body_values)
+            admitted = self._admit(raw, body, exchange)
         except RequestError as error:
             _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
@@ -69,24 +75,30 @@ class GenerateEndpoint:
             return None
         request, renderer = self._decode(raw)
         if request.output.resume_s:
-            self._resumables.check_room()
+            self._resumables.check_room(exchange.client)
         return self._router.open(request, exchange.request_id, body, exchange.key), renderer
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
-        async def answer(_: anyio.CancelScope) -> None:
+        async def answer(scope: anyio.CancelScope) -> None:
             await group.wait()
             if group.failure is not None:
                 await exchange.respond_error(failure_error(group.failure, self._settings))
                 return
+            group.on_give_way = scope.cancel
             answer_id = renderer.answer_id(exchange.token)
             head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
             try:
-                body = renderer.whole(head, group.take(), group.token_counts(), continued=group.continued)
+                parts = renderer.whole(head, group.take_all(), group.token_counts(), continued=group.continued)
+                pieces = joined(parts)
+                begin, more = next(pieces), next(pieces, None)
             except Exception:
                 # The server logs the exception.
                 await exchange.respond_error(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
                 raise
-            await exchange.respond(200, body)
+            if more is None:
+                await exchange.respond(200, begin)
+            else:
+                await exchange.respond_in_pieces(200, chain((begin, more), pieces))
 
         try:
             await exchange.while_connected(answer)
@@ -112,7 +124,7 @@ class GenerateEndpoint:
 
         if log is not None:
             reader = Reader(exchange)
-            stream = self._resumables.keep(reply, log, exchange.key, resume_s, reader)
+            stream = self._resumables.keep(reply, log, resume_s, reader)
             await self._resumables.read(stream, reader, answer)
             return
         try:

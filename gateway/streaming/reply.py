@@ -1,6 +1,7 @@
 """A streamed answer: its events in order, whichever connection sends them."""
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from gateway.errors import INTERNAL_TEXT, RequestError
@@ -26,7 +27,7 @@ def failure_error(failure: RequestFailure, settings: GatewaySettings) -> Request
 def close_request(group: RequestGroup) -> None:
     """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
     outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
-    group.cancel_nowait()
+    group.close()
     _log.info("request_ended", request=group.request_id, worker=group.worker, model=group.model, outcome=outcome)
 
 
@@ -72,7 +73,9 @@ class StreamedReply:
                 raise
             if chunk:
                 await exchange.events(chunk, more=not self.over)
-            if not self.over and not await self.news():
+            if self.group.unread:
+                await anyio.lowlevel.checkpoint()  # others are served between the pieces of a backlog
+            elif not self.over and not await self.news():
                 await self._wait(exchange)
 
     def close(self) -> None:
@@ -106,7 +109,7 @@ class StreamedReply:
         # Read before taking: what comes later is in the next round.
         ended = group.ended
         events = renderer.deltas(group.take())
-        if not ended:
+        if not ended or group.unread:
             return self._keep(events)
         if group.failure is not None:
             return self._end(events + renderer.error(failure_error(group.failure, self._settings)))

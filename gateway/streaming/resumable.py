@@ -18,6 +18,9 @@ from gateway.streaming.replay_buffer import EventLog, EventsGone, EventsUnknown
 from gateway.streaming.reply import StreamedReply
 from protocol.errors import ErrorCode
 
+MAX_DROPPED = 4096
+"""Streams that gave way, and are remembered so that their clients learn it."""
+
 _log = structlog.get_logger("gateway.streaming.resumable")
 
 
@@ -27,6 +30,14 @@ class UnknownStream(RequestError):
     def __init__(self) -> None:
         text = "there is no such stream: it was not to be resumed, or it is too late, or it is another one's"
         super().__init__(RefusalCode.STREAM_NOT_FOUND, text, field="id")
+
+
+class StreamDropped(RequestError):
+    """Raised when a stream of this client had to give way to newer ones."""
+
+    def __init__(self) -> None:
+        text = "the stream was dropped, as too many newer ones were to be kept: send the request again"
+        super().__init__(RefusalCode.STREAM_DROPPED, text, field="id")
 
 
 class StreamState(StrEnum):
@@ -68,13 +79,15 @@ class Reader:
 class ResumableStream:
     """One stream that is kept. Only `ResumableStreams` changes it."""
 
-    __slots__ = ("log", "owner", "reader", "reply", "resume_s", "state", "timer")
+    __slots__ = ("client", "log", "owner", "reader", "reply", "resume_s", "state", "timer")
 
-    def __init__(self, reply: StreamedReply, log: EventLog, owner: bytes, resume_s: float, reader: Reader) -> None:
+    def __init__(self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader) -> None:
         self.reply = reply
         self.log = log
-        self.owner = owner
+        self.owner = reader.exchange.key
         """The API key of the client that asked for it."""
+        self.client = reader.exchange.client
+        """The name of that client; empty on a server without keys."""
         self.resume_s = resume_s
         self.reader: Reader | None = reader
         self.state: StreamState | None = None
@@ -97,48 +110,71 @@ class ResumableStreams:
     """The kept streams by their ids. Each is dropped exactly once: after `resume_s` seconds without a reader, when its
     client cancels it, when a new one replaces it, or at the end of the gateway.
 
-    There are at most `max_resumable_streams`. A new one replaces the oldest that was delivered. When there is none, the
-    new one is refused: no stream is dropped that its client may still resume.
+    There are at most `max_resumable_streams`, and `max_resumable_streams_per_key` of one client. Beyond that a stream
+    gives way that no connection reads: of the same client if its share is full; else the oldest that was delivered,
+    or else the oldest of the client that has the most. A new stream is refused if all of those are being read.
     """
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
         self._streams: dict[str, ResumableStream] = {}
+        """Ordered by the time at which they were begun or lost their last connection."""
+        self._dropped: dict[str, bytes] = {}
+        """The owners of the last streams that gave way."""
         self._counts: Counter[StreamState] = Counter()
         self._changed = anyio.Event()
         for state in StreamState:
             metrics.watch_streams(state, partial(self._counts.__getitem__, state))
 
-    def check_room(self) -> None:
-        """Raise `RequestError` when one more cannot be kept."""
-        if len(self._streams) < self._settings.max_resumable_streams:
-            return
-        if not self._counts[StreamState.DELIVERED]:
-            text = "no more streams can be kept for clients that come back; without `resume_s` there may be room"
-            raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s)
+    def check_room(self, client: str) -> None:
+        """Raise `RequestError` when one more stream of this client cannot be kept."""
+        self._giving_way(client)
+
+    def _giving_way(self, client: str) -> ResumableStream | None:
+        """The stream that gives way to a new one of this client; None while there is room. Raises `RequestError`."""
+        settings, streams = self._settings, self._streams.values()
+        counts = Counter(stream.client for stream in streams)
+        if client and counts[client] >= settings.max_resumable_streams_per_key:
+            name, asked = "max_resumable_streams_per_key", [stream for stream in streams if stream.client == client]
+        elif len(streams) >= settings.max_resumable_streams:
+            name, asked = "max_resumable_streams", list(streams)
+        else:
+            return None
+        delivered = [stream for stream in asked if stream.state is StreamState.DELIVERED]
+        detached = [stream for stream in asked if stream.state is StreamState.DETACHED]
+        if delivered or detached:
+            # The first one of those that are equal, which is the oldest.
+            return delivered[0] if delivered else max(detached, key=lambda stream: counts[stream.client])
+        text = f"no more streams can be kept for clients that come back ({name}); without `resume_s` there may be room"
+        raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=settings.retry_after_s)
 
     def new_log(self) -> EventLog:
         """Make a log for a reply that is to be kept."""
         return EventLog(self._settings.resume_buffer_bytes)
 
-    def keep(
-        self, reply: StreamedReply, log: EventLog, owner: bytes, resume_s: float, reader: Reader
-    ) -> ResumableStream:
+    def keep(self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader) -> ResumableStream:
         """Keep a new stream, which `reader` reads. `check_room` must have allowed it."""
-        if len(self._streams) >= self._settings.max_resumable_streams:
-            self._drop(next(each for each in self._streams.values() if each.state is StreamState.DELIVERED), "")
-        stream = ResumableStream(reply, log, owner, resume_s, reader)
+        stream = ResumableStream(reply, log, resume_s, reader)
+        if (old := self._giving_way(stream.client)) is not None:
+            self._drop(old, "dropped")
+            self._dropped[old.reply.id] = old.owner
+            if len(self._dropped) > MAX_DROPPED:
+                del self._dropped[next(iter(self._dropped))]
+            _log.info("stream_dropped", request=old.reply.group.request_id)
         self._streams[reply.id] = stream
         self._move(stream, StreamState.READ)
         return stream
 
     def find(self, stream_id: str, owner: bytes) -> ResumableStream:
-        """The stream of this id and owner. Raises `UnknownStream`, whether or not another owner has such a stream."""
+        """The stream of this id and owner. Raises `StreamDropped`, and `UnknownStream`, whether or not another owner
+        has such a stream."""
         stream = self._streams.get(stream_id)
-        if stream is None or stream.owner != owner:
-            raise UnknownStream
-        return stream
+        if stream is not None and stream.owner == owner:
+            return stream
+        if self._dropped.get(stream_id) == owner:
+            raise StreamDropped
+        raise UnknownStream
 
     async def attach(self, stream: ResumableStream, reader: Reader, position: ResumePosition) -> bytes:
         """Make this connection the reader, and return the events that it has missed. The present reader is evicted:
@@ -189,6 +225,7 @@ class ResumableStreams:
         if not reader.exchange.begun:
             self._drop(stream, "")
             return
+        self._streams[stream.reply.id] = self._streams.pop(stream.reply.id)
         delivered = stream.reply.over and reader.exchange.delivered
         self._move(stream, StreamState.DELIVERED if delivered else StreamState.DETACHED)
         loop = asyncio.get_running_loop()

@@ -36,6 +36,11 @@ class FakeLink:
         while self.waiting and not self.closed:
             self.deliver(self.waiting.pop(0))
 
+    def drain_turn(self) -> bool:
+        if self.waiting and not self.closed:
+            self.deliver(self.waiting.pop(0))
+        return bool(self.waiting) and not self.closed
+
     def deliver(self, frames: list[bytes]) -> None:
         if not self.closed:
             self._on_message(frames)

@@ -18,6 +18,8 @@ OF_NO_WORKER = {
     "baton_stream_detachments",
     "baton_link_refused_total",
     "baton_body_bytes",
+    "baton_answer_bytes",
+    "baton_event_loop_lag_seconds",
     "baton_connections",
     "baton_connections_refused_total",
     "baton_connections_refused_created",

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.bounds import MAX_FRAME_BYTES, MAX_TEXT, clip
-from protocol.codec import decode_command, decode_event, encode
+from protocol.codec import decode_command, decode_event, encode, encode_commands
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ProtocolError
 from protocol.events import Event
-from protocol.request import Limits, Sampling, TextInput
+from protocol.request import ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
 from tests.protocol import vocabulary
 from tests.protocol.examples import FRAMES
 from tests.protocol.strategies import frames, of_struct
@@ -195,3 +195,20 @@ def test_clip_fits_and_always_encodes(text: str, limit: int) -> None:
 
 def test_clip_replaces_what_utf8_cannot_carry() -> None:
     assert clip("a\udcffb") == "a?b"
+
+
+def test_the_commands_of_a_message_are_encoded_as_each_by_itself() -> None:
+    shared, other = ChatInput((Message("user", "hi"),), now=5), TextInput("x" * 100)
+    inputs: list[Input] = [shared, other, shared, shared, TokensInput((1, 2)), other]
+    commands: list[Command] = [
+        Submit(number, "r", each, Sampling(seed=number), Limits(max_tokens=3)) for number, each in enumerate(inputs)
+    ]
+    commands.append(Cancel(7))
+    assert encode_commands(commands) == [encode(command) for command in commands]
+    assert encode_commands(commands[:1]) == [encode(commands[0])]
+
+
+def test_an_input_that_cannot_be_encoded_is_refused_in_a_message_too() -> None:
+    bad = Submit(1, "r", TextInput("\ud800"), Sampling(), Limits())
+    with pytest.raises(ProtocolError):
+        encode_commands([bad, bad])

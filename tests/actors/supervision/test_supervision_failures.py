@@ -19,7 +19,7 @@ from actors.system import ActorSystem
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.commands import Welcome
-from protocol.events import Hello, Step
+from protocol.events import Gauges, Heartbeat, Hello, Step
 from tests.actors.fake_peer import FakeLink, FakePeer, started
 from tests.actors.inbox import Inbox
 from tests.actors.supervision.processes import WAIT_S
@@ -183,6 +183,20 @@ async def test_a_timer_that_finds_the_mailbox_full_is_set_again() -> None:
             system.spawn("busy", Busy()).tell(fill)
             await until(lambda: actor._timer is not None)
     assert [line for line in logs if line["event"] == "actor_failed"] == []
+
+
+async def test_a_deadline_waits_for_what_has_arrived_in_turns_of_the_loop_of_their_own() -> None:
+    async with ActorSystem() as system:
+        peer = FakePeer()
+        worker, actor = await started(system, peer)
+        peer.serve()
+        peer.link.waiting = [[encode(Heartbeat(Gauges(steps=number)))] for number in range(1, 4)]
+        seen = []
+        for _ in range(4):
+            actor._due()
+            seen.append((len(peer.link.waiting), actor._delays))
+        assert seen == [(2, 1), (1, 2), (0, 0), (0, 0)]
+        assert worker.status.gauges.steps == 3
 
 
 @pytest.mark.parametrize("admitted", [False, True], ids=["before its turn", "before it was decided"])

@@ -1,13 +1,15 @@
 """The link: bounds at their edges, garbage, gaps and overflow."""
 
+import asyncio
 import socket
+from collections import Counter
 
 import anyio
 import anyio.lowlevel
 import pytest
 import zmq
 
-from actors.transport.link import HIGH_WATER, LinkClosed, MessageRefused
+from actors.transport.link import DRAIN_BYTES, HIGH_WATER, LinkClosed, MessageRefused
 from actors.transport.message import NUMBER_BYTES
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE
 from tests.actors.transport.ends import fill, pair, raw_peer, settle
@@ -140,3 +142,24 @@ async def test_overflow_is_refused_and_room_comes_back(endpoint: str) -> None:
                             assert received == sent + 1
                             return
                     await settle()
+
+
+async def test_large_messages_are_delivered_in_turns_of_the_loop_of_their_own(endpoint: str) -> None:
+    async with pair(endpoint) as (here, there):
+        turn, turns = 0, []
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+
+        def receive(frames: list[bytes]) -> None:
+            turns.append(turn)
+            loop.call_soon(next_turn)
+            here.receive(frames)
+
+        loop = asyncio.get_running_loop()
+        here.link.hand_over(receive, here.gone)
+        for _ in range(20):
+            there.link.send_nowait([bytes(DRAIN_BYTES)])
+        await here.until(lambda: len(here.messages) == 20)
+        assert max(Counter(turns).values()) <= 2, "one by its own callback, one by that of the descriptor"

@@ -129,6 +129,7 @@ def test_settings_shared_with_the_gateway_have_its_defaults_and_bounds() -> None
             for edge in (getattr(bound, "ge", None), getattr(bound, "le", None)):
                 if edge is not None:
                     others = {"max_choices": 1, "max_streams_per_worker": 1 << 20, "max_body_bytes": 1}
+                    others |= {"max_answer_bytes": 1 << 20} if name == "max_total_answer_bytes" else {}
                     GatewaySettings(**others | {name: edge})
 
 

@@ -5,7 +5,7 @@ It shares nothing with `gateway.openai`, and exists to show that a dialect is a 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -84,7 +84,9 @@ class MessageRenderer:
     def answer_id(self, token: str) -> str:
         return f"msg_{token}"
 
-    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
+    def whole(
+        self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
+    ) -> Iterator[bytes]:
         blocks: list[dict[str, Any]] = []
         for delta in deltas:
             begun = block(delta)
@@ -93,7 +95,7 @@ class MessageRenderer:
             for field, value in added(delta).items():
                 blocks[-1][field] = blocks[-1].get(field, "") + value
         stop = deltas[-1].stop
-        return json.dumps(
+        yield json.dumps(
             {
                 "id": head.id,
                 "type": "message",

@@ -27,6 +27,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def hold(self, seconds: float) -> None:
+        """Let time pass within a turn of the loop."""
+        self._jumping.now += seconds
+
 
 BACKEND: tuple[str, dict[str, Any]] = ("asyncio", {"loop_factory": VirtualLoop})
 """For an `anyio_backend` fixture."""

@@ -3,14 +3,18 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
 from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.fields import usage
+from gateway.openai.logprobs import PART_TOKENS, CompletionLogprobs, chat_logprobs
 from gateway.streaming.dialect import AnswerHead
 from protocol.errors import ErrorCode
+from protocol.events import Logprobs, TokenLogprob
 
 HEAD = AnswerHead("chatcmpl-0", 1, "tiny", "0123456789abcdef0123")
 COUNTS = TokenCounts(3, 4, 2)
@@ -34,7 +38,7 @@ def chunks(answer: OpenAIAnswer, deltas: list[OutputDelta]) -> list[dict[str, An
 
 
 def whole(answer: OpenAIAnswer, deltas: list[OutputDelta]) -> Any:
-    return json.loads(answer.whole(HEAD, deltas, COUNTS, continued=False))
+    return json.loads(b"".join(answer.whole(HEAD, deltas, COUNTS, continued=False)))
 
 
 def test_reasoning_and_tool_calls_have_chunks_of_their_own() -> None:
@@ -138,3 +142,38 @@ def test_an_answer_that_fails_at_once_has_its_error_and_its_end() -> None:
         b'data: {"error":{"message":"no","type":"server_error","param":null,"code":"step_failed"}}\n\n',
         b"data: [DONE]\n\n",
     ]
+
+
+def reported(count: int) -> list[OutputDelta]:
+    """Two choices of so many tokens; one character in two tokens, and texts that JSON escapes."""
+    pieces = [b'"x\n', "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"y"]
+    tops = [TokenLogprob(index, -1.5 * index, piece) for index, piece in enumerate(pieces)]
+    reports = [Logprobs(TokenLogprob(index, -0.25, pieces[index % 4]), tuple(tops)) for index in range(count)]
+    tokens, text = tuple(range(count)), '"x\n\u00e9y' * count
+    return [TextDelta(choice, text, tokens, tuple(reports), StopReason.LENGTH) for choice in range(2)]
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completion"])
+@pytest.mark.parametrize("count", [0, 1, PART_TOKENS, PART_TOKENS + 1, 3 * PART_TOKENS])
+def test_a_whole_answer_in_parts_is_the_one_that_is_encoded_at_once(chat: bool, count: int) -> None:
+    deltas = reported(count)
+    parts = list(OpenAIAnswer(chat=chat, logprobs=True, token_ids=True).whole(HEAD, deltas, COUNTS, continued=True))
+    choices = []
+    for delta in deltas:
+        content: dict[str, Any] = {"text": delta.text} if isinstance(delta, TextDelta) else {}
+        if chat:
+            content = {"message": {"role": "assistant", "content": content["text"], "refusal": None}}
+        logprobs = chat_logprobs(delta.logprobs) if chat else CompletionLogprobs().write(delta.logprobs)
+        rest = {"logprobs": logprobs, "finish_reason": "length", "token_ids": delta.tokens}
+        choices.append({"index": delta.index} | content | rest)
+    head = {
+        "id": HEAD.id,
+        "object": "chat.completion" if chat else "text_completion",
+        "created": HEAD.created,
+        "model": HEAD.model,
+        "system_fingerprint": "fp_0123456789abcdef",
+    }
+    assert b"".join(parts) == msgspec.json.encode(
+        head | {"choices": choices, "usage": usage(COUNTS), "baton": {"continued": True}}
+    )
+    assert max(map(len, parts)) < 60 * (count + 10) + 500 * PART_TOKENS, "no part has the log-probabilities of all"

@@ -1,6 +1,6 @@
 """A renderer that raises: the client still gets an error, and the server the exception."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -38,7 +38,9 @@ class BrokenEvents(MessageEvents):
 
 
 class BrokenRenderer(MessageRenderer):
-    def whole(self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool) -> bytes:
+    def whole(
+        self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
+    ) -> Iterator[bytes]:
         raise Broken
 
     def events(self, head: AnswerHead) -> EventRenderer:

@@ -159,26 +159,6 @@ async def test_a_stream_belongs_to_the_key_that_asked_for_it(one: str | None, ot
         assert (await served.ask("GET", path, **theirs)).status == status
 
 
-async def test_there_are_so_many_and_the_delivered_give_way() -> None:
-    async with gateway(max_resumable_streams=2) as served:
-        first, number = await served.begin()
-        second, _ = await served.begin()
-        refused = await served.ask("POST", "/v1/completions", KEPT)
-        assert (refused.status, refused.error["code"]) == (429, "overloaded")
-        assert "retry-after" in refused.headers
-        ordinary, _ = await served.begin(COMPLETION | {"stream": True})
-        assert ordinary.status == 200
-        await second.leave()
-        assert (await served.ask("POST", "/v1/completions", KEPT)).status == 429, "what was promised is kept"
-        served.worker.finish(number)
-        await first.ended.wait()
-        third, _ = await served.begin()
-        assert third.status == 200
-        assert (await served.ask("GET", f"/v1/streams/{stream_id(first)}")).status == 404
-        again = served.open("GET", f"/v1/streams/{stream_id(second)}")
-        assert await again.until(1) == second.events
-
-
 @pytest.mark.parametrize(
     ("chosen", "resume_s", "status"),
     [

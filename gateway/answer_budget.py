@@ -1,0 +1,74 @@
+"""Bounds the memory that answers take from their generation until their client has them."""
+
+from collections.abc import Callable
+
+GiveWay = Callable[[str, bool], None]
+"""Ends an answer, whose bytes do not count any more; called at most once. Its arguments are the reason in words, and
+true when the answer is over its own bound, whatever the others are."""
+
+
+class AnswerBudget:
+    """Counts the bytes of all answers of a gateway. Synchronous, on one event loop.
+
+    Over the bound, the answer that takes the most memory gives way. So a request with a small answer is not refused
+    because of large ones, and the client that fills the memory is the one that notices.
+    """
+
+    def __init__(self, bound: int, bound_each: int) -> None:
+        """`bound_each` is the bound of each single answer."""
+        self._bound = bound
+        self._bound_each = bound_each
+        self._answers: dict[HeldAnswer, None] = {}
+        self.held = 0
+        """Bytes that count now."""
+
+    def open(self, give_way: GiveWay) -> "HeldAnswer":
+        """Count a further answer."""
+        answer = HeldAnswer(self, give_way)
+        self._answers[answer] = None
+        return answer
+
+    def grow(self, answer: "HeldAnswer", count: int) -> None:
+        """Count so many bytes more of an answer, or fewer."""
+        self.held += count
+        answer.size += count
+        if answer.size > self._bound_each:
+            answer.give_way(f"it takes over {self._bound_each} bytes (max_answer_bytes)", alone=True)
+        elif self.held > self._bound:
+            largest = max(self._answers, key=lambda each: each.size)
+            text = f"all answers together take over {self._bound} bytes (max_total_answer_bytes)"
+            largest.give_way(f"{text}, and this one the most of them", alone=False)
+
+    def close(self, answer: "HeldAnswer") -> None:
+        """Count an answer no more."""
+        self.held -= answer.size
+        answer.size = 0
+        self._answers.pop(answer, None)
+
+
+class HeldAnswer:
+    """The counted bytes of one answer."""
+
+    __slots__ = ("_budget", "_closed", "_give_way", "size")
+
+    def __init__(self, budget: AnswerBudget, give_way: GiveWay) -> None:
+        self._budget = budget
+        self._give_way = give_way
+        self._closed = False
+        self.size = 0
+        """Bytes that it counts for."""
+
+    def grow(self, count: int) -> None:
+        """Count so many bytes more, or fewer."""
+        if not self._closed:
+            self._budget.grow(self, count)
+
+    def give_way(self, reason: str, *, alone: bool) -> None:
+        """End the answer, as there is no room for it."""
+        self.release()
+        self._give_way(reason, alone)
+
+    def release(self) -> None:
+        """Give back all its bytes; nothing counts any more. Repeatable."""
+        self._closed = True
+        self._budget.close(self)

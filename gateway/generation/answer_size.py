@@ -1,0 +1,53 @@
+"""The memory that the answer to a request takes: estimated when the request comes, counted while it is generated."""
+
+from collections.abc import Iterable
+
+from gateway.errors import invalid
+from gateway.generation.request import GenerationRequest
+from protocol.events import Logprobs
+
+TOKEN_BYTES = 40
+"""Memory of one token id, which a sequence keeps to its end."""
+TEXT_BYTES = 68
+"""Memory of the text of one step, besides one byte for each character."""
+LOGPROB_BYTES = 144
+"""Memory of one log-probability with its token. As JSON it is 30 to 80 bytes."""
+
+
+def token_bytes(logprobs: int | None) -> int:
+    """The memory of one token of an answer, with so many most likely tokens beside it; None reports none."""
+    return TOKEN_BYTES + TEXT_BYTES + (0 if logprobs is None else LOGPROB_BYTES * (1 + logprobs))
+
+
+def logprobs_bytes(reports: Iterable[Logprobs]) -> int:
+    """The memory of these log-probabilities."""
+    return sum(LOGPROB_BYTES * (1 + len(each.top)) for each in reports)
+
+
+def check_answer_size(request: GenerationRequest, context: int | None, bound: int) -> None:
+    """Refuse a request whose whole answer may take more than `bound` bytes: its tokens are those that it asks for,
+    `context` at most. Raises `RequestError`.
+
+    A streamed answer passes, as its client takes it while it is generated. So does one whose length nobody knows yet,
+    without a limit and before a worker has reported its context: both are bounded while they are generated.
+    """
+    if request.output.stream:
+        return
+    size = each_token = 0
+    for sequence in request.sequences:
+        limits = [count for count in (sequence.limits.max_tokens, context) if count is not None]
+        if not limits:
+            return
+        each = token_bytes(sequence.sampling.logprobs)
+        each_token += each
+        size += each * min(limits)
+    if size > bound:
+        field, count = request.output.limit_field, len(request.sequences)
+        top = request.sequences[0].sampling.logprobs
+        logprobs = "" if top is None else f", each with its log-probability and {top} others,"
+        text = (
+            f"`{field}`: {count} x {size // each_token} tokens{logprobs} may take {size} bytes, and one answer may "
+            f"have {bound} (max_answer_bytes); set `{field}` to {bound // each_token} or less, ask for fewer choices "
+            "or log-probabilities, or stream the answer"
+        )
+        raise invalid(field, text)

@@ -1,0 +1,84 @@
+"""The memory of answers is bounded: of each, and of all together."""
+
+from functools import partial
+
+import pytest
+
+from gateway.answer_budget import AnswerBudget
+from gateway.errors import RequestError
+from gateway.generation.answer_size import check_answer_size, token_bytes
+from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
+from protocol.bounds import MAX_TOKENS
+from protocol.request import Limits, Sampling, TextInput
+
+
+class Answers:
+    """Answers of one budget by name, and those that gave way."""
+
+    def __init__(self, bound: int, bound_each: int) -> None:
+        self.budget = AnswerBudget(bound, bound_each)
+        self.ended: list[tuple[str, bool]] = []
+
+    def grow(self, **sizes: int) -> None:
+        for name, size in sizes.items():
+            self.budget.open(partial(self._end, name)).grow(size)
+
+    def _end(self, name: str, reason: str, alone: bool) -> None:
+        assert "max_answer_bytes" in reason if alone else "max_total_answer_bytes" in reason
+        self.ended.append((name, alone))
+
+
+def test_the_last_byte_of_an_answer_finds_room_and_the_next_does_not() -> None:
+    answers = Answers(1000, 100)
+    answers.grow(fits=100, exceeds=101)
+    assert answers.ended == [("exceeds", True)]
+    assert answers.budget.held == 100
+
+
+def test_the_largest_answer_gives_way_to_the_one_that_grows() -> None:
+    answers = Answers(250, 100)
+    answers.grow(small=60, largest=100, other=90)
+    assert answers.ended == []
+    answers.grow(last=1)
+    assert answers.ended == [("largest", False)]
+    assert answers.budget.held == 151
+
+
+def test_an_answer_that_was_released_counts_no_more() -> None:
+    budget = AnswerBudget(100, 100)
+    answer = budget.open(lambda reason, alone: None)
+    answer.grow(70)
+    answer.grow(-20)
+    assert budget.held == answer.size == 50
+    answer.release()
+    answer.release()
+    answer.grow(70)
+    assert budget.held == answer.size == 0
+
+
+def request(
+    count: int, max_tokens: int | None, logprobs: int | None = None, *, stream: bool = False
+) -> GenerationRequest:
+    sequence = SequenceRequest(TextInput("x"), Sampling(logprobs=logprobs), Limits(max_tokens=max_tokens))
+    return GenerationRequest("m", (sequence,) * count, OutputOptions(stream=stream, limit_field="limit"))
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 20])
+def test_the_bound_of_a_whole_answer_is_exact(logprobs: int | None) -> None:
+    bound = 3 * 50 * token_bytes(logprobs)
+    check_answer_size(request(3, 50, logprobs), 4096, bound)
+    check_answer_size(request(3, None, logprobs), 50, bound)
+    with pytest.raises(RequestError, match="set `limit` to 50 or less") as refused:
+        check_answer_size(request(3, 51, logprobs), 4096, bound)
+    assert (refused.value.status, refused.value.field) == (400, "limit")
+    with pytest.raises(RequestError, match="max_answer_bytes"):
+        check_answer_size(request(3, None, logprobs), 51, bound)
+
+
+def test_a_limit_over_the_context_counts_as_the_context() -> None:
+    check_answer_size(request(2, MAX_TOKENS), 50, 100 * token_bytes(None))
+
+
+def test_an_answer_passes_that_is_streamed_or_whose_length_nobody_knows() -> None:
+    check_answer_size(request(64, MAX_TOKENS, 20, stream=True), 4096, 1)
+    check_answer_size(request(64, None, 20), None, 1)
