@@ -16,6 +16,7 @@ class RefusalCode(StrEnum):
     UNKNOWN_PARAMETER = "unknown_parameter"
     INVALID_API_KEY = "invalid_api_key"
     ADMIN_KEY_NEEDED = "admin_key_needed"
+    KEYS_NOT_RELOADED = "keys_not_reloaded"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
     WORKER_NOT_FOUND = "worker_not_found"
@@ -50,6 +51,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,
     RefusalCode.ANOTHER_GATEWAY: 409,
+    RefusalCode.KEYS_NOT_RELOADED: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,

@@ -22,6 +22,8 @@ class GatewaySettings:
     """When set, every route but `/health` needs it, as a bearer token or as the password of HTTP basic
     authentication."""
 
+    api_keys_file: str = ""
+    """A file with further keys and their names: see `gateway.http.api_keys`."""
     admin_key: str = ""
     """When set, requests that change something under `/admin` need this key instead of `api_key`."""
 

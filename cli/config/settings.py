@@ -113,6 +113,12 @@ class Settings(BaseSettings):
     api_key: str = _field(
         _GATEWAY.api_key, SERVER, "Key that clients must send as a bearer token; empty requires none.", "KEY"
     )
+    api_keys_file: str = _field(
+        _GATEWAY.api_keys_file,
+        SERVER,
+        "File with further keys, one NAME:KEY on each line; only its owner may read it.",
+        "FILE",
+    )
     admin_key: str = _field(
         _GATEWAY.admin_key, SERVER, "Key that drain, restart and reload require instead of the API key.", "KEY"
     )

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
+import structlog
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,6 +19,7 @@ from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
+from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
@@ -27,6 +30,7 @@ ANSWER_S = 10.0
 """Deadline of the fleet's reply, which it sends at once."""
 
 Body = TypeVar("Body", bound=Struct)
+_log = structlog.get_logger("gateway.admin.endpoints")
 
 
 class Leave(Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +123,31 @@ class Admin:
             raise RequestError(code, f"there is no {kind} {name[:128]!r}", field=kind) from error
         except Busy as error:
             raise RequestError(RefusalCode.OPERATION_UNDER_WAY, str(error)) from error
+
+
+class KeyReload:
+    """Reads the file of API keys again. Streams under way are not touched: a key is checked once for each request."""
+
+    def __init__(self, keys: ApiKeys, settings: GatewaySettings) -> None:
+        self._keys = keys
+        self._body_s = settings.body_timeout_s
+        self._reading = anyio.Lock()
+
+    def routes(self) -> list[Route]:
+        """The route under `/admin`."""
+        return [Route("/admin/keys/reload", self.reload, methods=["POST"])]
+
+    async def reload(self, request: Request) -> Response:
+        """`POST /admin/keys/reload`: the names of the keys. Without a valid file, the keys stay as they are."""
+        await _body(request, Nothing, self._body_s)
+        try:
+            async with self._reading:
+                change = await anyio.to_thread.run_sync(self._keys.reload)  # the file may be on a network
+        except ApiKeysInvalid as error:
+            _log.error("keys_not_reloaded", problem=str(error))
+            raise RequestError(RefusalCode.KEYS_NOT_RELOADED, str(error)) from error
+        _log.info("keys_reloaded", keys=change.names, added=change.added, removed=change.removed)
+        return _json({"keys": change}, 200)
 
 
 class Succession:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
+from gateway.http.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
@@ -23,7 +24,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 class AuthMiddleware:
     """Refuses requests with too large headers or without a valid key, and gives every request an id, which its response
-    carries.
+    carries. `scope["baton.key_name"]` is the name of the request's key, or empty.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -35,13 +36,14 @@ class AuthMiddleware:
         direct: Callable[[str, str], ASGIApp | None],
         settings: GatewaySettings,
         conventions: ConventionsByPath,
+        keys: ApiKeys,
     ) -> None:
         self._app = app
         self.conventions = conventions
         self._direct = direct
         self._settings = settings
-        self._key = settings.api_key.encode()
-        self._admin_key = settings.admin_key.encode() or self._key
+        self._keys = keys
+        self._admin_key = settings.admin_key.encode()
         # Without a key, only clients on this machine may change something. A page that a browser loaded under another
         # name of this machine may not.
         self._local = is_loopback(settings.host)
@@ -51,6 +53,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = name_request(scope)
+        scope["baton.key_name"] = ""
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
@@ -69,21 +72,43 @@ class AuthMiddleware:
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_headers):
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._name(scope, key_headers):
             return _no_key("API")
         return None
 
     def _check_admin(self, scope: Scope) -> RequestError | None:
-        """Reading takes the API key or the admin key; a change takes the admin key, if there is one."""
+        """Reading takes an API key or the admin key; a change takes the admin key, or without one `api_key`. Clients
+        with a named key change nothing."""
         reads = scope["method"] in ("GET", "HEAD")
-        if not self._admin_key:
-            if reads or (self._local and _is_local(scope)):
+        name = self._name(scope)
+        if self._admin_key:
+            allowed = name == ADMIN_NAME or (reads and (not self._keys or name != ""))
+            return None if allowed else _no_key("admin")
+        if self._keys:
+            if not name:
+                return _no_key("API")
+            if reads or name == DEFAULT_NAME:
                 return None
-            sentence = "to do this from another machine, set an admin key or an API key"
+            sentence = "the keys of `api_keys_file` change nothing here; to do this, set an admin key"
             return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
-        if _has_key(scope, self._admin_key) or (reads and (not self._key or _has_key(scope, self._key))):
+        if reads or (self._local and _is_local(scope)):
             return None
-        return _no_key("API" if self._admin_key == self._key else "admin")
+        sentence = "to do this from another machine, set an admin key or an API key"
+        return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
+
+    def _name(self, scope: Scope, key_headers: Collection[bytes] = ()) -> str:
+        """Find the name of the request's key, and note it in the scope. Empty without a valid key. The admin key is one
+        under `/admin` alone."""
+        given = presented_key(scope, key_headers)
+        if given is None:
+            return ""
+        under_admin = self._admin_key and scope["path"].startswith("/admin/")
+        if under_admin and secrets.compare_digest(given, self._admin_key):
+            name = ADMIN_NAME
+        else:
+            name = self._keys.name_of(given) or ""
+        scope["baton.key_name"] = name
+        return name
 
 
 def name_request(scope: Scope) -> bytes:
@@ -107,11 +132,6 @@ def _is_local(scope: Scope) -> bool:
         return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
     except ValueError:  # no valid host
         return False
-
-
-def _has_key(scope: Scope, key: bytes, key_headers: Collection[bytes] = ()) -> bool:
-    given = presented_key(scope, key_headers)
-    return given is not None and secrets.compare_digest(given, key)
 
 
 def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
