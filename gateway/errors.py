@@ -16,6 +16,8 @@ class RefusalCode(StrEnum):
     UNKNOWN_PARAMETER = "unknown_parameter"
     INVALID_API_KEY = "invalid_api_key"
     ADMIN_KEY_NEEDED = "admin_key_needed"
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     KEYS_NOT_RELOADED = "keys_not_reloaded"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
@@ -43,6 +45,8 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.UNKNOWN_PARAMETER: 400,
     RefusalCode.INVALID_API_KEY: 401,
     RefusalCode.ADMIN_KEY_NEEDED: 403,
+    RefusalCode.HOST_NOT_ALLOWED: 403,
+    RefusalCode.ORIGIN_NOT_ALLOWED: 403,
     RefusalCode.NOT_FOUND: 404,
     RefusalCode.MODEL_NOT_FOUND: 404,
     RefusalCode.WORKER_NOT_FOUND: 404,

@@ -19,6 +19,7 @@ from cli.terminal.ready_message import ReadyMessage
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
+from gateway.host_names import ANY
 from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
@@ -82,6 +83,8 @@ async def _serve(
         ready_message.listening(host, port)
         if not keys and not is_loopback(host):
             _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
+        if not keys and ANY in gateway.cors_origins:
+            _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")
         if ready_message.postponed is not None:
             display.worker_changed(ready_message.postponed)
 

@@ -1,8 +1,9 @@
-"""Authentication, header bounds and request ids, for every request. An ASGI middleware without buffering."""
+"""Authentication, allowed hosts and origins, header bounds and request ids, for every request. An ASGI middleware
+without buffering."""
 
 import re
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,8 @@ from gateway.http.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
+from gateway.http.hosts import AllowedHosts
+from gateway.http.origins import CrossOrigin
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -23,8 +26,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class AuthMiddleware:
-    """Refuses requests with too large headers or without a valid key, and gives every request an id, which its response
-    carries. `scope["baton.key_name"]` is the name of the request's key, or empty.
+    """Refuses requests with too large headers, for foreign hosts, of foreign pages or without a valid key, and gives
+    every request an id, which its response carries. `scope["baton.key_name"]` is the name of the request's key, or
+    empty.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -47,6 +51,8 @@ class AuthMiddleware:
         # Without a key, only clients on this machine may change something. A page that a browser loaded under another
         # name of this machine may not.
         self._local = is_loopback(settings.host)
+        self._hosts = AllowedHosts(settings, keyed=bool(keys))
+        self._pages = CrossOrigin(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,18 +63,26 @@ class AuthMiddleware:
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
-        if error is not None:
-            await HttpExchange(scope, receive, send, self._settings, conventions).refuse(error)
+        headers = self._pages.response_headers(scope)
+        if error is not None or self._pages.is_preflight(scope):
+            exchange = HttpExchange(scope, receive, _with_headers(send, headers), self._settings, conventions)
+            await (exchange.respond_empty() if error is None else exchange.refuse(error))
         elif direct is not None:
-            await direct(scope, receive, send)
+            # Few clients are pages of another origin: those of all others get `send` as it is.
+            of_page = any(name == b"access-control-allow-origin" for name, _ in headers)
+            await direct(scope, receive, _with_headers(send, headers) if of_page else send)
         else:
-            await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
+            await self._app(scope, receive, _with_headers(send, [(b"x-request-id", request_id), *headers]))
 
     def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
         bound = self._settings.max_header_bytes
         if size > bound:
             return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
+        if scope["path"] not in OPEN_PATHS and (refusal := self._hosts.check(scope)) is not None:
+            return refusal
+        if (refusal := self._pages.check(scope, key_headers)) is not None or self._pages.is_preflight(scope):
+            return refusal
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
@@ -134,10 +148,10 @@ def _is_local(scope: Scope) -> bool:
         return False
 
 
-def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
-    async def send_with_header(message: Message) -> None:
+def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
+    def send_with_headers(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        return send(message)  # no coroutine of its own, as streams send each token
 
-    return send_with_header
+    return send_with_headers
