@@ -8,9 +8,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.admin.endpoints import Admin, KeyReload, Succession
+from gateway.admin.endpoints import Admin, KeyReload
 from gateway.admin.status import Status
-from gateway.fleet.hand_over import HandOver
 from gateway.fleet.messages import FleetMessage
 from gateway.http.api_keys import ApiKeys
 from gateway.http.auth import AuthMiddleware
@@ -30,7 +29,6 @@ def create_app(
     router: Router,
     settings: GatewaySettings,
     fleet: Ref[FleetMessage] | None = None,
-    hand_over: HandOver | None = None,
     streams: ResumableStreams | None = None,
     peer: PeerGateway | None = None,
     dialects: Sequence[Dialect] = (),
@@ -38,10 +36,9 @@ def create_app(
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
-    Without a `fleet` there are no routes that drain, restart or reload workers, and without `hand_over` none for
-    another gateway. `streams` are the kept streams; a `peer` may keep further ones. `dialects` are served beside
-    OpenAI's, whose conventions hold for all paths that are not theirs. `keys` are by default those of the settings;
-    raises `ApiKeysInvalid` for them.
+    Without a `fleet` there are no routes that drain, restart or reload workers. `streams` are the kept streams; a
+    `peer` may keep further ones. `dialects` are served beside OpenAI's, whose conventions hold for all paths that are
+    not theirs. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
     """
     openai = openai_dialect(router, settings)
     # A client resumes a stream of any dialect with the header that it sends its key in.
@@ -72,9 +69,9 @@ def create_app(
         Route("/health/ready", status.ready),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
+        Route("/admin/gateway", status.gateway),
         *KeyReload(keys, settings).routes(),
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
-        *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())

@@ -216,9 +216,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
         hand_over = HandOver(listener, self.context.ref)
-        app = create_app(
-            self._router, settings, self._fleet, hand_over, self._streams, self._predecessor, keys=self._keys
-        )
+        app = create_app(self._router, settings, self._fleet, self._streams, self._predecessor, keys=self._keys)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:

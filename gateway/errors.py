@@ -26,7 +26,6 @@ class RefusalCode(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TIMEOUT = "timeout"
     OPERATION_UNDER_WAY = "operation_under_way"
-    ANOTHER_GATEWAY = "another_gateway"
     STREAM_TAKEN = "stream_taken"
     EVENTS_GONE = "events_gone"
     STREAM_CANCELLED = "stream_cancelled"
@@ -54,7 +53,6 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.METHOD_NOT_ALLOWED: 405,
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,
-    RefusalCode.ANOTHER_GATEWAY: 409,
     RefusalCode.KEYS_NOT_RELOADED: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,

@@ -1,6 +1,7 @@
 """Read-only endpoints about the gateway itself: health, workers, metrics, and the chat page."""
 
 import asyncio
+import os
 from importlib import resources
 from typing import Any
 
@@ -69,6 +70,10 @@ class Status:
         """`GET /admin/workers`."""
         now = asyncio.get_running_loop().time()
         return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
+
+    async def gateway(self, _: Request) -> Response:
+        """`GET /admin/gateway`: the id of this process."""
+        return _json({"pid": os.getpid()})
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""
