@@ -18,8 +18,9 @@ from gateway.http.hosts import AllowedHosts
 from gateway.http.origins import CrossOrigin
 from gateway.settings import GatewaySettings
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-"""The only paths that need no API key."""
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
+`/health/ready` also the names of the models and of workers that were given up."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers that proxies add: the client is then on another machine."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -234,7 +234,7 @@ async def test_the_body_is_bounded(over: int) -> None:
 async def test_a_body_far_over_the_bound_is_not_read_to_its_end() -> None:
     async with serving(max_body_bytes=1000) as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         async with stream:
             await stream.send(head + b"Content-Length: 100000000\r\n\r\n" + b" " * 100_000)
             answer = await stream.receive()
@@ -260,7 +260,7 @@ async def test_a_form_of_another_site_cannot_post(kind: str) -> None:
 async def test_a_body_has_a_deadline() -> None:
     async with serving(body_timeout_s=0.05) as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         async with stream:
             await stream.send(head + b"Content-Length: 9\r\n\r\n")
             assert (await stream.receive()).startswith(b"HTTP/1.1 408 ")
@@ -293,7 +293,7 @@ async def test_an_unread_body_delays_nothing(path: str) -> None:
     async with serving() as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
         async with stream:
-            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n".encode()
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n".encode()
             await stream.send(head + b" " * 2_000_000)
             with anyio.fail_after(20):
                 await ended(stream)
