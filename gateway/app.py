@@ -45,7 +45,7 @@ def create_app(
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
     conventions = ConventionsByPath(openai.conventions, {STREAMS.rstrip("/"): resuming} | _by_prefix(dialects))
-    keys = keys or ApiKeys(settings)
+    keys = ApiKeys(settings) if keys is None else keys
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)

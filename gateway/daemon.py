@@ -66,7 +66,7 @@ async def run_daemon(
     of the settings. Raises `BindError`, and `ApiKeysInvalid` for the keys of the settings, before anything starts, and
     `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
-    keys = keys or ApiKeys(settings)
+    keys = ApiKeys(settings) if keys is None else keys
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
