@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, ResponseReceived, StreamEnded, StreamReset
+from h2.events import ConnectionTerminated, ResponseReceived, StreamReset
 
 from tests.attacks.server import AttackedServer, attacked_server
 
@@ -123,21 +122,8 @@ def test_with_a_key_names_are_checked_only_if_they_are_listed(tmp_path: Path) ->
         assert raw(server, evil.replace("llm.example.org", "b.example"))[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("authority", "host", "status"),
-    [
-        ("localhost", "", 200),
-        ("evil.example", "", 403),
-        ("evil.example", "localhost", None),
-        ("localhost", "evil.example", None),
-        ("", "evil.example", 403),
-        ("", "localhost", 200),
-    ],
-)
-def test_on_http2_the_authority_is_the_host(
-    server: AttackedServer, authority: str, host: str, status: int | None
-) -> None:
-    """None: the connection ends with an error, as the two contradict each other (RFC 9113, 8.3.1)."""
+def ask_http2(server: AttackedServer, authority: str, host: str) -> int | None:
+    """The status of the answer; None if the connection ends with an error."""
     headers = [(":method", "GET"), (":scheme", "http"), (":path", "/v1/models")]
     headers += [(name, value) for name, value in ((":authority", authority), ("host", host)) if value]
     client = H2Connection(H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False))
@@ -145,11 +131,23 @@ def test_on_http2_the_authority_is_the_host(
     client.send_headers(1, headers, end_stream=True)
     with server.connect() as connection:
         connection.sendall(client.data_to_send())
-        answered: int | None = None
-        ended = False
-        while not ended and (part := connection.recv(65536)):
+        while part := connection.recv(65536):
             for event in client.receive_data(part):
                 if isinstance(event, ResponseReceived):
-                    answered = int(dict(event.headers)[b":status"])
-                ended = ended or isinstance(event, StreamEnded | StreamReset | ConnectionTerminated)
-    assert answered == status
+                    return int(dict(event.headers)[b":status"])
+                if isinstance(event, StreamReset | ConnectionTerminated):
+                    return None
+    return None
+
+
+def test_on_http2_the_authority_is_the_host(server: AttackedServer) -> None:
+    """An authority and a host that contradict each other are an error (RFC 9113, 8.3.1)."""
+    statuses = {
+        ("localhost", ""): 200,
+        ("evil.example", ""): 403,
+        ("evil.example", "localhost"): None,
+        ("localhost", "evil.example"): None,
+        ("", "evil.example"): 403,
+        ("", "localhost"): 200,
+    }
+    assert {names: ask_http2(server, *names) for names in statuses} == statuses

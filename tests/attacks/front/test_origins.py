@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from tests.attacks.server import HOST, AttackedServer, attacked_server
 
 APP = "https://app.example"
@@ -120,15 +118,14 @@ def test_an_allowed_app_reads_answers_errors_and_streams(tmp_path: Path) -> None
         assert "Origin" in ask(server, "GET", "/v1/models", authorization="Bearer k").headers["vary"]
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://app.example.evil", "http://app.example", "https://app.example:444", "null"]
-)
-def test_an_origin_that_only_resembles_an_allowed_one_gets_nothing(tmp_path: Path, origin: str) -> None:
+def test_an_origin_that_only_resembles_an_allowed_one_gets_nothing(tmp_path: Path) -> None:
+    resembling = ("https://app.example.evil", "http://app.example", "https://app.example:444", "null")
     with attacked_server(tmp_path, "--cors-origin", APP) as server:
-        answer = preflight(server, "/v1/completions", origin)
-        assert (answer.status, answer.cors) == (403, {})
-        answer = ask(server, "POST", "/v1/completions", COMPLETION, origin=origin)
-        assert (answer.status, answer.cors) == (403, {})
+        for origin in resembling:
+            answer = preflight(server, "/v1/completions", origin)
+            assert (answer.status, answer.cors) == (403, {}), origin
+            answer = ask(server, "POST", "/v1/completions", COMPLETION, origin=origin)
+            assert (answer.status, answer.cors) == (403, {}), origin
 
 
 def test_an_allowed_app_does_not_administer(tmp_path: Path) -> None:
