@@ -8,10 +8,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.admin.endpoints import Admin, Succession
+from gateway.admin.endpoints import Admin, KeyReload
 from gateway.admin.status import Status
-from gateway.fleet.hand_over import HandOver
 from gateway.fleet.messages import FleetMessage
+from gateway.http.api_keys import ApiKeys
 from gateway.http.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
@@ -29,22 +29,23 @@ def create_app(
     router: Router,
     settings: GatewaySettings,
     fleet: Ref[FleetMessage] | None = None,
-    hand_over: HandOver | None = None,
     streams: ResumableStreams | None = None,
     peer: PeerGateway | None = None,
     dialects: Sequence[Dialect] = (),
+    keys: ApiKeys | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
-    Without a `fleet` there are no routes that drain, restart or reload workers, and without `hand_over` none for
-    another gateway. `streams` are the kept streams; a `peer` may keep further ones. `dialects` are served beside
-    OpenAI's, whose conventions hold for all paths that are not theirs.
+    Without a `fleet` there are no routes that drain, restart or reload workers. `streams` are the kept streams; a
+    `peer` may keep further ones. `dialects` are served beside OpenAI's, whose conventions hold for all paths that are
+    not theirs. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
     """
     openai = openai_dialect(router, settings)
     # A client resumes a stream of any dialect with the header that it sends its key in.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
     conventions = ConventionsByPath(openai.conventions, {STREAMS.rstrip("/"): resuming} | _by_prefix(dialects))
+    keys = ApiKeys(settings) if keys is None else keys
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
@@ -64,18 +65,21 @@ def create_app(
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
         _streams(resume),
         *(route for dialect in (openai, *dialects) for route in dialect.routes),
+        Route("/health", status.health),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),
+        Route("/version", status.version),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
+        Route("/admin/gateway", status.gateway),
+        *KeyReload(keys, settings).routes(),
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
-        *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return AuthMiddleware(app, direct, settings, conventions)
+    return AuthMiddleware(app, direct, settings, conventions, keys)
 
 
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:

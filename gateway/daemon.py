@@ -24,6 +24,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
+from gateway.http.api_keys import ApiKeys
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
 from gateway.loop_lag import LoopLag
@@ -55,15 +56,18 @@ async def run_daemon(
     policy: RestartPolicy | None = None,
     deadlines: Deadlines | None = None,
     predecessor: Predecessor | None = None,
+    keys: ApiKeys | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
     With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
     leave.
 
-    `on_listening` gets the address once it is bound, `on_status` every change of a worker. Raises `BindError`
-    before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
+    `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` are by default those
+    of the settings. Raises `BindError`, and `ApiKeysInvalid` for the keys of the settings, before anything starts, and
+    `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
+    keys = ApiKeys(settings) if keys is None else keys
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
@@ -75,7 +79,7 @@ async def run_daemon(
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
-        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor)
+        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys)
         if listener is not None:
             daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
@@ -122,6 +126,7 @@ class _Daemon(Actor[DaemonMessage]):
         descriptors: Descriptors,
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
+        keys: ApiKeys,
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()
@@ -133,6 +138,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._descriptors = descriptors
         self._on_listening = on_listening
         self._predecessor = predecessor
+        self._keys = keys
         self._streams = ResumableStreams(settings, router.metrics)
         self._listener: Listener | None = None
         self._handing_over = False
@@ -214,7 +220,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
         hand_over = HandOver(listener, self.context.ref)
-        app = create_app(self._router, settings, self._fleet, hand_over, self._streams, self._predecessor)
+        app = create_app(self._router, settings, self._fleet, self._streams, self._predecessor, keys=self._keys)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:

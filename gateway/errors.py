@@ -16,6 +16,9 @@ class RefusalCode(StrEnum):
     UNKNOWN_PARAMETER = "unknown_parameter"
     INVALID_API_KEY = "invalid_api_key"
     ADMIN_KEY_NEEDED = "admin_key_needed"
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
+    KEYS_NOT_RELOADED = "keys_not_reloaded"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
     WORKER_NOT_FOUND = "worker_not_found"
@@ -23,7 +26,6 @@ class RefusalCode(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TIMEOUT = "timeout"
     OPERATION_UNDER_WAY = "operation_under_way"
-    ANOTHER_GATEWAY = "another_gateway"
     STREAM_TAKEN = "stream_taken"
     EVENTS_GONE = "events_gone"
     STREAM_CANCELLED = "stream_cancelled"
@@ -43,6 +45,8 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.UNKNOWN_PARAMETER: 400,
     RefusalCode.INVALID_API_KEY: 401,
     RefusalCode.ADMIN_KEY_NEEDED: 403,
+    RefusalCode.HOST_NOT_ALLOWED: 403,
+    RefusalCode.ORIGIN_NOT_ALLOWED: 403,
     RefusalCode.NOT_FOUND: 404,
     RefusalCode.MODEL_NOT_FOUND: 404,
     RefusalCode.WORKER_NOT_FOUND: 404,
@@ -50,7 +54,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.METHOD_NOT_ALLOWED: 405,
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,
-    RefusalCode.ANOTHER_GATEWAY: 409,
+    RefusalCode.KEYS_NOT_RELOADED: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,

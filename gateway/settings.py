@@ -1,9 +1,14 @@
 """The gateway's settings: its address, its bounds and its time limits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.supervision.deadlines import Deadlines
+from gateway.host_names import parse_origin, parse_pattern
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
+
+MAX_NAMES = 256
+"""Entries of `allowed_hosts`, and of `cors_origins`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -22,8 +27,15 @@ class GatewaySettings:
     """When set, every route but `/health` needs it, as a bearer token or as the password of HTTP basic
     authentication."""
 
+    api_keys_file: str = ""
+    """A file with further keys and their names: see `gateway.http.api_keys`."""
     admin_key: str = ""
     """When set, requests that change something under `/admin` need this key instead of `api_key`."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of this server besides its own, `NAME` or `*.NAME`, or `*` for any: see `gateway.http.hosts`."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the API, or `*` for any: see `gateway.http.origins`."""
 
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""
@@ -134,5 +146,17 @@ class GatewaySettings:
             raise GatewaySettingsError("max_answer_bytes is over max_total_answer_bytes: no such answer could be kept")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
+        self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
+        self._check_names("cors_origins", self.cors_origins, parse_origin)
         if not self.host:
             raise GatewaySettingsError("host is empty")
+
+    @staticmethod
+    def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], str]) -> None:
+        if len(names) > MAX_NAMES:
+            raise GatewaySettingsError(f"{setting} has {len(names)} entries; {MAX_NAMES} is the most")
+        for name in names:
+            try:
+                parse(name)
+            except ValueError as error:
+                raise GatewaySettingsError(f"{setting}: {error}") from error

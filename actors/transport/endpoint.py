@@ -5,7 +5,9 @@ import ipaddress
 import os
 import re
 import shutil
+import socket
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -14,9 +16,8 @@ from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 _SOCKET = "link"
-_PREFIX = "baton-link-"
-_NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
-"""Names that `tempfile.mkdtemp` makes of the prefix."""
+_NAME = re.compile("baton-(link|gateway-[0-9]{1,5})-[a-z0-9_]{8}")
+"""Names that `tempfile.mkdtemp` makes of the prefixes."""
 MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 """Bytes of `sockaddr_un.sun_path` without its closing NUL: 108 on Linux, 104 on macOS and the BSDs."""
 
@@ -26,15 +27,16 @@ class EndpointError(Exception):
 
 
 class LocalEndpoint:
-    """An `ipc://` address in a fresh 0700 folder. The folder goes with `remove`; use one per incarnation.
+    """An `ipc://` address in a fresh 0700 folder. The folder goes with `remove`; use one per incarnation. Other
+    processes of this user find the endpoints of a `purpose` (`link`, or `gateway-PORT`) by `find_endpoints`.
 
     The folder is locked (flock(2)) until then, or until this process is gone, however it went: see `sweep`.
     """
 
-    def __init__(self, folders: Iterable[str] | None = None) -> None:
+    def __init__(self, folders: Iterable[str] | None = None, purpose: str = "link") -> None:
         """Make the folder in the first of `folders` that exists and is short enough (default: the user's run-time
         folder, the temporary folder, /tmp). Raises `EndpointError` when none is."""
-        folder, lock = _make_folder(tuple(_default_folders() if folders is None else folders))
+        folder, lock = _make_folder(tuple(_default_folders() if folders is None else folders), _prefix(purpose))
         self._folder = folder
         self._lock: int | None = lock
         self.path = self._folder / _SOCKET
@@ -52,6 +54,44 @@ class LocalEndpoint:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def _prefix(purpose: str) -> str:
+    return f"baton-{purpose}-"
+
+
+def find_endpoints(purpose: str, folders: Iterable[str] | None = None) -> list[Path]:
+    """The socket files of this user's endpoints of a purpose, in `folders` (default: as for `LocalEndpoint`, and the
+    user's run-time folder, which the environment may lack). Some may be of processes that have ended."""
+    name = re.compile(re.escape(_prefix(purpose)) + "[a-z0-9_]{8}")
+    roots = (*_default_folders(), f"/run/user/{os.geteuid()}") if folders is None else tuple(folders)
+    found = []
+    for root in dict.fromkeys(filter(None, roots)):
+        try:
+            there = sorted(each for each in os.listdir(root) if name.fullmatch(each))
+        except OSError:
+            continue  # what is not there has no endpoints
+        found += [Path(root, each, _SOCKET) for each in there if is_private(Path(root, each, _SOCKET))]
+    return found
+
+
+def is_private(path: Path) -> bool:
+    """True for a file in a folder that is no link, belongs to this user, and that others cannot open: only this user
+    can have made it."""
+    try:
+        state = os.lstat(path.parent)
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and stat.S_IMODE(state.st_mode) == 0o700
+
+
+def is_of_this_user(connection: socket.socket) -> bool:
+    """True if a process of this user is at the other end of a Unix socket (unix(7), SO_PEERCRED). Where the system does
+    not tell, true: the folder of the socket keeps others out."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.geteuid())
 
 
 def _default_folders() -> tuple[str, ...]:
@@ -99,13 +139,13 @@ def _sweep(root: int, name: str) -> bool:
         os.close(folder)
 
 
-def _make_folder(folders: tuple[str, ...]) -> tuple[Path, int]:
+def _make_folder(folders: tuple[str, ...], prefix: str) -> tuple[Path, int]:
     """The folder, and the descriptor that locks it."""
     reasons = []
     last: OSError | None = None
     for parent in filter(None, folders):
         try:
-            folder, lock = _claim(parent)
+            folder, lock = _claim(parent, prefix)
         except OSError as error:
             last = error
             reasons.append(f"{parent}: {error.strerror}")
@@ -116,13 +156,13 @@ def _make_folder(folders: tuple[str, ...]) -> tuple[Path, int]:
         folder.rmdir()
         os.close(lock)
         reasons.append(f"{parent}: a socket path of {length} bytes is over the system's {MAX_SOCKET_PATH}")
-    raise EndpointError("no folder can hold the worker's socket: " + "; ".join(reasons)) from last
+    raise EndpointError("no folder can hold a private socket: " + "; ".join(reasons)) from last
 
 
-def _claim(parent: str) -> tuple[Path, int]:
+def _claim(parent: str, prefix: str) -> tuple[Path, int]:
     """A fresh folder and the descriptor that locks it. Raises `OSError`, also where the file system has no locks."""
     while True:  # once, and once more for each sweep that comes between its making and its lock
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mkdtemp makes it 0700
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))  # mkdtemp makes it 0700
         try:
             return folder, _lock(folder)
         except FileNotFoundError:

@@ -62,9 +62,8 @@ async def stream_all(port: int, streams: int, tokens: int) -> tuple[Received, fl
     """Open `streams` streams at once and read each to its end. Returns also the seconds that it took."""
     body = {"model": "scripted", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     payload = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
-    )
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{fields}"
     request = head.encode() + b"\r\n\r\n" + payload
     loop = asyncio.get_running_loop()
     received = Received()

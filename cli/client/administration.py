@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 import typer
 
-from cli.client.server_url import refused, server_client, unanswered
+from cli.client.server_url import base_url, refused, server_client, unanswered
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
@@ -24,7 +24,9 @@ class Administration:
 
     @classmethod
     def of(cls, url: str, settings: Settings) -> Self:
-        """Connect to the server, with the admin key of the settings or else their API key."""
+        """Connect to the server, by default the one on the host and port of the settings, with their admin key or else
+        their API key."""
+        url = url or base_url(settings.host, settings.port)
         return cls(server_client(url, settings.admin_key or settings.api_key, 30.0))
 
     def __enter__(self) -> Self:
@@ -36,6 +38,10 @@ class Administration:
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at `path`."""
         return self._request("GET", path, None)
+
+    def post(self, path: str) -> dict[str, Any]:
+        """Return the JSON object that answers a request without parameters."""
+        return self._request("POST", path, {})
 
     def operate(
         self, path: str, grace_s: float | None, *, say: Callable[[str], None] = typer.echo, **fields: str

@@ -2,16 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
 import structlog
 
 from actors.process.descriptors import NoDescriptors, check_free
+from actors.transport.endpoint import find_endpoints
+from cli.client.predecessor_connection import NoAnswer, PredecessorConnection, reachable_as
 from cli.client.server_url import base_url
 from cli.config.settings import Settings
-from gateway.fleet.hand_over import Offer
+from gateway.fleet.succession import purpose_of
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.streaming.peer import PeerUnreachable
 
@@ -20,12 +22,6 @@ POLL_S = 0.5
 """Between two checks whether the predecessor still runs."""
 SPARE = 64
 """File descriptors that must be free for another connection to it, since the workers need some."""
-_MEANING = {
-    401: ", so its key is another one: set BATON_API_KEY or BATON_ADMIN_KEY to that",
-    404: ", so it is not a Baton server with --take-over: stop it, or choose another --port",
-    409: ", so another server is taking it over already",
-}
-
 _log = structlog.get_logger("cli.client.predecessor")
 
 
@@ -56,75 +52,98 @@ class HttpAnswer:
 
 
 class HttpPredecessor:
-    """Implements `gateway.fleet.take_over.Predecessor` for a gateway on the address of these settings."""
+    """Implements `gateway.fleet.take_over.Predecessor` for a gateway of this user on the address of these settings.
+
+    It is found by its private socket, not by its port, and gets no key: any process could listen on the port.
+    """
 
     def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._silence_s = timeout_s + settings.request_timeout_s
-        key = settings.admin_key or settings.api_key
+        self._host, self._port = settings.host, settings.port
         self._url = base_url(settings.host, settings.port)
-        self._headers = {b"authorization": b"Bearer " + key.encode()} if key else {}
-        self._offer: Offer | None = None
+        self._connection: PredecessorConnection | None = None
+        self._pid = 0
+        self._http = ""
         self._client: httpx.AsyncClient | None = None
-        """Connects to its private socket."""
+        """Connects to its private HTTP interface."""
 
     async def check(self) -> None:
         """Check that the predecessor would hand over. Changes nothing. Raises `TakeOverFailed`."""
-        await self._offered()
+        found = await self._find()
+        if found is not None:
+            await found.aclose()
 
     async def meet(self) -> int | None:
         """Receive its listening socket, a descriptor that the caller owns; None if the port is free.
 
         Raises `TakeOverFailed`.
         """
-        self._offer = offer = await self._offered()
-        if offer is None:
+        self._connection = connection = await self._find()
+        if connection is None:
             return None
         try:
-            descriptor = await _receive(offer.listener, self._timeout_s)
-        except anyio.EndOfStream as error:
-            raise self._failed("another server took it over first") from error
-        except (OSError, ValueError) as error:
+            reply, descriptor = await connection.take(self._timeout_s)
+        except NoAnswer as error:
+            await connection.aclose()
+            self._connection = None
             raise self._failed(error) from error
+        self._pid, self._http = reply.pid, reply.http
         # One connection for each stream that it keeps, and their number is unknown.
-        transport = httpx.AsyncHTTPTransport(uds=offer.http, limits=httpx.Limits(max_connections=None))
+        transport = httpx.AsyncHTTPTransport(uds=reply.http, limits=httpx.Limits(max_connections=None))
         timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout)
+        self._client = httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=timeout, trust_env=False
+        )
         return descriptor
 
-    async def _offered(self) -> Offer | None:
-        """Return its offer; None if the port is free. Raises `TakeOverFailed`."""
-        async with httpx.AsyncClient(headers=self._headers, timeout=self._timeout_s, trust_env=False) as client:
+    async def _find(self) -> PredecessorConnection | None:
+        """Connect to the gateway on the port, which would hand over; None if the port is free. Raises
+        `TakeOverFailed`."""
+        hosts = await reachable_as(self._host)
+        for path in find_endpoints(purpose_of(self._port)):
+            connection = await PredecessorConnection.open(path)
+            if connection is None:
+                continue
             try:
-                answer = await client.post(f"{self._url}/admin/gateway/offer", json={})
-                answer.raise_for_status()
-                return Offer(**answer.json())
-            except httpx.ConnectError:
-                return None
-            except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                raise self._failed(f"it answered {status}{_MEANING.get(status, '')}") from error
-            except (httpx.HTTPError, ValueError, TypeError) as error:
-                raise self._failed(error) from error
+                reply = await connection.ask("check", self._timeout_s)
+            except NoAnswer:
+                await connection.aclose()
+                continue
+            if reply.port == self._port and reply.host in hosts:
+                if not reply.problem:
+                    return connection
+                await connection.aclose()
+                raise self._failed(reply.problem)
+            await connection.aclose()
+        if await _is_taken(self._url, self._timeout_s):
+            raise self._failed(
+                "it is not a Baton of this user that can be taken over; stop it, or choose another --port. (Both must "
+                "have the same $XDG_RUNTIME_DIR, or else the same directory for temporary files)"
+            )
+        return None
 
     def _failed(self, problem: object) -> TakeOverFailed:
         return TakeOverFailed(f"the server on {self._url} does not hand over: {str(problem) or type(problem).__name__}")
 
     async def relieve(self) -> None:
         """Tell the predecessor that this gateway accepts connections now. Logs an error, and does not raise it."""
-        if self._client is None or self._offer is None:
+        if self._connection is None:
             return
-        body: dict[str, Any] = {"pid": self._offer.pid}
         try:
-            answer = await self._client.post("/admin/gateway/leave", json=body, headers=self._headers)
-            answer.raise_for_status()
-            _log.info("took_over", predecessor=self._offer.pid)
-        except httpx.HTTPError as error:
-            _log.error("predecessor_stays", predecessor=self._offer.pid, problem=str(error) or type(error).__name__)
+            reply = await self._connection.ask("leave", self._timeout_s)
+            problem = reply.problem
+        except NoAnswer as error:
+            problem = str(error)
+        await self._connection.aclose()
+        if problem:
+            _log.error("predecessor_stays", predecessor=self._pid, problem=problem)
+        else:
+            _log.info("took_over", predecessor=self._pid)
 
     async def gone(self) -> None:
         """Wait until the predecessor has ended; return at once if there is none."""
-        while self._offer is not None and await _listens(self._offer.http):  # noqa: ASYNC110  another process
+        while self._http and await _listens(self._http):  # noqa: ASYNC110  another process
             await anyio.sleep(POLL_S)
 
     @asynccontextmanager
@@ -161,11 +180,14 @@ async def _listens(path: str) -> bool:
         return True
 
 
-async def _receive(path: str, within_s: float) -> int:
-    """Receive a descriptor over the Unix socket."""
-    with anyio.fail_after(within_s):
-        async with await anyio.connect_unix(path) as stream:
-            _, descriptors = await stream.receive_fds(1, 1)
-            if not descriptors:
-                raise ValueError("it did not send a socket")
-            return descriptors[0]
+async def _is_taken(url: str, within_s: float) -> bool:
+    """Return whether a process listens on the port. Nothing is sent to it."""
+    parts = urlsplit(url)
+    try:
+        with anyio.fail_after(within_s):
+            async with await anyio.connect_tcp(parts.hostname or "", parts.port or 0):
+                return True
+    except TimeoutError:
+        return True
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 from urllib.parse import urlsplit
 
 import httpx
+import typer
 
 from actors.transport.endpoint import is_loopback
 from cli.config.errors import CommandFailed
@@ -34,11 +35,15 @@ def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx
     """Return an HTTP client of the server, which sends the key, if there is one.
 
     For a server on this machine the proxies of the environment are ignored: a proxy would get the key, and not reach
-    the server. Raises `CommandFailed` if `given` is not a server's URL.
+    the server. Prints a warning if the key travels unencrypted. Raises `CommandFailed` if `given` is not a server's
+    URL.
     """
     url = server_url(given)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    remote = not is_loopback(urlsplit(url).hostname or "")
+    host = urlsplit(url).hostname or ""
+    remote = not is_loopback(host)
+    if key and remote and url.startswith("http://"):
+        typer.echo(f"Warning: the key is sent to {host} unencrypted; use an https URL, or an SSH tunnel", err=True)
     try:
         return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=remote)
     except httpx.InvalidURL as error:

@@ -1,4 +1,4 @@
-"""`baton admin`: lists, drains, restarts and reloads the workers of a running server."""
+"""`baton admin`: lists, drains, restarts and reloads the workers of a running server, and reloads its API keys."""
 
 from typing import Annotated
 
@@ -9,9 +9,12 @@ from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
 
-app = App(help="List, drain, restart and reload the workers of a running server.")
+app = App(help="List, drain, restart and reload the workers of a running server, and reload its API keys.")
 
-Url = Annotated[str, typer.Option("--url", help="The server.", metavar="URL")]
+Url = Annotated[
+    str,
+    typer.Option("--url", help="The server.", metavar="URL", show_default="host and port of the settings"),
+]
 Grace = Annotated[
     float | None,
     typer.Option(
@@ -27,11 +30,13 @@ ModelName = Annotated[
     str, typer.Option("--model-name", help="Only workers of this model.", metavar="NAME", show_default=False)
 ]
 LOCAL = "http://127.0.0.1:8000"
+OF_SETTINGS = ""
+"""Stands for the server on the host and port of the settings."""
 
 
 @app.command()
 @takes_settings("api_key", "admin_key")
-def workers(settings: Settings, url: Url = LOCAL) -> None:
+def workers(settings: Settings, url: Url = OF_SETTINGS) -> None:
     """List the workers with their state, role and load."""
     from cli.client.administration import Administration
     from cli.terminal.worker_table import show_workers
@@ -45,7 +50,7 @@ def workers(settings: Settings, url: Url = LOCAL) -> None:
 def drain(
     settings: Settings,
     worker: Annotated[str, typer.Argument(help="Name of the worker, such as w0.", metavar="WORKER")],
-    url: Url = LOCAL,
+    url: Url = OF_SETTINGS,
     grace_s: Grace = None,
 ) -> None:
     """Stop a worker after its requests have finished or moved to another one."""
@@ -64,7 +69,7 @@ def restart(
     ] = "",
     rolling: Annotated[bool, switch("--rolling", help="Have a replacement ready before each worker stops.")] = False,
     model_name: ModelName = "",
-    url: Url = LOCAL,
+    url: Url = OF_SETTINGS,
     grace_s: Grace = None,
 ) -> None:
     """Restart a worker, or all workers one after the other. Streams continue without a loss."""
@@ -85,7 +90,7 @@ def reload(
     settings: Settings,
     checkpoint: Annotated[str, typer.Argument(help="Model directory on the server's machine.", metavar="CHECKPOINT")],
     model_name: ModelName = "",
-    url: Url = LOCAL,
+    url: Url = OF_SETTINGS,
     grace_s: Grace = None,
 ) -> None:
     """Replace all workers with ones that serve another checkpoint. Streams continue without a loss."""
@@ -93,3 +98,17 @@ def reload(
 
     with Administration.of(url, settings) as client:
         client.operate("/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)
+
+
+@app.command("reload-keys")
+@takes_settings("api_key", "admin_key")
+def reload_keys(settings: Settings, url: Url = OF_SETTINGS) -> None:
+    """Read the server's API keys again (--api-keys-file). Streams continue. A key that was removed opens nothing."""
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        keys = client.post("/admin/keys/reload")["keys"]
+    for change in ("added", "removed"):
+        if keys[change]:
+            typer.echo(f"{change}: {', '.join(keys[change])}")
+    typer.echo(f"accepted: {', '.join(keys['names'])}")

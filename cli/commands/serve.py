@@ -20,6 +20,8 @@ from cli.terminal.ready_message import ReadyMessage
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
+from gateway.host_names import ANY
+from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
 
@@ -36,6 +38,10 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     With `take_over`, a running gateway hands over its port as soon as the workers are ready.
     """
     gateway = gateway_settings(settings)
+    try:
+        keys = ApiKeys(gateway)
+    except ApiKeysInvalid as error:
+        raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:
         raise CommandFailed(
             f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only "
@@ -55,7 +61,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor))
+            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys))
         except (BindError, TakeOverFailed, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
@@ -76,11 +82,14 @@ async def _serve(
     ready_message: ReadyMessage,
     display: LoadingDisplay,
     predecessor: HttpPredecessor | None,
+    keys: ApiKeys,
 ) -> None:
     def listening(host: str, port: int) -> None:
         ready_message.listening(host, port)
-        if not gateway.api_key and not is_loopback(host):
+        if not keys and not is_loopback(host):
             _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
+        if not keys and ANY in gateway.cors_origins:
+            _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")
         if ready_message.postponed is not None:
             display.worker_changed(ready_message.postponed)
 
@@ -91,6 +100,7 @@ async def _serve(
         on_status=display.worker_changed,
         on_listening=listening,
         predecessor=predecessor,
+        keys=keys,
     )
 
 

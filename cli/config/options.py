@@ -34,6 +34,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
             flags = {name: values.pop(name) for name in names}
+            flags = {name: None if value == [] else value for name, value in flags.items()}
             try:
                 settings = load(flags, values.pop("config"))
             except InvalidSettings as error:
@@ -98,7 +99,7 @@ def _setting_parameter(name: str) -> inspect.Parameter:
             rich_help_panel=str(extra["panel"]),
             metavar=str(extra["metavar"] or _metavar(name, field.annotation)),
         )
-    kind: Any = field.annotation
+    kind: Any = list[str] if isinstance(field.default, tuple) else field.annotation
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -115,7 +116,7 @@ def _metavar(name: str, kind: Any) -> str:
 
 def _with_default(help: str, default: Any) -> str:
     """Append the default. The parameter's own default is None, which tells Typer that the flag was not given."""
-    if default == "" or default is False:
+    if default in ("", ()) or default is False:
         return escape(help)
     shown = escape(f"[default: {'on' if default is True else default}]")
     return f"{escape(help)} [dim]{shown}[/dim]"

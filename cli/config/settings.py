@@ -1,9 +1,15 @@
 """All settings, each with its default, its range and the description that the help shows."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
@@ -118,8 +124,27 @@ class Settings(BaseSettings):
     api_key: str = _field(
         _GATEWAY.api_key, SERVER, "Key that clients must send as a bearer token; empty requires none.", "KEY"
     )
+    api_keys_file: str = _field(
+        _GATEWAY.api_keys_file,
+        SERVER,
+        "File with further keys, one NAME:KEY on each line; only its owner may read it.",
+        "FILE",
+    )
     admin_key: str = _field(
         _GATEWAY.admin_key, SERVER, "Key that drain, restart and reload require instead of the API key.", "KEY"
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = _field(
+        _GATEWAY.allowed_hosts,
+        SERVER,
+        "Name under which clients reach the server, besides localhost and its addresses; *.NAME for all below, * for "
+        "any. Repeatable.",
+        "NAME",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = _field(
+        _GATEWAY.cors_origins,
+        SERVER,
+        "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
+        "ORIGIN",
     )
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
@@ -281,6 +306,12 @@ class Settings(BaseSettings):
     server_key: str = _field("", JOINING, "The gateway's public key, which baton keys show prints there.", "KEY")
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton keys make.", "FILE")
 
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """Take a list as a variable or a line has it: entries are separated by commas."""
+        return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -304,5 +335,8 @@ def of_panels(*panels: str) -> tuple[str, ...]:
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting."""
+    """Return the flag of a setting. Each use of the flag of a list adds one entry, so its name is in the singular."""
+    field = Settings.model_fields.get(name)
+    if field is not None and isinstance(field.default, tuple):
+        name = name.removesuffix("s")
     return "--" + name.replace("_", "-")

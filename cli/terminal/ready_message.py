@@ -37,7 +37,10 @@ class ReadyMessage:
                 f"Ready: {model} is served on {self._url}{where}",
                 "",
                 "Try it:",
-                "  " + curl_line(self._url, model, chat=chat, key=bool(self._settings.api_key)),
+                "  "
+                + curl_line(
+                    self._url, model, chat=chat, key=bool(self._settings.api_key or self._settings.api_keys_file)
+                ),
                 *([f"Chat with it in a browser: {self._url}/"] if chat else []),
                 "Stop it with Ctrl-C.",
             ]

@@ -1,12 +1,14 @@
-"""Admin endpoints that start operations: drain, restart, reload, hand-over. They do not wait for the end."""
+"""Admin endpoints that change something: drain, restart and reload of workers, whose end they do not wait for, and the
+reload of API keys."""
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
+import structlog
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,9 +16,9 @@ from starlette.routing import Route
 
 from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
-from gateway.fleet.hand_over import AlreadyGiven, HandOver
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
+from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
@@ -27,6 +29,7 @@ ANSWER_S = 10.0
 """Deadline of the fleet's reply, which it sends at once."""
 
 Body = TypeVar("Body", bound=Struct)
+_log = structlog.get_logger("gateway.admin.endpoints")
 
 
 class Leave(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,12 +55,6 @@ class Reload(LeaveAll, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a request that has no parameters."""
-
-
-class Successor(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request of another gateway, which has taken the port, to end."""
-
-    pid: int
 
 
 class Admin:
@@ -121,41 +118,29 @@ class Admin:
             raise RequestError(RefusalCode.OPERATION_UNDER_WAY, str(error)) from error
 
 
-class Succession:
-    """Requests of another gateway that takes this one's place."""
+class KeyReload:
+    """Reads the file of API keys again. Streams under way are not touched: a key is checked once for each request."""
 
-    def __init__(self, hand_over: HandOver, settings: GatewaySettings) -> None:
-        self._hand_over = hand_over
+    def __init__(self, keys: ApiKeys, settings: GatewaySettings) -> None:
+        self._keys = keys
         self._body_s = settings.body_timeout_s
+        self._reading = anyio.Lock()
 
     def routes(self) -> list[Route]:
-        """The routes under `/admin`."""
-        return [
-            Route("/admin/gateway", self.gateway),
-            Route("/admin/gateway/offer", self.offer, methods=["POST"]),
-            Route("/admin/gateway/leave", self.leave, methods=["POST"]),
-        ]
+        """The route under `/admin`."""
+        return [Route("/admin/keys/reload", self.reload, methods=["POST"])]
 
-    async def gateway(self, _: Request) -> Response:
-        """`GET /admin/gateway`: the id of this process."""
-        return _json({"pid": os.getpid()}, 200)
-
-    async def offer(self, request: Request) -> Response:
-        """`POST /admin/gateway/offer`: see `gateway.fleet.hand_over.Offer`. Changes nothing yet."""
+    async def reload(self, request: Request) -> Response:
+        """`POST /admin/keys/reload`: the names of the keys. Without a valid file, the keys stay as they are."""
         await _body(request, Nothing, self._body_s)
         try:
-            return _json(self._hand_over.offer(), 202)
-        except AlreadyGiven as error:
-            raise RequestError(RefusalCode.ANOTHER_GATEWAY, str(error)) from error
-
-    async def leave(self, request: Request) -> Response:
-        """`POST /admin/gateway/leave`: for the gateway of that process alone, as two of them may have the port."""
-        wanted = await _body(request, Successor, self._body_s)
-        if wanted.pid != os.getpid():
-            text = f"this is the gateway of process {os.getpid()}"
-            raise RequestError(RefusalCode.ANOTHER_GATEWAY, text, field="pid")
-        self._hand_over.leave()
-        return _json({"pid": wanted.pid}, 202)
+            async with self._reading:
+                change = await anyio.to_thread.run_sync(self._keys.reload)  # the file may be on a network
+        except ApiKeysInvalid as error:
+            _log.error("keys_not_reloaded", problem=str(error))
+            raise RequestError(RefusalCode.KEYS_NOT_RELOADED, str(error)) from error
+        _log.info("keys_reloaded", keys=change.names, added=change.added, removed=change.removed)
+        return _json({"keys": change}, 200)
 
 
 def _json(value: Any, status: int) -> Response:

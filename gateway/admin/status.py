@@ -1,6 +1,7 @@
 """Read-only endpoints about the gateway itself: health, workers, metrics, and the chat page."""
 
 import asyncio
+import os
 from importlib import resources
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
+from baton_serve import __version__
 from gateway.metrics import CONTENT_TYPE
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
@@ -19,7 +21,7 @@ PAGE_RESUME_S = 60.0
 """Seconds for which an answer of the page is kept when its connection ends."""
 _PAGE_HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
@@ -37,9 +39,20 @@ class Status:
     def __init__(self, router: Router, settings: GatewaySettings) -> None:
         self._router = router
         self._settings = settings
+        self._retry = {"retry-after": str(settings.retry_after_s)}
         resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
         page = resources.files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
         self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
+
+    async def health(self, _: Request) -> Response:
+        """`GET /health`: 200 when a model can be used, as `/health/ready` without its details."""
+        if any(self._progressing().values()) and not self._router.draining:
+            return _json({"status": "ready"})
+        return _json({"status": self._not_ready}, 503, self._retry)
+
+    async def version(self, _: Request) -> Response:
+        """`GET /version`."""
+        return _json({"version": __version__})
 
     async def live(self, _: Request) -> Response:
         """`GET /health/live`: the event loop runs."""
@@ -51,8 +64,19 @@ class Status:
         `given_up` lists the workers that are not restarted.
         """
         given_up = [handle.name for handle in self._router.handles() if handle.status.state is WorkerState.GIVEN_UP]
+        progressing = self._progressing()
+        if any(progressing.values()) and not self._router.draining:
+            return _json({"status": "ready", "models": progressing, "given_up": given_up})
+        return _json({"status": self._not_ready, "models": progressing, "given_up": given_up}, 503, self._retry)
+
+    @property
+    def _not_ready(self) -> str:
+        return "draining" if self._router.draining else "not ready"
+
+    def _progressing(self) -> dict[str, bool]:
+        """Whether a worker of each model is ready and has made progress lately."""
         now = asyncio.get_running_loop().time()
-        progressing = {
+        return {
             name: any(
                 handle.progressing(now, self._settings.progress_timeout_s)
                 for handle in self._router.handles()
@@ -60,16 +84,15 @@ class Status:
             )
             for name in self._router.models()
         }
-        if any(progressing.values()) and not self._router.draining:
-            return _json({"status": "ready", "models": progressing, "given_up": given_up})
-        status = "draining" if self._router.draining else "not ready"
-        retry = {"retry-after": str(self._settings.retry_after_s)}
-        return _json({"status": status, "models": progressing, "given_up": given_up}, 503, retry)
 
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""
         now = asyncio.get_running_loop().time()
         return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
+
+    async def gateway(self, _: Request) -> Response:
+        """`GET /admin/gateway`: the id of this process."""
+        return _json({"pid": os.getpid()})
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""

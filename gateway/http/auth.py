@@ -1,29 +1,35 @@
-"""Authentication, header bounds and request ids, for every request. An ASGI middleware without buffering."""
+"""Authentication, allowed hosts and origins, header bounds and request ids, for every request. An ASGI middleware
+without buffering."""
 
 import re
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
+from gateway.http.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
+from gateway.http.hosts import AllowedHosts
+from gateway.http.origins import CrossOrigin
 from gateway.settings import GatewaySettings
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-"""The only paths that need no API key."""
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
+`/health/ready` also the names of the models and of workers that were given up."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers that proxies add: the client is then on another machine."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class AuthMiddleware:
-    """Refuses requests with too large headers or without a valid key, and gives every request an id, which its response
-    carries.
+    """Refuses requests with too large headers, for foreign hosts, of foreign pages or without a valid key, and gives
+    every request an id, which its response carries. `scope["baton.key_name"]` is the name of the request's key, or
+    empty.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -35,55 +41,89 @@ class AuthMiddleware:
         direct: Callable[[str, str], ASGIApp | None],
         settings: GatewaySettings,
         conventions: ConventionsByPath,
+        keys: ApiKeys,
     ) -> None:
         self._app = app
         self.conventions = conventions
         self._direct = direct
         self._settings = settings
-        self._key = settings.api_key.encode()
-        self._admin_key = settings.admin_key.encode() or self._key
+        self._keys = keys
+        self._admin_key = settings.admin_key.encode()
         # Without a key, only clients on this machine may change something. A page that a browser loaded under another
         # name of this machine may not.
         self._local = is_loopback(settings.host)
+        self._hosts = AllowedHosts(settings, keyed=bool(keys))
+        self._pages = CrossOrigin(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = name_request(scope)
+        scope["baton.key_name"] = ""
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
-        if error is not None:
-            await HttpExchange(scope, receive, send, self._settings, conventions).refuse(error)
+        headers = self._pages.response_headers(scope)
+        if error is not None or self._pages.is_preflight(scope):
+            exchange = HttpExchange(scope, receive, _with_headers(send, headers), self._settings, conventions)
+            await (exchange.respond_empty() if error is None else exchange.refuse(error))
         elif direct is not None:
-            await direct(scope, receive, send)
+            # Few clients are pages of another origin: those of all others get `send` as it is.
+            of_page = any(name == b"access-control-allow-origin" for name, _ in headers)
+            await direct(scope, receive, _with_headers(send, headers) if of_page else send)
         else:
-            await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
+            await self._app(scope, receive, _with_headers(send, [(b"x-request-id", request_id), *headers]))
 
     def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
         bound = self._settings.max_header_bytes
         if size > bound:
             return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
+        if scope["path"] not in OPEN_PATHS and (refusal := self._hosts.check(scope)) is not None:
+            return refusal
+        if (refusal := self._pages.check(scope, key_headers)) is not None or self._pages.is_preflight(scope):
+            return refusal
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if self._key and scope["path"] not in OPEN_PATHS and not _has_key(scope, self._key, key_headers):
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._name(scope, key_headers):
             return _no_key("API")
         return None
 
     def _check_admin(self, scope: Scope) -> RequestError | None:
-        """Reading takes the API key or the admin key; a change takes the admin key, if there is one."""
+        """Reading takes an API key or the admin key; a change takes the admin key, or without one `api_key`. Clients
+        with a named key change nothing."""
         reads = scope["method"] in ("GET", "HEAD")
-        if not self._admin_key:
-            if reads or (self._local and _is_local(scope)):
+        name = self._name(scope)
+        if self._admin_key:
+            allowed = name == ADMIN_NAME or (reads and (not self._keys or name != ""))
+            return None if allowed else _no_key("admin")
+        if self._keys:
+            if not name:
+                return _no_key("API")
+            if reads or name == DEFAULT_NAME:
                 return None
-            sentence = "to do this from another machine, set an admin key or an API key"
+            sentence = "the keys of `api_keys_file` change nothing here; to do this, set an admin key"
             return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
-        if _has_key(scope, self._admin_key) or (reads and (not self._key or _has_key(scope, self._key))):
+        if reads or (self._local and _is_local(scope)):
             return None
-        return _no_key("API" if self._admin_key == self._key else "admin")
+        sentence = "to do this from another machine, set an admin key or an API key"
+        return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
+
+    def _name(self, scope: Scope, key_headers: Collection[bytes] = ()) -> str:
+        """Find the name of the request's key, and note it in the scope. Empty without a valid key. The admin key is one
+        under `/admin` alone."""
+        given = presented_key(scope, key_headers)
+        if given is None:
+            return ""
+        under_admin = self._admin_key and scope["path"].startswith("/admin/")
+        if under_admin and secrets.compare_digest(given, self._admin_key):
+            name = ADMIN_NAME
+        else:
+            name = self._keys.name_of(given) or ""
+        scope["baton.key_name"] = name
+        return name
 
 
 def name_request(scope: Scope) -> bytes:
@@ -109,15 +149,10 @@ def _is_local(scope: Scope) -> bool:
         return False
 
 
-def _has_key(scope: Scope, key: bytes, key_headers: Collection[bytes] = ()) -> bool:
-    given = presented_key(scope, key_headers)
-    return given is not None and secrets.compare_digest(given, key)
-
-
-def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
-    async def send_with_header(message: Message) -> None:
+def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
+    def send_with_headers(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), header]}
-        await send(message)
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        return send(message)  # no coroutine of its own, as streams send each token
 
-    return send_with_header
+    return send_with_headers

@@ -6,9 +6,12 @@ import re
 import shlex
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from actors.supervision.deadlines import Deadlines
 from cli.config.settings import JOINING, Settings, of_panels
 from cli.config.sources import CONFIG_VARIABLE, load
+from cli.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 GRACE = Settings.model_fields["shutdown_grace_s"].default
@@ -27,6 +30,12 @@ def test_the_systemd_unit_runs_serve_and_signals_the_gateway_alone() -> None:
     assert service["KillMode"] == "mixed"
     assert int(service["TimeoutStopSec"]) > GRACE
     assert unit()["Install"]["WantedBy"] == "default.target"
+
+
+def test_a_reload_of_the_systemd_unit_reloads_the_keys() -> None:
+    words = shlex.split(unit()["Service"]["ExecReload"])
+    assert CliRunner().invoke(app, [*words[1:], "--help"]).exit_code == 0
+    assert words[1:] == ["admin", "reload-keys"]
 
 
 def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone() -> None:

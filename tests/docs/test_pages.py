@@ -100,7 +100,7 @@ def test_every_setting_is_listed_as_it_is() -> None:
         [
             "`MODEL`" if name == "model" else f"`{flag(name)}`",
             f"`{name}`",
-            "empty" if field.default == "" else str(field.default),
+            "empty" if field.default in ("", ()) else str(field.default),
             field.description,
         ]
         for name, field in Settings.model_fields.items()

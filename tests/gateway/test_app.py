@@ -82,7 +82,8 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
     [
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
-        ("/health", "did you mean /health/live or /health/ready?"),
+        ("/health/", "did you mean /health?"),
+        ("/admin/keys/", "not found"),
         ("/v1/messages", "; this server has /v1/completions, /v1/chat/completions, /v1/models"),
         ("/admin", "not found"),
     ],
@@ -104,6 +105,8 @@ async def test_health_follows_progress_and_not_existence() -> None:
         stuck = await client.get("/health/ready")
         assert (stuck.status_code, stuck.json()["status"]) == (503, "not ready")
         assert stuck.headers["retry-after"] == "1"
+        brief = await client.get("/health")
+        assert (brief.status_code, brief.json(), brief.headers["retry-after"]) == (503, {"status": "not ready"}, "1")
         worker.change(last_progress=anyio.current_time())
         assert (await client.get("/health/ready")).status_code == 200
         for state in set(WorkerState) - {WorkerState.READY}:
@@ -123,6 +126,7 @@ async def test_health_follows_progress_and_not_existence() -> None:
         served.router.drain_nowait()
         drained = await client.get("/health/ready")
         assert (drained.status_code, drained.json()["status"]) == (503, "draining")
+        assert (await client.get("/health")).json() == {"status": "draining"}
         assert (await client.get("/health/live")).status_code == 200
 
 
@@ -200,9 +204,9 @@ async def test_the_key_opens_and_health_needs_none() -> None:
     async with serving(api_key="secret") as served:
         for headers in ({"authorization": "Bearer secret"}, {"authorization": f"Basic {basic}"}):
             assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
-        for path in ("/health/live", "/health/ready"):
+        for path in ("/health", "/health/live", "/health/ready"):
             assert (await served.client.get(path)).status_code == 200
-        for path in ("/health", "/health/../v1/models", "/health/live/", "//v1/models"):
+        for path in ("/health/", "/version", "/health/../v1/models", "/health/live/", "//v1/models"):
             assert (await served.client.get(path)).status_code == 401
 
 
@@ -234,7 +238,7 @@ async def test_the_body_is_bounded(over: int) -> None:
 async def test_a_body_far_over_the_bound_is_not_read_to_its_end() -> None:
     async with serving(max_body_bytes=1000) as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         async with stream:
             await stream.send(head + b"Content-Length: 100000000\r\n\r\n" + b" " * 100_000)
             answer = await stream.receive()
@@ -260,7 +264,7 @@ async def test_a_form_of_another_site_cannot_post(kind: str) -> None:
 async def test_a_body_has_a_deadline() -> None:
     async with serving(body_timeout_s=0.05) as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         async with stream:
             await stream.send(head + b"Content-Length: 9\r\n\r\n")
             assert (await stream.receive()).startswith(b"HTTP/1.1 408 ")
@@ -293,7 +297,7 @@ async def test_an_unread_body_delays_nothing(path: str) -> None:
     async with serving() as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
         async with stream:
-            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n".encode()
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n".encode()
             await stream.send(head + b" " * 2_000_000)
             with anyio.fail_after(20):
                 await ended(stream)

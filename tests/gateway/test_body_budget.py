@@ -19,7 +19,9 @@ from tests.gateway.http.http2 import client
 
 pytestmark = pytest.mark.anyio
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 
 
 def body(size: int, **fields: Any) -> bytes:

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.transport.endpoint import MAX_SOCKET_PATH, EndpointError, LocalEndpoint, check_address, sweep
+from actors.transport.endpoint import (
+    MAX_SOCKET_PATH,
+    EndpointError,
+    LocalEndpoint,
+    check_address,
+    find_endpoints,
+    is_private,
+    sweep,
+)
 
 
 def _folder(endpoint: LocalEndpoint) -> Path:
@@ -180,3 +188,39 @@ def test_an_address_of_a_link(address: str) -> None:
 def test_what_is_no_address_of_a_link(address: str) -> None:
     with pytest.raises(EndpointError, match="tcp://HOST:PORT"):
         check_address(address, secured=True)
+
+
+def test_endpoints_are_found_by_their_purpose(root: Path) -> None:
+    here = [str(root)]
+    with LocalEndpoint(here, "gateway-80") as one, LocalEndpoint(here, "gateway-8000"), LocalEndpoint(here):
+        assert find_endpoints("gateway-80", here) == [one.path]
+        assert find_endpoints("gateway-80", ["", str(root / "absent"), *here]) == [one.path]
+        assert find_endpoints("gateway-1", here) == []
+        (root / "baton-gateway-80-x").mkdir(mode=0o700)
+        assert find_endpoints("gateway-80", here) == [one.path]
+    assert find_endpoints("gateway-80", here) == []
+
+
+def test_what_another_user_may_have_made_is_not_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [str(root)]
+    with LocalEndpoint(here, "gateway-80") as one:
+        assert is_private(one.path)
+        linked = root / "baton-gateway-80-aaaaaaaa"
+        linked.symlink_to(one.path.parent)
+        assert find_endpoints("gateway-80", here) == [one.path], "not the link"
+        for mode in (0o701, 0o770, 0o755):
+            one.path.parent.chmod(mode)
+            assert find_endpoints("gateway-80", here) == []
+        one.path.parent.chmod(0o700)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert find_endpoints("gateway-80", here) == []
+        assert not is_private(root / "absent" / "link")
+
+
+def test_the_folder_of_a_killed_gateway_is_swept(root: Path) -> None:
+    with LocalEndpoint([str(root)], "gateway-65535"):
+        assert sweep([str(root)]) == 0
+    left = root / "baton-gateway-65535-aaaaaaaa"
+    left.mkdir(mode=0o700)
+    assert sweep([str(root)]) == 1
+    assert not left.exists()

@@ -66,7 +66,7 @@ async def test_a_callback_that_raises_does_not_stop_the_link(endpoint: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("frames", "most"), [(1, 2 * DRAIN_BATCH), (512, 2 * DRAIN_FRAMES // 512)], ids=["messages", "frames"]
+    ("frames", "most"), [(1, 2 * DRAIN_BATCH), (32, 2 * DRAIN_FRAMES // 32)], ids=["messages", "frames"]
 )
 async def test_a_flood_lets_the_loop_turn(endpoint: str, frames: int, most: int) -> None:
     async with pair(endpoint) as (here, there):

@@ -55,3 +55,22 @@ def test_a_server_on_this_machine_is_reached_without_a_proxy(host: str, monkeypa
     with server_client(f"http://{host}:8000", "key", 1.0) as client:
         assert client.trust_env == (host == "example.org")
         assert client.headers["authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "warns"),
+    [
+        ("http://example.org:8000", "key", True),
+        ("http://10.0.0.1", "key", True),
+        ("https://example.org", "key", False),
+        ("http://127.0.0.1:8000", "key", False),
+        ("http://example.org", "", False),
+    ],
+)
+def test_a_key_that_travels_unencrypted_brings_a_warning(
+    url: str, key: str, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server_client(url, key, 1.0).close()
+    printed = capsys.readouterr()
+    assert ("Warning: the key is sent to" in printed.err) is warns
+    assert printed.out == ""

@@ -176,7 +176,7 @@ def test_the_predecessor_is_checked_before_the_model(monkeypatch: pytest.MonkeyP
         thread = threading.Thread(target=other.serve_forever)
         thread.start()
         try:
-            with pytest.raises(CommandFailed, match="does not hand over: it answered 501"):
+            with pytest.raises(CommandFailed, match="does not hand over: it is not a Baton of this user"):
                 run_server(Settings(port=other.server_port), take_over=True)
         finally:
             other.shutdown()

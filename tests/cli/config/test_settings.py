@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.config.settings import Settings
+from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
 from gateway.settings import GatewaySettings
 
@@ -138,3 +138,14 @@ def test_every_setting_is_described_and_has_its_panel() -> None:
         assert field.description, name
         assert field.description.endswith((".", ")")), name
         assert isinstance(field.json_schema_extra, dict), name
+
+
+@pytest.mark.parametrize("name", ["allowed_hosts", "cors_origins"])
+def test_a_list_has_a_flag_for_each_entry_and_commas_in_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(load({}), name) == ()
+    toml(f'{name} = ["a", "b"]')
+    assert getattr(load({}), name) == ("a", "b")
+    monkeypatch.setenv(f"BATON_{name.upper()}", "c, d,")
+    assert getattr(load({}), name) == ("c", "d")
+    assert getattr(load({name: ["e"]}), name) == ("e",)
+    assert flag(name) == "--" + name.replace("_", "-").removesuffix("s")

@@ -4,11 +4,8 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.fleet.hand_over import HandOver
-from gateway.http.listener import Listener
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from tests.actors.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 
@@ -20,10 +17,9 @@ pytestmark = pytest.mark.anyio
 )
 async def test_a_body_that_is_not_json_is_refused(raw: bytes) -> None:
     settings = GatewaySettings()
-    with Listener() as listener:
-        app = create_app(Router(settings), settings, hand_over=HandOver(listener, Inbox().ref))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            headers = {"content-type": "application/json"}
-            answer = await client.post("/admin/gateway/leave", content=raw, headers=headers)
+    app = create_app(Router(settings), settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/admin/keys/reload", content=raw, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

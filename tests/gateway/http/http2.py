@@ -56,7 +56,7 @@ class Patient:
         """Its number. Without `end` its body does not end."""
         payload = json.dumps(body).encode()
         number: int = self._h2.get_next_available_stream_id()
-        head = {":method": "POST", ":scheme": "http", ":authority": "x", ":path": "/v1/completions"}
+        head = {":method": "POST", ":scheme": "http", ":authority": "localhost", ":path": "/v1/completions"}
         self._h2.send_headers(number, [*head.items(), ("content-type", "application/json")])
         self._h2.send_data(number, payload, end_stream=end)
         await self._flush()

@@ -33,21 +33,23 @@ async def test_the_admin_key_is_needed_to_change_something(
 
 
 @pytest.mark.parametrize(
-    ("name", "status"),
+    ("name", "status", "look"),
     [
-        ("localhost:1", THROUGH),
-        ("127.0.0.1", THROUGH),
-        ("[::1]:8000", THROUGH),
-        ("evil.example", 403),
-        ("10.0.0.1", 403),
-        ("[", 403),
+        ("localhost:1", THROUGH, 200),
+        ("127.0.0.1", THROUGH, 200),
+        ("[::1]:8000", THROUGH, 200),
+        ("evil.example", 403, 403),
+        ("10.0.0.1", 403, 200),
+        ("[", 403, 403),
     ],
 )
-async def test_without_a_key_only_this_machine_changes_something_under_its_own_name(name: str, status: int) -> None:
+async def test_without_a_key_only_this_machine_changes_something_under_its_own_name(
+    name: str, status: int, look: int
+) -> None:
     async with serving() as served:
         answer = await served.client.post("/admin/restart", headers={"host": name}, json={})
         assert answer.status_code == status
-        assert (await served.client.get("/admin/workers", headers={"host": name})).status_code == 200
+        assert (await served.client.get("/admin/workers", headers={"host": name})).status_code == look
 
 
 async def test_without_a_key_nobody_changes_something_from_elsewhere() -> None:

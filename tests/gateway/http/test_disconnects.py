@@ -90,7 +90,7 @@ async def test_one_connection_serves_many_requests() -> None:
 async def test_a_client_that_leaves_while_it_sends_is_nobody() -> None:
     async with serving() as served:
         stream = await anyio.connect_tcp("127.0.0.1", served.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         await stream.send(head + b"Content-Length: 1000\r\n\r\n{")
         await stream.aclose()
         assert (await served.client.get("/health/live")).status_code == 200

@@ -1,0 +1,1 @@
+"""Attacks on authentication, on hosts and origins, and on the take-over."""

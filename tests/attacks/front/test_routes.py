@@ -1,0 +1,45 @@
+"""Routes of the gateway itself: what they reveal without a key, and what the chat page loads."""
+
+import http.client
+import json
+import re
+from pathlib import Path
+
+from baton_serve import __version__
+from tests.attacks.server import HOST, AttackedServer, attacked_server
+
+OPEN = ("/health", "/health/live", "/health/ready")
+
+
+def test_health_and_version_answer(server: AttackedServer) -> None:
+    assert server.request("GET", "/health") == (200, b'{"status":"ready"}')
+    status, body = server.request("GET", "/version")
+    assert (status, json.loads(body)) == (200, {"version": __version__})
+    for path in ("/health", "/version", "/health/live", "/health/ready", "/"):
+        assert server.request("HEAD", path) == (200, b"")
+    assert server.request("POST", "/health")[0] == 405
+
+
+def test_without_the_key_only_health_is_answered(tmp_path: Path) -> None:
+    paths = (*OPEN, "/version", "/", "/metrics", "/v1/models", "/admin/workers", "/admin/gateway", "/favicon.ico", "/x")
+    closed = ("/health/", "/health/live/", "//health", "/health/../metrics", "/%68ealth/../metrics", "/health%2flive")
+    with attacked_server(tmp_path, BATON_API_KEY="k") as server:
+        answers = {path: server.request("GET", path)[0] for path in (*paths, *closed)}
+        # A path is compared as it was decoded, as the router does.
+        assert {path for path, status in answers.items() if status != 401} == {*OPEN, "/health%2flive"}
+        assert server.request("GET", "/health")[1] == b'{"status":"ready"}', "it names no model"
+
+
+def test_the_icon_of_the_page_is_allowed_by_its_policy(server: AttackedServer) -> None:
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=60)
+    connection.request("GET", "/")
+    response = connection.getresponse()
+    policy = dict(part.strip().split(" ", 1) for part in response.getheader("content-security-policy", "").split(";"))
+    page = response.read().decode()
+    connection.close()
+    (icon,) = re.findall(r'<link rel="icon" href="([^"]*)"', page)
+    assert icon.startswith("data:image/svg+xml,")
+    assert policy["img-src"] == "data:"
+    assert policy["default-src"] == "'none'"
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert loaded == [icon], "the page loads nothing else"

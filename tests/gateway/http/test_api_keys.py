@@ -1,0 +1,184 @@
+"""Named API keys: the format of their file, and what happens to requests when it changes."""
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.app import create_app
+from gateway.http.api_keys import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeys, ApiKeysInvalid, KeyChange
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from tests.gateway.harness.asgi import clients
+from tests.gateway.harness.serving import COMPLETION, events, serving
+
+pytestmark = pytest.mark.anyio
+
+NO_OPERATIONS = 404
+"""An authorized request for an operation finds no route, as these gateways have no fleet."""
+
+
+def key_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
+    file = folder / "keys"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.chmod(mode)
+    return file
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640])
+def test_a_line_is_a_name_and_a_key(tmp_path: Path, mode: int) -> None:
+    text = "# teams\n\nalice:a:b#c\n  bob \t b\u00e9 \r\ncarol: c\nalice a2"
+    keys = ApiKeys(GatewaySettings(api_key="d", api_keys_file=str(key_file(tmp_path, text, mode))))
+    given = {"a:b#c": "alice", "a2": "alice", "b\u00e9": "bob", "c": "carol", "d": "default", "a": None, "": None}
+    assert {key: keys.name_of(key.encode()) for key in given} == given
+    assert keys
+
+
+def test_without_keys_none_is_needed() -> None:
+    assert not ApiKeys(GatewaySettings())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("alice", "line 1: a line is NAME:KEY"),
+        ("alice:", "line 1: a line is NAME:KEY"),
+        ("\nalice a b", "line 2: a line is NAME:KEY"),
+        (":a", "line 1: a line is NAME:KEY"),
+        ("-a:a", "line 1: the name is not"),
+        ("a" * 65 + ":a", "line 1: the name is not"),
+        ("a\u00e9:a", "line 1: the name is not"),
+        ("default:a", "is the name of a key of the settings"),
+        ("admin:a", "is the name of a key of the settings"),
+        ("a:x\nb:x", "line 2: 'a' has the same key"),
+        ("a:single", "'default' has the same key"),
+        ("a:root", "this is the admin key"),
+        ("a:" + "k" * (MAX_KEY_BYTES + 1), f"the bound of {MAX_KEY_BYTES} bytes"),
+        ("".join(f"a:{number}\n" for number in range(MAX_KEYS + 1)), f"more than {MAX_KEYS} keys"),
+        ("#" * (MAX_FILE_BYTES + 1), f"the bound of {MAX_FILE_BYTES} bytes"),
+        (b"a:\xff", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_a_list_of_keys_is_refused(tmp_path: Path, text: str | bytes, words: str) -> None:
+    file = key_file(tmp_path, text)
+    with pytest.raises(ApiKeysInvalid, match=words) as refusal:
+        ApiKeys(GatewaySettings(api_key="single", admin_key="root", api_keys_file=str(file)))
+    assert "root" not in str(refusal.value).removeprefix(str(file))
+
+
+def test_a_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:
+    file = str(key_file(tmp_path, "# none\n"))
+    with pytest.raises(ApiKeysInvalid, match="has no key"):
+        ApiKeys(GatewaySettings(api_keys_file=file))
+    assert ApiKeys(GatewaySettings(api_keys_file=file, api_key="a"))
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o644])
+def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ApiKeysInvalid, match=f"open to others .mode 0{mode:o}"):
+        ApiKeys(GatewaySettings(api_keys_file=str(key_file(tmp_path, "a:b", mode))))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "a:b")
+    os.chown(file, 12345, -1)
+    with pytest.raises(ApiKeysInvalid, match="belongs to another user"):
+        ApiKeys(GatewaySettings(api_keys_file=str(file)))
+
+
+def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, words in {"pipe": "not a regular file", ".": "not a regular file", "absent": "cannot be read"}.items():
+        with pytest.raises(ApiKeysInvalid, match=words):
+            ApiKeys(GatewaySettings(api_keys_file=str(tmp_path / name)))
+
+
+def test_a_bad_file_changes_no_key(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "alice:a\nbob:b")
+    keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
+    file.write_text("alice")
+    with pytest.raises(ApiKeysInvalid):
+        keys.reload()
+    assert keys.name_of(b"a") == "alice"
+    file.write_text("alice:a2\ncarol:c")
+    assert keys.reload() == KeyChange(("alice", "carol"), ("alice", "carol"), ("alice", "bob"))
+    assert [keys.name_of(key) for key in (b"a", b"a2", b"b", b"c")] == [None, "alice", None, "carol"]
+
+
+async def test_a_reload_needs_a_file_and_the_key_of_the_administration(tmp_path: Path) -> None:
+    async with serving() as served:
+        answer = await served.client.post("/admin/keys/reload", json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "keys_not_reloaded")
+    file = key_file(tmp_path, "alice:a")
+    async with serving(api_keys_file=str(file)) as served:
+        for path in ("/admin/keys/reload", "/admin/restart"):
+            answer = await served.client.post(path, json={}, headers=bearer("a"))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key_needed")
+            assert (await served.client.post(path, json={})).status_code == 401
+        assert (await served.client.get("/admin/workers", headers=bearer("a"))).status_code == 200
+    async with serving(api_keys_file=str(file), api_key="d") as served:
+        assert (await served.client.post("/admin/restart", json={}, headers=bearer("d"))).status_code == NO_OPERATIONS
+        answer = await served.client.post("/admin/keys/reload", json={}, headers=bearer("d"))
+        assert answer.json() == {"keys": {"names": ["alice", "default"], "added": [], "removed": []}}
+
+
+async def test_a_reload_drops_no_stream_and_a_removed_key_resumes_none(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "alice:a\nbob:b")
+    body = COMPLETION | {"stream": True, "stream_options": {"resume_s": 60}}
+    begun = anyio.Event()
+    paths: list[str] = []
+    async with serving(api_keys_file=str(file), admin_key="root") as served:
+        (client, worker) = (served.client, served.worker)
+        ended: list[object] = []
+
+        async def stream() -> None:
+            async with client.stream("POST", "/v1/completions", json=body, headers=bearer("a")) as response:
+                paths.append(f"/v1/streams/{response.headers['x-stream-id']}")
+                begun.set()
+                ended.extend(await events(response))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream)
+            (submit,) = await worker.wait_submits(1)
+            worker.token(submit.stream, "one", 1)
+            await begun.wait()
+            file.write_text("bob:b\n")
+            answer = await client.post("/admin/keys/reload", json={}, headers=bearer("root"))
+            assert answer.json()["keys"] == {"names": ["bob"], "added": [], "removed": ["alice"]}
+            worker.token(submit.stream, "two", 2)
+            worker.finish(submit.stream)
+        assert ended[-1] == "[DONE]"
+        (path,) = paths
+        statuses = [(await client.get(path, headers=bearer(key))).status_code for key in ("a", "b", "root")]
+        assert statuses == [401, 404, 401]
+        assert (await client.delete(path, headers=bearer("a"))).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "authorization", "name"),
+    [
+        ("/v1/models", "Bearer a", "alice"),
+        ("/v1/models", "Basic eDph", "alice"),
+        ("/v1/models", "Bearer d", "default"),
+        ("/v1/models", "Bearer root", ""),
+        ("/v1/models", "Bearer alice", ""),
+        ("/admin/workers", "Bearer root", "admin"),
+        ("/admin/workers", "Bearer a", "alice"),
+        ("/health/live", "Bearer wrong", ""),
+    ],
+)
+async def test_the_name_of_the_key_is_in_the_scope(tmp_path: Path, path: str, authorization: str, name: str) -> None:
+    file = key_file(tmp_path, "alice:a")
+    settings = GatewaySettings(api_key="d", admin_key="root", api_keys_file=str(file))
+    app = create_app(Router(settings), settings)
+    async with clients(app) as opened:
+        connection = opened.open("GET", path, authorization=authorization)
+        await connection.ended.wait()
+    assert connection._scope["baton.key_name"] == name
+    assert (connection.status == 401) is (not name and path != "/health/live")
