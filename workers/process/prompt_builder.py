@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, TextInput
+from protocol.request import ChatInput, Input, Message, TextInput
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Tokenizer
@@ -59,7 +59,9 @@ def tokenize_cost(submit: Submit) -> int:
     if isinstance(source, TextInput):
         return resumed + len(source.text)
     if isinstance(source, ChatInput):
-        characters = len(source.tools_json) + sum(len(message.content) for message in source.messages)
+        characters = len(source.tools_json) + sum(
+            len(message.content) + len(message.name) for message in source.messages
+        )
         return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     return resumed
 
@@ -125,11 +127,18 @@ def _render(chat: ChatFormat, source: ChatInput) -> str:
         raise PromptRefused(
             ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
         )
-    messages = [{"role": message.role, "content": message.content} for message in source.messages]
     try:
-        return chat.render(messages, tools, now=source.now)
+        return chat.render(
+            [_turn(message) for message in source.messages], tools, now=source.now, options=source.options
+        )
     except TemplateError as error:
         raise PromptRefused(ErrorCode.TEMPLATE, str(error), "messages") from error
+
+
+def _turn(message: Message) -> dict[str, str]:
+    """The message as templates read it. A name that is not given is not defined."""
+    turn = {"role": message.role, "content": message.content}
+    return turn | {"name": message.name} if message.name else turn
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:
