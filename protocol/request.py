@@ -76,7 +76,7 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     """Current time for the template, in seconds since 1970, so that every worker renders the same prompt. 0 means the
     worker's own clock."""
     options: TemplateOptions = TemplateOptions()
-    """Variables that the client sets; one that is None is not defined in the template."""
+    """Variables that the client sets. None leaves a variable undefined."""
 
 
 Input = TextInput | TokensInput | ChatInput
