@@ -1,5 +1,6 @@
 """The gateway as an ASGI app."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from gateway.fleet.messages import FleetMessage
 from gateway.http.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
+from gateway.http.log_limit import LogLimit
+from gateway.http.request_record import RequestRecords
 from gateway.openai.dialect import openai_dialect
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -75,7 +78,8 @@ def create_app(
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return AuthMiddleware(app, direct, settings, conventions)
+    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic))
+    return AuthMiddleware(app, direct, settings, conventions, records)
 
 
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:

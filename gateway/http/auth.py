@@ -12,6 +12,7 @@ from gateway.errors import RefusalCode, RequestError
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
+from gateway.http.request_record import RequestRecord, RequestRecords
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -35,9 +36,11 @@ class AuthMiddleware:
         direct: Callable[[str, str], ASGIApp | None],
         settings: GatewaySettings,
         conventions: ConventionsByPath,
+        records: RequestRecords,
     ) -> None:
         self._app = app
         self.conventions = conventions
+        self.records = records
         self._direct = direct
         self._settings = settings
         self._key = settings.api_key.encode()
@@ -51,6 +54,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = name_request(scope)
+        record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
@@ -59,7 +63,7 @@ class AuthMiddleware:
         elif direct is not None:
             await direct(scope, receive, send)
         else:
-            await self._app(scope, receive, _with_header(send, (b"x-request-id", request_id)))
+            await self._app(scope, receive, _recorded(send, record, (b"x-request-id", request_id)))
 
     def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
@@ -114,10 +118,11 @@ def _has_key(scope: Scope, key: bytes, key_headers: Collection[bytes] = ()) -> b
     return given is not None and secrets.compare_digest(given, key)
 
 
-def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
-    async def send_with_header(message: Message) -> None:
+def _recorded(send: Send, record: RequestRecord, header: tuple[bytes, bytes]) -> Send:
+    async def send_recorded(message: Message) -> None:
         if message["type"] == "http.response.start":
+            record.started(message["status"])
             message = {**message, "headers": [*message.get("headers", ()), header]}
         await send(message)
 
-    return send_with_header
+    return send_recorded

@@ -1,7 +1,6 @@
 """The endpoint of generation requests in any dialect, on plain ASGI."""
 
 import anyio
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
@@ -12,12 +11,11 @@ from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
-from gateway.streaming.reply import StreamedReply, close_request, failure_error
+from gateway.streaming.reply import StreamedReply, failure_error
+from gateway.streaming.request_end import close_request
 from gateway.streaming.resumable import Reader
 from gateway.streaming.resume_endpoint import ResumeEndpoint
 from protocol.errors import ErrorCode
-
-_log = structlog.get_logger("gateway.streaming.generate_endpoint")
 
 
 class GenerateEndpoint:
@@ -45,7 +43,6 @@ class GenerateEndpoint:
         try:
             admitted = self._admit(await exchange.body(body), body, exchange)
         except RequestError as error:
-            _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
             return
         except ClientGone:
@@ -70,7 +67,9 @@ class GenerateEndpoint:
         request, renderer = self._decode(raw)
         if request.output.resume_s:
             self._resumables.check_room()
-        return self._router.open(request, exchange.request_id, body, exchange.key), renderer
+        group = self._router.open(request, exchange.request_id, body, exchange.key)
+        exchange.record.admitted = True
+        return group, renderer
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
         async def answer(_: anyio.CancelScope) -> None:
@@ -92,7 +91,7 @@ class GenerateEndpoint:
             await exchange.while_connected(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
-            close_request(group)
+            close_request(group, exchange.record)
             exchange.close()
 
     async def _stream(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:

@@ -166,6 +166,14 @@ def test_the_log_events_that_are_listed_exist() -> None:
     assert listed <= logged, listed - logged
 
 
+def test_every_log_event_is_listed() -> None:
+    listed = {row[0].strip("`") for row in table("Logs")}
+    sources = [file for part in ("actors", "cli", "gateway", "workers") for file in (ROOT / part).rglob("*.py")]
+    found = [re.findall(r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"', file.read_text()) for file in sources]
+    assert found
+    assert {event for events in found for event in events} <= listed
+
+
 @pytest.mark.parametrize("code", STATUS, ids=str)
 def test_every_error_code_is_listed_with_its_status(code: ErrorCode | RefusalCode) -> None:
     page = HTTP.partition("## Errors")[2].partition("##")[0]
