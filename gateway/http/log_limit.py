@@ -19,7 +19,7 @@ class LogLimit:
         self._left_out: Counter[str] = Counter()
 
     def take(self, kind: str) -> int | None:
-        """Return the number of lines of the kind that were left out before this one; None if this one is left out too."""
+        """Return the number of lines of the kind that were left out before; None if this one is left out too."""
         bucket = self._buckets.get(kind)
         if bucket is None:
             bucket = self._buckets[kind] = TokenBucket(PER_S, BURST)
