@@ -19,6 +19,7 @@ from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.openai.dialect import openai_dialect
+from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
@@ -75,6 +76,7 @@ def create_app(
         *(Succession(hand_over, settings).routes() if hand_over is not None else ()),
         Route("/", status.page),
     ]
+    routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "baton_serve": set(),
     "protocol": set(),
     "actors": {"protocol"},
-    "gateway": {"protocol", "actors"},
+    "gateway": {"baton_serve", "protocol", "actors"},
     "workers": {"baton_serve", "protocol", "actors"},
     "models": {"protocol", "workers"},
     "cli": {"baton_serve", "protocol", "actors", "gateway", "workers", "models"},
@@ -37,7 +37,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
-        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
+        "openapi": _GATEWAY_BASE | {"http", "streaming", "openai", "fleet", "admin"},
+        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin", "openapi"},
         "daemon": _GATEWAY_BASE | {"routing", "http", "streaming", "fleet", "app"},
     },
     "workers": {
