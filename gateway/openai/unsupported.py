@@ -1,6 +1,7 @@
 """Options of OpenAI's API and of other servers that Baton does not support: accepted while they change nothing, else
 refused by name."""
 
+from functools import cache
 from typing import Any
 
 from msgspec import Struct
@@ -156,18 +157,17 @@ class UnsupportedOptions(Struct, kw_only=True):
     think: Any = None
 
 
-def options_of(body: type[Struct]) -> list[str]:
+@cache
+def options_of(body: type[Struct]) -> tuple[str, ...]:
     """The fields of a body that are options of this kind."""
-    return [name for name in body.__struct_fields__ if name in OPTIONS]
+    return tuple(name for name in body.__struct_fields__ if name in OPTIONS)
 
 
 def refuse_set(body: Struct, at: str = "") -> None:
     """Raise `RequestError` for the first option of `OPTIONS` that `body` sets. `at` is the path before its name."""
-    for name in body.__struct_fields__:
-        neutral = OPTIONS.get(name)
-        if neutral is None or (value := getattr(body, name)) is None:
-            continue
-        if not any(_equal(value, each) for each in neutral):
+    for name in options_of(type(body)):
+        value = getattr(body, name)
+        if value is not None and not any(_equal(value, each) for each in OPTIONS[name]):
             raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
 
 

@@ -14,7 +14,6 @@ import requests
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
-from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
 
 from tests.attacks.server import HOST, AttackedServer
@@ -67,12 +66,12 @@ class Fuzz:
             generates = operation.method == "post" and operation.path.startswith("/v1/")
             self._operate(operation, EXAMPLES * (GENERATING if generates else 1))
 
-    def _operate(self, operation: APIOperation, examples: int) -> None:
-        cases: st.SearchStrategy[Case] = operation.as_strategy(generation_mode=self._mode)
+    def _operate(self, operation: Any, examples: int) -> None:
+        cases: st.SearchStrategy[Case[Any]] = operation.as_strategy(generation_mode=self._mode)
 
         @hypothesis.settings(SETTINGS, max_examples=examples)
         @hypothesis.given(cases)
-        def send(case: Case) -> None:
+        def send(case: Case[Any]) -> None:
             self._send(case)
 
         try:
@@ -80,7 +79,7 @@ class Fuzz:
         except hypothesis.errors.Unsatisfiable:
             assert self._mode is GenerationMode.NEGATIVE, "a request without a parameter or a body is never invalid"
 
-    def _send(self, case: Case) -> None:
+    def _send(self, case: Case[Any]) -> None:
         case.body = bounded(case.body)
         response = case.call(base_url=self._base, session=self._session, timeout=TIMEOUT_S)
         self.statuses[response.status_code] += 1
