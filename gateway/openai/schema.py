@@ -41,7 +41,9 @@ StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 """A stop string; an empty one is ignored."""
 Stops = StopText | Annotated[tuple[StopText | None, ...], Meta(max_length=MAX_STOPS)]
 TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
-Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+# No mixture, which the decoder refuses.
+_OneKind = Meta(extra_json_schema={"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]})
+Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS), _OneKind]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):

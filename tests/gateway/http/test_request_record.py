@@ -9,8 +9,9 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.errors import STATUS
-from gateway.http.log_limit import BURST
+from gateway.errors import STATUS, RefusalCode
+from gateway.http.log_limit import BURST, LogLimit
+from gateway.http.request_record import RequestRecords, record_of
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from protocol.request import FinishReason
@@ -150,3 +151,18 @@ async def test_a_client_that_leaves_has_no_status() -> None:
     (line,) = [log for log in logs if log["event"] == "request_ended"]
     assert (line["status"], line["outcome"], line["first_token_s"], line["finish"]) == (None, "client_gone", None, "")
     assert (line["prompt_tokens"], line["completion_tokens"]) == (0, 0)
+
+
+async def test_lines_have_the_name_of_the_key_that_was_found_after_the_record_was_made() -> None:
+    counted: list[tuple[str, int, str]] = []
+    records = RequestRecords((), lambda *labels: counted.append(labels), LogLimit(lambda: 0.0))
+    scope = {"path": "/x", "baton.request_id": "r1"}
+    record = records.begin(scope)
+    scope["baton.key_name"] = "team-a"
+    record.reason = RefusalCode.NOT_FOUND
+    with structlog.testing.capture_logs() as logs:
+        record.started(404)
+        record.started(500)
+    assert [(log["key"], log["request"]) for log in logs] == [("team-a", "r1")]
+    assert counted == [("other", 404, "not_found")]
+    assert record_of(scope) is record
