@@ -104,7 +104,7 @@ class OpenApiDocument:
     def _responses(self, operation: ApiOperation, by_type: Mapping[int, Any]) -> dict[str, Any]:
         responses: dict[str, Any] = {}
         for status, contents in operation.answers.items():
-            content = {kind: {"schema": _schema(body, by_type)} for kind, body in contents.items()}
+            content = {kind: _media(body, by_type) for kind, body in contents.items()}
             responses[str(status)] = {"description": HTTPStatus(status).phrase} | (
                 {"content": content} if content else {}
             )
@@ -127,8 +127,9 @@ class OpenApiDocument:
         return responses
 
 
-def _schema(body: Any, by_type: Mapping[int, Any]) -> Any:
-    return {"type": "string"} if body is None else by_type[id(body)]
+def _media(body: Any, by_type: Mapping[int, Any]) -> dict[str, Any]:
+    """The description of a body. Text has no schema: those of OpenAPI 3.1 do not describe events."""
+    return {} if body is None else {"schema": by_type[id(body)]}
 
 
 def _types(operation: ApiOperation) -> Iterator[Any]:
