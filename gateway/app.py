@@ -1,5 +1,6 @@
 """The gateway as an ASGI app."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,10 @@ from gateway.http.api_keys import ApiKeys
 from gateway.http.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
+from gateway.http.log_limit import LogLimit
+from gateway.http.request_record import RequestRecords
 from gateway.openai.dialect import openai_dialect
+from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
@@ -76,10 +80,12 @@ def create_app(
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
         Route("/", status.page),
     ]
+    routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    return AuthMiddleware(app, direct, settings, conventions, keys)
+    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic))
+    return AuthMiddleware(app, direct, settings, conventions, keys, records)
 
 
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:

@@ -120,6 +120,12 @@ class Metrics:
             registry=self._registry,
         )
         """Connections from which no request was read."""
+        self._responses = Counter(
+            "baton_http_responses",
+            "HTTP responses by route, status and the code of a refusal or failure",
+            ["route", "status", "reason"],
+            registry=self._registry,
+        )
         self._resumable = Gauge(
             "baton_resumable_streams", "Streams that can be resumed, by state", ["state"], registry=self._registry
         )
@@ -150,6 +156,10 @@ class Metrics:
     def detachment(self, model: str, outcome: str) -> Counter:
         """The counter of streams whose connection ended, by what became of them."""
         return self._detachments.labels(model, outcome)
+
+    def http_response(self, route: str, status: int, reason: str) -> None:
+        """Count a response. `reason` is the code of an error, or empty."""
+        self._responses.labels(route, status, reason).inc()
 
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
         """Set the function that counts the resumable streams in a state, which is called at every scrape."""

@@ -18,6 +18,7 @@ from protocol.bounds import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
+    Label,
     Milliseconds,
     Stop,
     Text,
@@ -32,6 +33,25 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: Text
+    name: Label = ""
+    """Name of the participant, for templates that write it; empty for none."""
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class TemplateOptions(Struct, frozen=True, array_like=True, gc=False):
+    """Variables of chat templates that a client may set. The list is closed: any other variable, such as the template
+    itself or a limit of the tokenizer, would let a client change what the server runs (CVE-2025-62426)."""
+
+    enable_thinking: bool | None = None
+    """Let the model reason before its answer: Qwen3, SmolLM3."""
+    thinking: bool | None = None
+    """The same, for Granite and DeepSeek."""
+    thinking_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    """Tokens of reasoning that the template asks the model to stay within: Seed-OSS."""
+    reasoning_effort: ReasoningEffort | None = None
+    """The effort of reasoning that the template asks for: gpt-oss."""
 
 
 class TextInput(Struct, frozen=True, array_like=True, tag="text", gc=False):
@@ -55,6 +75,8 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     now: Time = 0
     """Current time for the template, in seconds since 1970, so that every worker renders the same prompt. 0 means the
     worker's own clock."""
+    options: TemplateOptions = TemplateOptions()
+    """Variables that the client sets. None leaves a variable undefined."""
 
 
 Input = TextInput | TokensInput | ChatInput

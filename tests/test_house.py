@@ -40,7 +40,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
-        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin"},
+        "openapi": _GATEWAY_BASE | {"http", "streaming", "openai", "fleet", "admin"},
+        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin", "openapi"},
         "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "fleet", "app"},
     },
     "workers": {

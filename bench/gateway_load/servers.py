@@ -23,6 +23,8 @@ from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.generation.delta import TextDelta
 from gateway.http.conventions import ConventionsByPath, HttpConventions
+from gateway.http.log_limit import LogLimit
+from gateway.http.request_record import RequestRecords
 from gateway.http.server import listen, serve
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.errors import DONE, OpenAIErrors
@@ -85,6 +87,7 @@ class Bare:
         self._tokens = tokens
         self._tick = asyncio.Event()
         self.conventions = ConventionsByPath(HttpConventions(OpenAIErrors()), {})
+        self.records = RequestRecords((), lambda route, status, reason: None, LogLimit(time.monotonic))
 
     async def ticks(self) -> None:
         """Wake every stream once a step. Returns at once if the rate is 0."""

@@ -16,6 +16,7 @@ from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
 from gateway.http.hosts import AllowedHosts
 from gateway.http.origins import CrossOrigin
+from gateway.http.request_record import RequestRecord, RequestRecords
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -42,9 +43,11 @@ class AuthMiddleware:
         settings: GatewaySettings,
         conventions: ConventionsByPath,
         keys: ApiKeys,
+        records: RequestRecords,
     ) -> None:
         self._app = app
         self.conventions = conventions
+        self.records = records
         self._direct = direct
         self._settings = settings
         self._keys = keys
@@ -61,6 +64,7 @@ class AuthMiddleware:
             return
         request_id = name_request(scope)
         scope["baton.key_name"] = ""
+        record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
         direct = self._direct(scope["method"], scope["path"])
@@ -73,7 +77,7 @@ class AuthMiddleware:
             of_page = any(name == b"access-control-allow-origin" for name, _ in headers)
             await direct(scope, receive, _with_headers(send, headers) if of_page else send)
         else:
-            await self._app(scope, receive, _with_headers(send, [(b"x-request-id", request_id), *headers]))
+            await self._app(scope, receive, _recorded(send, record, [(b"x-request-id", request_id), *headers]))
 
     def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))
@@ -156,3 +160,13 @@ def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
         return send(message)  # no coroutine of its own, as streams send each token
 
     return send_with_headers
+
+
+def _recorded(send: Send, record: RequestRecord, headers: Sequence[tuple[bytes, bytes]]) -> Send:
+    async def send_recorded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.started(message["status"])
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return send_recorded

@@ -7,6 +7,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RequestError
+from gateway.http.request_record import RequestRecords
 
 
 class ErrorRenderer(Protocol):
@@ -49,9 +50,12 @@ class ConventionsByPath:
 
 
 class Application(Protocol):
-    """An ASGI app that knows the conventions for requests which do not reach it."""
+    """An ASGI app that knows the conventions for requests which do not reach it, and counts them with its own."""
 
     @property
     def conventions(self) -> ConventionsByPath: ...
+
+    @property
+    def records(self) -> RequestRecords: ...
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...

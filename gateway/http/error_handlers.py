@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
 from gateway.http.conventions import ConventionsByPath
+from gateway.http.request_record import record_of
 from protocol.errors import ErrorCode
 
 _UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
@@ -27,6 +28,7 @@ class ErrorHandlers:
 
     def _respond(self, request: Request, error: RequestError) -> Response:
         renderer = self._conventions.of(request.scope["path"]).errors
+        record_of(request.scope).reason = error.code
         headers = {name.decode(): value.decode() for name, value in error.headers}
         return Response(renderer.body(error), renderer.status(error), headers, "application/json")
 

@@ -13,6 +13,7 @@ from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.conventions import HttpConventions
 from gateway.http.credentials import presented_key
+from gateway.http.request_record import record_of
 from gateway.settings import GatewaySettings
 
 JSON = b"application/json"
@@ -43,6 +44,7 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self._settings = settings
+        self.record = record_of(scope)
         self.conventions = conventions
         """Those of the path's dialect; while it resumes a stream, those of that stream's dialect."""
         self.begun = False
@@ -174,6 +176,7 @@ class HttpExchange:
 
     async def _start(self, status: int, headers: Headers, more: Headers = ()) -> None:
         """Send the status and the headers: the request's id, which every response of an exchange has, before `more`."""
+        self.record.started(status)
         every = [*headers, self._id_header, *more]
         await self._send({"type": "http.response.start", "status": status, "headers": every})
 
@@ -188,6 +191,7 @@ class HttpExchange:
     async def respond_error(self, error: RequestError) -> None:
         """Send an error as the response, of a request whose body was read."""
         errors = self.conventions.errors
+        self.record.reason = error.code
         await self.respond(errors.status(error), errors.body(error), error.headers)
 
     async def while_connected(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:

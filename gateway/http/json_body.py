@@ -13,7 +13,8 @@ Body = TypeVar("Body")
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
 """The path at which msgspec stopped; for a mapping that is the mapping itself, whether a key or a value is wrong."""
-_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
+_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`(?: - at `\$.*`)?$", re.DOTALL)
+"""The name of a field may itself have any characters."""
 _NOT_IN_ENUM = "Invalid enum value "
 
 

@@ -31,6 +31,7 @@ class ProbesOnly:
             return
         self._listener.note_refused("too many")
         name_request(scope)
+        self._app.records.begin(scope)
         full = RequestError(ErrorCode.UNAVAILABLE, NO_ROOM, retry_after_s=self._settings.retry_after_s)
         conventions = self._app.conventions.of(scope["path"])
         await HttpExchange(scope, receive, send, self._settings, conventions).refuse(full)

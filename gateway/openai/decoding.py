@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from gateway.errors import invalid
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
@@ -16,10 +16,16 @@ from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
-from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's completions endpoint."""
+NO_LIMIT = -1
+"""A `max_tokens` that allows the rest of the context, as with llama.cpp and LM Studio."""
+LIMIT_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
+"""The names of the limit of tokens, by which clients of several servers give it."""
+RANDOM_SEED = -1
+"""A `seed` that asks for a random one, as with llama.cpp and vLLM."""
 
 HINTS = Hints(
     takes={
@@ -28,7 +34,8 @@ HINTS = Hints(
         "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
         "include_obfuscation": "false",
     },
-    elsewhere={"prompt": "/v1/completions", "messages": "/v1/chat/completions"},
+    elsewhere={"prompt": "/v1/completions"}
+    | dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs"), "/v1/chat/completions"),
 )
 
 
@@ -45,7 +52,7 @@ class RequestDecoder:
         body = decode_body(self._completion, raw, HINTS)
         refuse_set(body)
         prompts = _prompts(body.prompt)
-        limit = body.max_tokens or COMPLETION_MAX_TOKENS
+        limit = _limit(body, default=COMPLETION_MAX_TOKENS)
         top = None if body.logprobs is False else body.logprobs
         return self._decoded(body, prompts, limit, top, size=len(raw))
 
@@ -53,24 +60,25 @@ class RequestDecoder:
         """Decode a body of `/v1/chat/completions`."""
         body = decode_body(self._chat, raw, HINTS)
         refuse_set(body)
-        limit = body.max_completion_tokens
-        if limit is None:
-            limit = body.max_tokens
-        elif body.max_tokens not in (None, limit):
-            raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them")
+        limit = _limit(body, default=NO_LIMIT)
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        return self._decoded(body, [ChatInput(messages, now=int(time.time()))], limit, top, size=len(raw))
+        given = body.chat_template_kwargs
+        options = TemplateOptions() if given is None else TemplateOptions(**structs.asdict(given))
+        chat = ChatInput(messages, now=int(time.time()), options=options)
+        return self._decoded(body, [chat], limit, top, size=len(raw))
 
     def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
     ) -> Decoded:
         n = body.n or 1
         self._check_fanout(len(inputs), n, size)
-        if body.stream_options is not None and not body.stream:
-            raise invalid("stream_options", "`stream_options` goes with `stream: true` only")
+        options = body.stream_options or StreamOptions()
+        refuse_set(options, "stream_options.")
+        if options.resume_s and not body.stream:
+            raise invalid("stream_options.resume_s", "`stream_options.resume_s` goes with `stream: true` only")
         if limit is not None and (body.min_tokens or 0) > limit:
             raise invalid("min_tokens", f"`min_tokens` is over the {limit} tokens that are generated at most")
         limits = Limits(
@@ -81,15 +89,17 @@ class RequestDecoder:
             min_tokens=body.min_tokens or 0,
         )
         # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
-        first = secrets.randbits(63) if body.seed is None else body.seed
-        seeds = (first + (index if body.seed is None else index % n) for index in range(len(inputs) * n))
+        given = None if body.seed == RANDOM_SEED else body.seed
+        first = secrets.randbits(63) if given is None else given
+        seeds = (first + (index if given is None else index % n) for index in range(len(inputs) * n))
         # The sequences share what is large about their sampling, and differ in the seed.
         sampling = _sampling(body, top)
         sequences = tuple(
-            SequenceRequest(inputs[index // n], replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or "")
+            SequenceRequest(
+                inputs[index // n], structs.replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or ""
+            )
             for index, seed in enumerate(seeds)
         )
-        options = body.stream_options or StreamOptions()
         answer = OpenAIAnswer(
             chat=isinstance(body, ChatBody),
             include_usage=bool(options.include_usage),
@@ -140,34 +150,59 @@ def _prompts(prompt: Any) -> list[Input]:
 def _message(message: ChatMessage, at: str) -> Message:
     refuse_set(message, f"{at}.")
     content = message.content
-    if not isinstance(content, str):
+    if content is None:
+        if message.role != "assistant":
+            raise invalid(f"{at}.content", f"`{at}.content` is required; only the assistant's may be null")
+        content = ""
+    elif not isinstance(content, str):
         content = "\n".join(part.text for part in content)
         if len(content) > MAX_TEXT:
             raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
-    return Message("system" if message.role == "developer" else message.role, content)
+    return Message("system" if message.role == "developer" else message.role, content, message.name or "")
 
 
 def _limit_field(body: CompletionBody | ChatBody) -> str:
-    newer = isinstance(body, ChatBody) and body.max_completion_tokens is not None
-    return "max_completion_tokens" if newer else "max_tokens"
+    """The name by which the limit of tokens was given, or could be."""
+    name, limit = _one_of(body, *LIMIT_NAMES)
+    return "max_tokens" if limit is None else name
 
 
-def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else stop
+def _stops(stop: str | tuple[str | None, ...] | None) -> tuple[str, ...]:
+    """The stop strings. Empty ones and nulls, which forms send for "none", are left out."""
+    given = (stop,) if isinstance(stop, str) else stop or ()
+    return tuple(each for each in given if each)
+
+
+def _limit(body: CompletionBody | ChatBody, default: int) -> int | None:
+    """The most tokens to generate, in whichever of its names it was given; None is the rest of the context."""
+    name, limit = _one_of(body, *LIMIT_NAMES)
+    if limit == 0:
+        raise invalid(name, f"`{name}` is 1 and up, or {NO_LIMIT} for no limit")
+    chosen = default if limit is None else limit
+    return None if chosen == NO_LIMIT else chosen
+
+
+def _one_of(body: CompletionBody | ChatBody, *names: str) -> tuple[str, Any]:
+    """An option that has several names: the name that was used and the value, or None. Raises `RequestError` if two of
+    them differ."""
+    given = [(name, value) for name in names if (value := getattr(body, name, None)) is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            raise invalid(name, f"`{name}` and `{given[0][0]}` differ; send one of them")
+    return given[0] if given else (names[0], None)
 
 
 def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
     """The sampling of every sequence, without its seed."""
+    _, repetition = _one_of(body, "repetition_penalty", "repeat_penalty")
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k or 0,
+        top_k=max(0, body.top_k or 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        repetition_penalty=1.0 if repetition is None else repetition,
         logit_bias=tuple(Bias(token, bias) for token, bias in (body.logit_bias or {}).items()),
         logprobs=logprobs,
     )

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.openai.unsupported import UnsupportedOptions
+from gateway.openai.ignored import CacheControl, IgnoredOptions
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,
@@ -13,6 +13,7 @@ from protocol.bounds import (
     MAX_NAME,
     MAX_REPETITION,
     MAX_SEED,
+    MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TOKENS,
@@ -20,49 +21,61 @@ from protocol.bounds import (
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
     Name,
-    Stop,
     Text,
     TokenId,
 )
-from protocol.request import Penalty
+from protocol.request import Penalty, ReasoningEffort
 
 MAX_PARTS = 256
-MAX_LABEL = 512
-MAX_METADATA = 16
+MAX_PARTICIPANT = 64
 
-Label = Annotated[str, Meta(max_length=MAX_LABEL)]
-TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+TokenLimit = Annotated[int, Meta(ge=-1, le=MAX_TOKENS, extra_json_schema={"not": {"const": 0}})]
+"""Maximum of generated tokens; -1 is no limit but the context. The decoder refuses 0."""
+RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)]
+# As in OpenAI's API: templates write a name between their own marks, which it must not contain. After `$`, Python would
+# accept a line break.
+Participant = Annotated[str, Meta(max_length=MAX_PARTICIPANT, pattern=r"^[^\s<|\\/>]*$(?![\s\S])")]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
-Stops = Stop | Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
+"""A stop string; an empty one is ignored."""
+Stops = StopText | Annotated[tuple[StopText | None, ...], Meta(max_length=MAX_STOPS)]
 TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
-Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+# No mixture, which the decoder refuses.
+_OneKind = Meta(extra_json_schema={"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]})
+Prompt = Text | Annotated[tuple[Text | TokenId | TokenPrompt, ...], Meta(min_length=1, max_length=MAX_TOKENS), _OneKind]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """`include_usage` adds a last chunk with the counts of the whole request. `resume_s`, Baton's own, is how many
-    seconds the stream is kept for a client whose connection ended."""
+    seconds the stream is kept for a client whose connection ended. Without `stream: true` only `resume_s` is refused;
+    the others have no effect then."""
 
     include_usage: bool | None = None
     resume_s: Annotated[float, Meta(ge=0)] | None = None
     include_obfuscation: Literal[False] | None = None
+    # Refused when set: the length of the prompt is known when its answer ends.
+    continuous_usage_stats: Any = None
 
 
-class _SharedFields(UnsupportedOptions, kw_only=True):
+class _SharedFields(IgnoredOptions, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-    `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM."""
+    `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM. `repeat_penalty` and
+    `n_predict` are llama.cpp's names of `repetition_penalty` and `max_tokens`."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: TokenLimit | None = None
+    n_predict: TokenLimit | None = None
     temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     stop: Stops | None = None
@@ -71,11 +84,6 @@ class _SharedFields(UnsupportedOptions, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
-    # Labels of the client, which change no answer.
-    user: Label | None = None
-    metadata: Annotated[dict[Label, Label], Meta(max_length=MAX_METADATA)] | None = None
-    prompt_cache_key: Label | None = None
-    safety_identifier: Label | None = None
 
 
 class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
@@ -85,8 +93,7 @@ class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: TopLogprobs | Literal[False] | None = None
     """The number of most likely tokens to report with each token."""
     # Refused when they would change something: see `gateway.openai.unsupported`.
-    best_of: Any = None
-    echo: Any = None
+    add_special_tokens: Any = None
     suffix: Any = None
 
 
@@ -95,33 +102,55 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
     type: Literal["text"]
     text: Text
+    cache_control: CacheControl | None = None
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message. Newer clients say `developer` for `system`; the template gets it as `system`."""
+    """One message. Newer clients say `developer` for `system`; the template gets it as `system`. Only a message of the
+    assistant may have no content."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)]
-    # Refused when set, as they would not reach the template. Replies that clients send back have many of them as
-    # `null`.
+    content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    name: Participant | None = None
+    cache_control: CacheControl | None = None
+    # Refused when set, as they would not reach the template. Replies that clients send back have many of them, empty.
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    name: Any = None
+    prefix: Any = None
+    provider_specific_fields: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    reasoning_details: Any = None
     refusal: Any = None
+    thinking_blocks: Any = None
     tool_call_id: Any = None
     tool_calls: Any = None
+
+
+class TemplateKwargs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Variables for the chat template. One that the template does not read has no effect."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
 
 class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     # Refused when they would change something: see `gateway.openai.unsupported`.
+    add_generation_prompt: Any = None
     audio: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
     function_call: Any = None
     functions: Any = None
     modalities: Any = None

@@ -3,7 +3,6 @@
 from itertools import chain
 
 import anyio
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
@@ -16,12 +15,11 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
 from gateway.streaming.pieces import joined
-from gateway.streaming.reply import StreamedReply, close_request, failure_error
+from gateway.streaming.reply import StreamedReply, failure_error
+from gateway.streaming.request_end import close_request
 from gateway.streaming.resumable import Reader
 from gateway.streaming.resume_endpoint import ResumeEndpoint
 from protocol.errors import ErrorCode
-
-_log = structlog.get_logger("gateway.streaming.generate_endpoint")
 
 
 class GenerateEndpoint:
@@ -51,7 +49,6 @@ class GenerateEndpoint:
             await check_values(raw, self._settings.max_body_values)
             admitted = self._admit(raw, body, exchange)
         except RequestError as error:
-            _log.info("request_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
             return
         except ClientGone:
@@ -76,7 +73,9 @@ class GenerateEndpoint:
         request, renderer = self._decode(raw)
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
-        return self._router.open(request, exchange.request_id, body, exchange.key), renderer
+        group = self._router.open(request, exchange.request_id, body, exchange.key)
+        exchange.record.admitted = True
+        return group, renderer
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
         async def answer(scope: anyio.CancelScope) -> None:
@@ -104,7 +103,7 @@ class GenerateEndpoint:
             await exchange.while_connected(answer)
         finally:
             # Nothing may be awaited here: the task may be under cancellation.
-            close_request(group)
+            close_request(group, exchange.record)
             exchange.close()
 
     async def _stream(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:

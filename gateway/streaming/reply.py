@@ -11,6 +11,7 @@ from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
 from gateway.streaming.replay_buffer import EventLog
+from gateway.streaming.request_end import close_request
 from gateway.streaming.sse import is_sse
 from protocol.errors import ErrorCode
 
@@ -22,13 +23,6 @@ def failure_error(failure: RequestFailure, settings: GatewaySettings) -> Request
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)
     return RequestError(failure.code, failure.text, field=failure.field, retry_after_s=settings.retry_after_s)
-
-
-def close_request(group: RequestGroup) -> None:
-    """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
-    outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
-    group.close()
-    _log.info("request_ended", request=group.request_id, worker=group.worker, model=group.model, outcome=outcome)
 
 
 class StreamedReply:
@@ -53,6 +47,7 @@ class StreamedReply:
         """The last event was rendered."""
         self._settings = settings
         self._created = exchange.created
+        self._record = exchange.record
         self._renderer = renderer
         self._events: EventRenderer | None = None
         self._id_prefix = f"id: {self.id}-".encode() if is_sse(renderer.content_type) else b""
@@ -81,7 +76,7 @@ class StreamedReply:
     def close(self) -> None:
         """Cancel the request, as no client reads it any more."""
         self.over = True
-        close_request(self.group)
+        close_request(self.group, self._record)
 
     async def news(self) -> bool:
         """Wait for something to send. False when nothing came for `waiting_comment_s` and there is no worker."""

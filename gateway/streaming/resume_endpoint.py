@@ -57,7 +57,6 @@ class ResumeEndpoint:
                     raise
                 await self._forward(self._peer, exchange, stream_id, cancel)
         except RequestError as error:
-            _log.info("resume_refused", request=exchange.request_id, status=error.status, code=error.code)
             await exchange.refuse(error)
 
     async def _serve(self, exchange: HttpExchange, stream_id: str, cancel: bool) -> None:

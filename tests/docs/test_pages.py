@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from msgspec import Struct
 
 from cli.config.settings import Settings, flag
 from cli.config.sources import load
@@ -15,7 +16,7 @@ from cli.main import app
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
-from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody
+from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -119,7 +120,8 @@ def test_every_field_of_a_request_is_listed() -> None:
 def test_every_unsupported_option_is_listed_with_its_place_and_the_accepted_values() -> None:
     page = HTTP.partition("| Option | Endpoint | Accepted besides `null` |\n")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|(.*)\|$", page, flags=re.MULTILINE)
-    places = {"chat": ChatBody, "completions": CompletionBody, "chat messages": ChatMessage}
+    places: dict[str, type[Struct]] = {"chat": ChatBody, "completions": CompletionBody, "chat messages": ChatMessage}
+    places["`stream_options`"] = StreamOptions
     listed = {
         name: (where.split(", "), [json.loads(value) for value in re.findall(r"`(.*?)`", values)])
         for name, where, values in rows
@@ -162,6 +164,14 @@ def test_the_log_events_that_are_listed_exist() -> None:
         for level, event in re.findall(r'\.(debug|info|warning|error)\(\s*"(\w+)"', file.read_text())
     }
     assert listed <= logged, listed - logged
+
+
+def test_every_log_event_is_listed() -> None:
+    listed = {row[0].strip("`") for row in table("Logs")}
+    sources = [file for part in ("actors", "cli", "gateway", "workers") for file in (ROOT / part).rglob("*.py")]
+    found = [re.findall(r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"', file.read_text()) for file in sources]
+    assert found
+    assert {event for events in found for event in events} <= listed
 
 
 @pytest.mark.parametrize("code", STATUS, ids=str)

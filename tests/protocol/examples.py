@@ -26,7 +26,7 @@ from protocol.events import (
     TokenLogprob,
     Usage,
 )
-from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
 
 GOLDEN = Path(__file__).parent / "golden"
 GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512, 77, 1)
@@ -68,6 +68,17 @@ COMMANDS: dict[str, Command] = {
         ),
         Sampling(),
         Limits(max_tokens=1),
+    ),
+    "submit_chat_options": Submit(
+        5,
+        "chatcmpl-5",
+        ChatInput(
+            (Message("user", "Hi", "anna"), Message("assistant", "")),
+            now=1_763_703_600,
+            options=TemplateOptions(True, False, 512, "low"),
+        ),
+        Sampling(),
+        Limits(),
     ),
     "cancel": Cancel(3),
     "drain": Drain(30_000),

@@ -12,7 +12,7 @@ from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
 from protocol.events import Capabilities, Delta, Finished, Gauges, Heartbeat, Logprobs, Ready, Step, TokenLogprob, Usage
-from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TextInput, TokensInput
+from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
 from tests.protocol import vocabulary
 
 AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
@@ -20,6 +20,9 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     TokensInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     ChatInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     Message: lambda inner: Submit(1, "r", ChatInput((inner,)), Sampling(), Limits()),
+    TemplateOptions: lambda inner: Submit(
+        1, "r", ChatInput((Message("user", "x"),), options=inner), Sampling(), Limits()
+    ),
     Sampling: lambda inner: Submit(1, "r", TextInput(""), inner, Limits()),
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
     Limits: lambda inner: Submit(1, "r", TextInput(""), Sampling(), inner),

@@ -42,3 +42,12 @@ def test_the_hello_of_another_version_can_be_read() -> None:
     newer = golden.replace(b"\xa5hello\x01", b"\xa5hello\x02", 1)
     hello = decode_event(newer)
     assert (hello.protocol, hello.worker, hello.incarnation) == (2, "w0", 7)  # type: ignore[union-attr]
+
+
+def test_a_chat_of_a_gateway_without_names_and_options_can_be_read() -> None:
+    golden = bytes.fromhex((GOLDEN / "submit_chat.hex").read_text())
+    old = golden.replace(b"\x95\xa4chat", b"\x94\xa4chat").replace(b"\x94\xc0\xc0\xc0\xc0", b"")
+    old = old.replace(b"\x93\xa6system", b"\x92\xa6system").replace(b"brief.\xa0", b"brief.")
+    old = old.replace(b"\x93\xa4user", b"\x92\xa4user").replace("👋".encode() + b"\xa0", "👋".encode())
+    assert len(old) == len(golden) - 7
+    assert decode_command(old) == COMMANDS["submit_chat"]

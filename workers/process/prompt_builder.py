@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, TextInput
+from protocol.request import ChatInput, Input, Message, TextInput
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
@@ -59,7 +59,9 @@ def tokenize_cost(submit: Submit) -> int:
     if isinstance(source, TextInput):
         return resumed + len(source.text)
     if isinstance(source, ChatInput):
-        characters = len(source.tools_json) + sum(len(message.content) for message in source.messages)
+        characters = len(source.tools_json) + sum(
+            len(message.content) + len(message.name) for message in source.messages
+        )
         return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     return resumed
 
@@ -97,13 +99,13 @@ class PromptBuilder:
 
     def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
         """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
-        messages = [{"role": message.role, "content": message.content} for message in source.messages]
+        messages: Messages = [_turn(message) for message in source.messages]
         tools = _tools(source.tools_json)
         try:
             (messages, tools), mark = tokenizer.mark_control_tokens([messages, tools])
         except RecursionError:
             raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
-        text = _render(chat, messages, tools, source.now, mark)
+        text = _render(chat, messages, tools, source, mark)
         if not mark:
             return self._encode(tokenizer, text, "messages", special=False)
         self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
@@ -137,16 +139,22 @@ class PromptBuilder:
         return self._tokenizer
 
 
-def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, now: int, mark: str) -> str:
+def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: ChatInput, mark: str) -> str:
     if tools and not chat.takes_tools:
         raise PromptRefused(
             ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
         )
     try:
-        return chat.render(messages, tools, now=now)
+        return chat.render(messages, tools, now=source.now, options=source.options)
     except TemplateError as error:
         text = str(error).replace(mark, "") if mark else str(error)
         raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
+
+
+def _turn(message: Message) -> dict[str, str]:
+    """The message as templates read it. A name that is not given is not defined."""
+    turn = {"role": message.role, "content": message.content}
+    return turn | {"name": message.name} if message.name else turn
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:

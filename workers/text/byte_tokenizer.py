@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from workers.text.tokenizer import Messages, Tools, decode
+from protocol.request import TemplateOptions
+from workers.text.tokenizer import NO_OPTIONS, Messages, Tools, decode
 
 EOS_ID = 256
 _TURN_END = "<|im_end|>\n"
@@ -15,7 +16,13 @@ class ByteChatFormat:
     takes_tools = False
 
     def render(
-        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        now: int = 0,
+        options: TemplateOptions = NO_OPTIONS,
     ) -> str:
         """See `ChatFormat.render`."""
         turns = [f"<|im_start|>{message['role']}\n{message['content']}{_TURN_END}" for message in messages]

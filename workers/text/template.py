@@ -27,11 +27,13 @@ import jinja2
 from jinja2 import ext, filters, nodes, sandbox
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
+from msgspec import structs
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
+from protocol.request import TemplateOptions
 from workers.text.control_tokens import MARK
 from workers.text.template_budget import MAX_ITEMS, RenderBudget, TemplateError
-from workers.text.tokenizer import Messages, Tools
+from workers.text.tokenizer import NO_OPTIONS, Messages, Tools
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
@@ -227,15 +229,23 @@ class ChatTemplate:
         self.takes_tools = any(_names_tools(environment, source) for source in sources.values())
 
     def render(
-        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        now: int = 0,
+        options: TemplateOptions = NO_OPTIONS,
     ) -> str:
-        """Return the prompt of a conversation at time `now`, in seconds since 1970; 0 is the current time.
+        """Return the prompt of a conversation at time `now`, in seconds since 1970; 0 is the current time. Those of
+        the `options` that are set are variables of the template.
 
         Raises `TemplateError` with the template's own message, or the reason of the failure.
         """
         named = self._templates.get("tool_use") if tools else None
         template = named or self._templates["default"]
         variables = {
+            **{name: value for name, value in structs.asdict(options).items() if value is not None},
             **self._special_tokens,
             "messages": messages,
             "tools": tools,

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from protocol.request import TemplateOptions
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+NO_OPTIONS = TemplateOptions()
 
 
 class ChatFormat(Protocol):
@@ -15,10 +18,17 @@ class ChatFormat(Protocol):
         """The format has a place for tools. Without one they would be dropped silently."""
 
     def render(
-        self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True, now: int = 0
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        now: int = 0,
+        options: TemplateOptions = NO_OPTIONS,
     ) -> str:
         """Return the prompt, with special tokens written out. `now`, in seconds since 1970, is the date for templates
-        that ask for it; 0 is the current time. Raises `workers.text.template.TemplateError`."""
+        that ask for it; 0 is the current time. `options` are variables for templates that read them. Raises
+        `workers.text.template.TemplateError`."""
 
 
 class Tokenizer(Protocol):

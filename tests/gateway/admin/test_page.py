@@ -57,6 +57,7 @@ class Screen:
 
     def __init__(self, app: Any, person: bytes) -> None:
         self.conventions = app.conventions
+        self.records = app.records
         self._app = app
         self._person = person
         self.seen = anyio.Event()

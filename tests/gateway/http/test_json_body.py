@@ -41,6 +41,13 @@ def test_a_good_body_is_decoded() -> None:
             "`parts[1].kind` takes text, and nothing else, not 'image'",
         ),
         (b'{"count":1,"x":1}', "unknown_parameter", "x", "`x` is not a parameter that Baton knows"),
+        (b'{"count":1,"`x`y":1}', "unknown_parameter", "`x`y", "``x`y` is not a parameter that Baton knows"),
+        (
+            b'{"count":1,"parts":[{"kind":"text","`":1}]}',
+            "unknown_parameter",
+            "parts[0].`",
+            "`parts[0].`` is not a parameter that Baton knows",
+        ),
         (
             b'{"count":1,"prompt":1}',
             "unknown_parameter",

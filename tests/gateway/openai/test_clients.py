@@ -12,7 +12,7 @@ import pytest
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Logprobs, TokenLogprob, Usage
-from protocol.request import Bias
+from protocol.request import Bias, ChatInput, Message, TemplateOptions
 from tests.gateway.harness.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +153,51 @@ async def test_what_shapes_logits_reaches_the_worker() -> None:
         )
     assert answer.choices[0].text == "ok"
     assert answer.choices[0].logprobs is None
+
+
+async def test_options_of_other_servers_reach_the_worker_or_are_ignored() -> None:
+    async def script(served: Served) -> None:
+        (submit,) = await served.worker.wait_submits(1)
+        assert isinstance(submit.input, ChatInput)
+        assert submit.input.messages == (Message("user", "hi", "anna"), Message("assistant", ""), Message("user", "x"))
+        assert submit.input.options == TemplateOptions(enable_thinking=False)
+        assert (submit.sampling.top_k, submit.sampling.repetition_penalty) == (0, 1.5)
+        assert (submit.limits.max_tokens, submit.limits.stop) == (None, ())
+        served.worker.finish(submit.stream, "ok")
+
+    async with openai_client(script) as client:
+        answer = await client.chat.completions.create(
+            model="tiny",
+            messages=[
+                {"role": "user", "content": "hi", "name": "anna"},
+                {"role": "assistant", "content": None},
+                {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+            ],
+            max_tokens=-1,
+            seed=-1,
+            stop="",
+            stream_options={"include_usage": True},
+            extra_body={
+                "top_k": -1,
+                "repeat_penalty": 1.5,
+                "keep_alive": "5m",
+                "cache_prompt": True,
+                "mirostat": 0,
+                "typical_p": 1.0,
+                "skip_special_tokens": True,
+                "use_beam_search": False,
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+        )
+        assert answer.choices[0].message.content == "ok"
+        with pytest.raises(openai.BadRequestError, match="chat_template"):
+            await client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "x"}],
+                extra_body={"chat_template_kwargs": {"chat_template": "{{ messages }}"}},
+            )
+        with pytest.raises(openai.BadRequestError, match="mirostat"):
+            await client.completions.create(model="tiny", prompt="x", extra_body={"mirostat": 2})
 
 
 async def test_models() -> None:

@@ -9,7 +9,7 @@ from gateway.errors import RequestError
 from gateway.generation.request import OutputOptions
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.decoding import COMPLETION_MAX_TOKENS, RequestDecoder
-from gateway.openai.schema import MAX_LABEL, MAX_METADATA
+from gateway.openai.ignored import MAX_LABEL, MAX_METADATA
 from gateway.settings import GatewaySettings
 from protocol.bounds import (
     MAX_BIASES,

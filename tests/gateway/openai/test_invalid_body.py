@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import RequestError
 from gateway.openai.errors import error_object
-from gateway.openai.schema import MAX_LABEL, MAX_METADATA, MAX_PARTS, ChatBody, CompletionBody
+from gateway.openai.ignored import MAX_BREAKERS, MAX_LABEL, MAX_METADATA
+from gateway.openai.schema import MAX_PARTICIPANT, MAX_PARTS, ChatBody, CompletionBody
 from protocol.bounds import (
     MAX_MESSAGES,
     MAX_NAME,
@@ -31,25 +32,34 @@ BAD: list[tuple[str, Any, str]] = [
     ("n", 10**30, "n"),
     ("n", 1.5, "n"),
     ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", -2, "max_tokens"),
+    ("n_predict", 0, "n_predict"),
+    ("n_predict", -2, "n_predict"),
     ("max_tokens", MAX_TOKENS + 1, "max_tokens"),
     ("temperature", -0.1, "temperature"),
     ("temperature", MAX_TEMPERATURE + 1, "temperature"),
     ("temperature", "hot", "temperature"),
     ("top_p", 0, "top_p"),
     ("top_p", 1.1, "top_p"),
-    ("top_k", -1, "top_k"),
+    ("top_k", -2, "top_k"),
     ("top_k", MAX_TOP_K + 1, "top_k"),
     ("min_p", -0.1, "min_p"),
     ("min_p", 1.1, "min_p"),
-    ("seed", -1, "seed"),
+    ("seed", -2, "seed"),
     ("seed", MAX_SEED + 1, "seed"),
-    ("stop", "", "stop"),
-    ("stop", [""], "stop[0]"),
+    ("stop", [7], "stop[0]"),
+    ("stop", [None] * (MAX_STOPS + 1), "stop"),
+    ("repeat_penalty", 0, "repeat_penalty"),
+    ("repeat_penalty", 101, "repeat_penalty"),
+    ("keep_alive", [], "keep_alive"),
+    ("cache_prompt", 1, "cache_prompt"),
+    ("dry_sequence_breakers", ["x"] * (MAX_BREAKERS + 1), "dry_sequence_breakers"),
     ("stop", ["x"] * (MAX_STOPS + 1), "stop"),
     ("stop", "x" * (MAX_STOP_CHARS + 1), "stop"),
     ("stop", 7, "stop"),
     ("stream", "yes", "stream"),
-    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("stream_options", {"resume_s": 1}, "stream_options.resume_s"),
+    ("stream_options", {"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
     ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation"),
     ("stream_options", {"other": True}, "stream_options.other"),
     ("ignore_eos", 1, "ignore_eos"),
@@ -58,7 +68,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("cache_salt", "s" * (MAX_NAME + 1), "cache_salt"),
     ("metadata", {str(i): "" for i in range(MAX_METADATA + 1)}, "metadata"),
     ("no_such_field", 1, "no_such_field"),
-    ("chat_template_kwargs", {}, "chat_template_kwargs"),
+    ("prompt_template", {}, "prompt_template"),
 ]
 
 
@@ -112,7 +122,15 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
         pytest.param(
             message(content=[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages[0].content", id="many parts"
         ),
-        pytest.param(message() + message(name="bob"), "messages[1].name", id="name"),
+        pytest.param(message() + message(name="bob<b>"), "messages[1].name", id="name with a mark"),
+        pytest.param(message(name="bob\n"), "messages[0].name", id="name with a line break"),
+        pytest.param(message(name="b" * (MAX_PARTICIPANT + 1)), "messages[0].name", id="long name"),
+        pytest.param(message(name=7), "messages[0].name", id="name of another type"),
+        pytest.param(message(role="system", content=None), "messages[0].content", id="null content of the system"),
+        pytest.param(
+            message(role="assistant", content=None, tool_calls=[{}]), "messages[0].tool_calls", id="null and tool calls"
+        ),
+        pytest.param(message(reasoning_content="hm"), "messages[0].reasoning_content", id="reasoning"),
         pytest.param(message(tool_calls=[{}]), "messages[0].tool_calls", id="tool calls"),
         pytest.param(message(other=1), "messages[0].other", id="unknown field"),
     ],

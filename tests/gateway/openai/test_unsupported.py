@@ -1,19 +1,35 @@
 """Options that Baton lacks are taken where they ask for nothing, and refused by name where they do."""
 
+import json
 from typing import Any
 
 import pytest
 
-from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody
-from gateway.openai.unsupported import OPTIONS
-from tests.gateway.openai.bodies import chat, completion, refusal
+from gateway.generation.request import GenerationRequest
+from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from gateway.openai.unsupported import OPTIONS, options_of
+from tests.gateway.openai.bodies import chat, completion, message, refusal
 
 
-def _options(body: type[Any]) -> list[str]:
-    return [name for name in body.__struct_fields__ if name in OPTIONS]
+def of_message(**fields: Any) -> GenerationRequest:
+    return chat(messages=message(**fields))
 
 
-OFFERED = [(completion, name) for name in _options(CompletionBody)] + [(chat, name) for name in _options(ChatBody)]
+def of_stream(**fields: Any) -> GenerationRequest:
+    return completion(stream=True, stream_options=fields)
+
+
+PATHS = {of_message: "messages[0].", of_stream: "stream_options."}
+OFFERED = [
+    (call, name)
+    for call, body in (
+        (completion, CompletionBody),
+        (chat, ChatBody),
+        (of_message, ChatMessage),
+        (of_stream, StreamOptions),
+    )
+    for name in options_of(body)
+]
 
 
 @pytest.mark.parametrize(("call", "name"), OFFERED, ids=[f"{call.__name__}-{name}" for call, name in OFFERED])
@@ -21,12 +37,18 @@ def test_an_unsupported_option_is_refused_only_with_an_effective_value(call: Any
     for harmless in (None, *OPTIONS[name]):
         call(**{name: harmless})
     for asking in (0.5, True, "x", ["x"], {"type": "x"}):
-        if asking in OPTIONS[name]:
+        if json.dumps(asking) in map(json.dumps, OPTIONS[name]):
             continue
         error = refusal(call, **{name: asking})
-        assert (error.status, error.field, error.code) == (400, name, "unsupported")
+        assert (error.status, error.field, error.code) == (400, PATHS.get(call, "") + name, "unsupported")
 
 
 def test_every_option_is_offered_somewhere() -> None:
-    offered = {name for body in (CompletionBody, ChatBody, ChatMessage) for name in _options(body)}
-    assert offered == set(OPTIONS)
+    assert {name for _, name in OFFERED} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("value", [1, 1.0])
+def test_numbers_are_compared_as_json_has_them(value: float) -> None:
+    completion(typical_p=value)
+    assert refusal(completion, typical_p=True).field == "typical_p"
+    assert refusal(completion, mirostat=False).field == "mirostat"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol.request import TemplateOptions
 from tests.workers.text import templates
 from workers.text.template import ChatTemplate, TemplateError
 
@@ -205,6 +206,25 @@ def test_the_date_is_todays() -> None:
 def test_a_given_time_renders_identically_everywhere() -> None:
     template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y %H:%M') }}"})
     assert template.render([USER], now=1_700_000_000) == "14 Nov 2023 22:13"
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_options_equal_the_variables_of_transformers(thinks: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    for source in templates.ALL.values():
+        if "enable_thinking" in source:
+            expected = render_jinja_template(
+                [[USER]], chat_template=source, add_generation_prompt=True, enable_thinking=thinks, **SPECIAL
+            )[0][0]
+            ours = ChatTemplate({"default": source}, SPECIAL)
+            assert ours.render([USER], options=TemplateOptions(enable_thinking=thinks)) == expected
+            assert (ours.render([USER]) == expected) == thinks, "thinking is the default of this template"
+
+
+def test_no_option_replaces_a_variable_of_the_server() -> None:
+    taken = {"messages", "tools", "documents", "add_generation_prompt", "strftime_now", *SPECIAL}
+    assert not taken & set(TemplateOptions.__struct_fields__)
 
 
 def test_templates_are_deterministic() -> None:

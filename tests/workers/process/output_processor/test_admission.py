@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
-from protocol.request import ChatInput, Input, Message, Sampling, TextInput, TokensInput
+from protocol.request import ChatInput, Input, Message, Sampling, TemplateOptions, TextInput, TokensInput
 from tests.workers.process.output_processor.stepped_worker import end, processor, request_of, spell, step, submit
 from workers.process.output_processor import OutputProcessor
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -33,6 +33,15 @@ def test_tools_reach_the_template() -> None:
     tokenizer = WithTemplate("{{ tools[0].type }}")
     chat = ChatInput((Message("user", "hi"),), TOOLS)
     assert bytes(request_of(processor(tokenizer).admit(submit(source=chat))).prompt) == b"function"
+
+
+def test_names_and_options_reach_the_template() -> None:
+    each = "{% for m in messages %}{{ m.name is defined }} {{ m.name }};{% endfor %}"
+    source = each + "{{ enable_thinking }} {{ thinking is defined }}"
+    messages = (Message("user", "a", "anna"), Message("user", "b"))
+    chat = ChatInput(messages, options=TemplateOptions(enable_thinking=False))
+    prompt = bytes(request_of(processor(WithTemplate(source)).admit(submit(source=chat))).prompt)
+    assert prompt == b"True anna;False ;False False"
 
 
 def test_token_prompts_are_passed_unchanged() -> None:

@@ -1,0 +1,146 @@
+"""The types of OpenAI's answers and errors, for the OpenAPI document. Answers are rendered without them: see
+`gateway.openai.answer` and `gateway.openai.chunks`."""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct, forbid_unknown_fields=True):
+    """Details of `prompt_tokens`."""
+
+    cached_tokens: int
+
+
+class UsageObject(Struct, forbid_unknown_fields=True):
+    """Tokens of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class BatonExtension(Struct, forbid_unknown_fields=True):
+    """Baton's own field: a worker of another kind continued the answer."""
+
+    continued: bool
+
+
+class TopLogprob(Struct, forbid_unknown_fields=True):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, forbid_unknown_fields=True):
+    """A generated token and the most likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, forbid_unknown_fields=True):
+    """Log-probabilities of a chat's choice."""
+
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class CompletionLogprobsObject(Struct, forbid_unknown_fields=True):
+    """Log-probabilities of a completion's choice."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class AnswerMessage(Struct, forbid_unknown_fields=True):
+    """The message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class ChatChoice(Struct, forbid_unknown_fields=True):
+    """One choice of a chat."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct, forbid_unknown_fields=True):
+    """One choice of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobsObject | None
+    finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, forbid_unknown_fields=True):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChoice]
+    usage: UsageObject
+    baton: BatonExtension | UnsetType = UNSET
+
+
+class Completion(Struct, forbid_unknown_fields=True):
+    """The answer to a completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: UsageObject
+    baton: BatonExtension | UnsetType = UNSET
+
+
+class Model(Struct, forbid_unknown_fields=True):
+    """One model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(Struct, forbid_unknown_fields=True):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ErrorDetails(Struct, forbid_unknown_fields=True):
+    """Description of an error: `param` is the path of the field at fault, `code` one of a closed set."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "timeout_error", "server_error"]
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Struct, forbid_unknown_fields=True):
+    """The body of every error."""
+
+    error: ErrorDetails

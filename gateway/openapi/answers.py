@@ -1,0 +1,73 @@
+"""The types of answers about the gateway itself, for the document."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class Live(Struct, forbid_unknown_fields=True):
+    """The event loop runs."""
+
+    status: Literal["live"]
+
+
+class Readiness(Struct, forbid_unknown_fields=True):
+    """Readiness to admit requests: for each model, whether a worker of it makes progress."""
+
+    status: Literal["ready", "not ready", "draining"]
+    models: dict[str, bool]
+    given_up: list[str]
+    """Workers that are not restarted."""
+
+
+class Health(Struct, forbid_unknown_fields=True):
+    """Readiness to admit requests."""
+
+    status: Literal["ready", "not ready", "draining"]
+
+
+class Version(Struct, forbid_unknown_fields=True):
+    """The version of Baton."""
+
+    version: str
+
+
+class Workers(Struct, forbid_unknown_fields=True):
+    """The state of every worker."""
+
+    workers: list[dict[str, Any]]
+
+
+class OperationState(Struct, forbid_unknown_fields=True):
+    """A drain, restart or reload, with its progress so far."""
+
+    number: int
+    name: str
+    outcome: str
+    lines: list[str]
+
+
+class OperationAnswer(Struct, forbid_unknown_fields=True):
+    """The latest operation, or the one that was started."""
+
+    operation: OperationState | None
+
+
+class GatewayProcess(Struct, forbid_unknown_fields=True):
+    """The process of this gateway."""
+
+    pid: int
+
+
+class KeyNames(Struct, forbid_unknown_fields=True):
+    """The names of the API keys, and of those that were added and removed."""
+
+    names: list[str]
+    added: list[str]
+    removed: list[str]
+
+
+class KeysAnswer(Struct, forbid_unknown_fields=True):
+    """The API keys after their file was read again."""
+
+    keys: KeyNames

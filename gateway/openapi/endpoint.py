@@ -1,0 +1,25 @@
+"""`/openapi.json`."""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton_serve import __version__
+from gateway.openai.answer_schema import ErrorAnswer
+from gateway.openai.unsupported import OPTIONS
+from gateway.openapi.document import OpenApiDocument
+from gateway.openapi.operations import OPERATIONS
+
+
+class OpenApiEndpoint:
+    """Serves the document of one app."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        """`routes` are those that the document describes, with that of this endpoint."""
+        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, OPTIONS)
+
+    async def document(self, _: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(self._document.encoded(__version__), media_type="application/json")

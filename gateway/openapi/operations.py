@@ -1,0 +1,130 @@
+"""Descriptions of all routes of the app."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
+from gateway.errors import RefusalCode
+from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
+from gateway.openai.schema import ChatBody, CompletionBody
+from gateway.openapi.answers import (
+    GatewayProcess,
+    Health,
+    KeysAnswer,
+    Live,
+    OperationAnswer,
+    Readiness,
+    Version,
+    Workers,
+)
+from gateway.openapi.document import Operations
+from gateway.openapi.operation import JSON, ApiOperation, Code
+from gateway.streaming.resume_endpoint import HEADER, PARAMETER
+from protocol.errors import ErrorCode
+
+SSE = "text/event-stream"
+_RESUMING: tuple[Code, ...] = (
+    ErrorCode.INVALID,
+    RefusalCode.UNKNOWN_PARAMETER,
+    RefusalCode.STREAM_NOT_FOUND,
+    RefusalCode.EVENTS_GONE,
+    RefusalCode.STREAM_CANCELLED,
+    RefusalCode.STREAM_TAKEN,
+    RefusalCode.STREAM_LOST,
+)
+_GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, *_RESUMING)
+_CHANGING: tuple[Code, ...] = (RefusalCode.ADMIN_KEY_NEEDED,)
+_WORKER: tuple[Code, ...] = (*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
+_MODEL: tuple[Code, ...] = (*_CHANGING, RefusalCode.MODEL_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
+_LAST_EVENT: Mapping[str, Any] = {
+    "name": HEADER,
+    "in": "header",
+    "description": "The id of the last event that the client has. With it, the stream is resumed.",
+    "schema": {"type": "string"},
+}
+
+
+def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
+    return ApiOperation(
+        summary=summary,
+        body=body,
+        answers={200: {JSON: answer, SSE: None}, 204: {}},
+        errors=_GENERATING,
+        parameters=(_LAST_EVENT,),
+    )
+
+
+def _read(summary: str, answer: Any, *errors: Code) -> ApiOperation:
+    return ApiOperation(summary=summary, answers={200: {JSON: answer}}, errors=errors)
+
+
+def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = OperationAnswer) -> ApiOperation:
+    return ApiOperation(summary=summary, body=body, body_required=False, answers={202: {JSON: answer}}, errors=errors)
+
+
+OPERATIONS: Operations = {
+    ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
+    ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
+    ("GET", "/v1/streams/{id}"): ApiOperation(
+        summary="Resume a stream whose connection ended",
+        answers={200: {SSE: None}, 204: {}},
+        errors=_RESUMING,
+        parameters=(
+            _LAST_EVENT,
+            {
+                "name": PARAMETER,
+                "in": "query",
+                "description": "The number of the last event that the client has.",
+                "schema": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+            },
+        ),
+    ),
+    ("DELETE", "/v1/streams/{id}"): ApiOperation(
+        summary="Cancel a stream", answers={204: {}}, errors=(RefusalCode.STREAM_NOT_FOUND, RefusalCode.STREAM_LOST)
+    ),
+    ("GET", "/v1/models"): _read("List the models", ModelList),
+    ("GET", "/v1/models/{id}"): _read("Describe a model", Model, RefusalCode.MODEL_NOT_FOUND),
+    ("GET", "/health"): ApiOperation(
+        summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
+    ),
+    ("GET", "/version"): _read("Read the version", Version),
+    ("GET", "/health/live"): ApiOperation(summary="Probe the event loop", answers={200: {JSON: Live}}, open=True),
+    ("GET", "/health/ready"): ApiOperation(
+        summary="Probe whether requests are admitted",
+        answers={200: {JSON: Readiness}, 503: {JSON: Readiness}},
+        open=True,
+    ),
+    ("GET", "/metrics"): ApiOperation(summary="Read the metrics of Prometheus", answers={200: {"text/plain": None}}),
+    ("GET", "/openapi.json"): ApiOperation(summary="Read this document", answers={200: {JSON: dict[str, Any]}}),
+    ("GET", "/"): ApiOperation(summary="Open the chat page", answers={200: {"text/html": None}}),
+    ("GET", "/admin/workers"): _read("List the workers", Workers),
+    ("GET", "/admin/operation"): _read("Describe the latest operation", OperationAnswer),
+    ("POST", "/admin/workers/{name}/drain"): _change("Drain a worker", Leave, _WORKER),
+    ("POST", "/admin/workers/{name}/restart"): _change("Restart a worker", Leave, _WORKER),
+    ("POST", "/admin/restart"): ApiOperation(
+        summary="Restart all workers, or those of a model",
+        body=LeaveAll,
+        body_required=False,
+        answers={202: {JSON: OperationAnswer}},
+        errors=_MODEL,
+        parameters=(
+            {
+                "name": "rolling",
+                "in": "query",
+                "description": "If present, a replacement is ready before each worker leaves.",
+                "schema": {"type": "string"},
+                "allowEmptyValue": True,
+            },
+        ),
+    ),
+    ("POST", "/admin/reload"): _change("Restart workers with another checkpoint", Reload, _MODEL),
+    ("GET", "/admin/gateway"): _read("Identify the process of the gateway", GatewayProcess),
+    ("POST", "/admin/keys/reload"): ApiOperation(
+        summary="Read the file of API keys again",
+        body=Nothing,
+        body_required=False,
+        answers={200: {JSON: KeysAnswer}},
+        errors=(*_CHANGING, RefusalCode.KEYS_NOT_RELOADED),
+    ),
+}
+"""By method and path."""

@@ -1,0 +1,1 @@
+"""Attacks with random input: requests made of the served OpenAPI document."""
