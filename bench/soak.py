@@ -46,7 +46,7 @@ import msgspec
 
 from actors.supervision.deadlines import Deadlines
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
-from bench.harness.loop_watchdog import LoopWatchdog, Turn
+from bench.harness.loop_watchdog import LongestTurn, LoopWatchdog
 from bench.harness.options import add_cache_dir, add_out
 from bench.harness.served import Served, served
 from bench.soak_test.attackers import attack_forever, probe_forever
@@ -230,7 +230,7 @@ def soak(plan: SoakPlan, out: Path) -> SoakResult:
             asyncio.run(run.run())
             result = run.result
             if plan.turns is not None:
-                result.turn = Turn.read(plan.turns)
+                result.turn = LongestTurn.read(plan.turns)
             try:
                 for pid in run.pids:  # the server may not have noticed the last one's end yet
                     found.watcher.wait_until_gone(pid, CALM_S)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NamedTuple, Self
 
 
-class Turn(NamedTuple):
+class LongestTurn(NamedTuple):
     """The longest turn of an event loop: one callback. Times are in milliseconds."""
 
     cpu_ms: float = 0.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.loop_watchdog import Turn
+from bench.harness.loop_watchdog import LongestTurn
 from bench.soak_test.attackers import AttackTally
 from bench.soak_test.leaks import ServerSample
 from bench.soak_test.server_log import Failures, failures
@@ -16,7 +16,7 @@ class SoakResult:
 
     tally: VisitTally = field(default_factory=VisitTally)
     attacks: AttackTally = field(default_factory=AttackTally)
-    turn: Turn = field(default_factory=Turn)
+    turn: LongestTurn = field(default_factory=LongestTurn)
     """The longest turn of the gateway's event loop while it was under load."""
     signals: list[tuple[float, str]] = field(default_factory=list)
     """Signals from outside: the time and the name of each."""

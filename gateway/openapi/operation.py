@@ -12,7 +12,13 @@ Code = ErrorCode | RefusalCode
 Contents = Mapping[str, Any]
 """The type of a body for each content type; None for one that has no schema of its own."""
 
-EVERYWHERE: tuple[Code, ...] = (RefusalCode.HEADERS_TOO_LARGE, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
+EVERYWHERE: tuple[Code, ...] = (
+    RefusalCode.HEADERS_TOO_LARGE,
+    RefusalCode.HOST_NOT_ALLOWED,
+    RefusalCode.ORIGIN_NOT_ALLOWED,
+    ErrorCode.INTERNAL,
+    ErrorCode.UNAVAILABLE,
+)
 """Errors that every route may have, whatever it does."""
 OF_BODIES: tuple[Code, ...] = (
     ErrorCode.INVALID,

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from bench.harness.loop_watchdog import Turn
+from bench.harness.loop_watchdog import LongestTurn
 from tests.ports import port_for_later
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +64,9 @@ class AttackedServer:
         return sum(each.status != psutil.CONN_LISTEN and each.laddr.port == self.port for each in found)
 
     @property
-    def longest_turn(self) -> Turn:
+    def longest_turn(self) -> LongestTurn:
         """The longest turn of the gateway's event loop since the start, or since `forget_turns`."""
-        return Turn.read(self.turns)
+        return LongestTurn.read(self.turns)
 
     def forget_turns(self) -> None:
         """Begin to measure anew."""
