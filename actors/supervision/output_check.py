@@ -61,7 +61,7 @@ class OutputCheck:
         for since, what in (
             (next(iter(self._cancelled.values()), now), "no end of a cancelled sequence"),
             (next(iter(self._complete.values()), now), "no end of a sequence that has all its tokens"),
-            (now if self._announced is None else self._announced, "it has not left, though it said so,"),
+            (now if self._announced is None else self._announced, "no end of a worker that has announced it"),
         ):
             if now - since >= limit:
                 return f"{what} for {limit:g} s"

@@ -167,7 +167,7 @@ def test_a_worker_that_announces_its_end_ends(code: ErrorCode) -> None:
     check = asked()
     check.check(Failed(1, code, "it ends"), 5.0)
     assert check.overdue(4.9 + HANG_S + ANSWER_S, HANG_S) is None
-    assert "though it said so" in str(check.overdue(5.0 + HANG_S + ANSWER_S, HANG_S))
+    assert "announced" in str(check.overdue(5.0 + HANG_S + ANSWER_S, HANG_S))
 
 
 def test_a_worker_of_unknown_context_is_held_to_what_was_asked_for() -> None:

@@ -63,7 +63,7 @@ def surrounded(
     stderr: Path | None = None,
 ) -> Iterator[Surrounded]:
     """A gateway whose workers are ready. `mounts` are shell commands in a mount namespace of its own. It must end
-    cleanly when it is told to."""
+    cleanly on SIGTERM."""
     command = [sys.executable, str(SCRIPT), msgspec.json.encode(given or Surroundings()).decode()]
     if mounts:
         command = ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$0" "$@"']), *command]

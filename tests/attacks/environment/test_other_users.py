@@ -38,8 +38,8 @@ def as_nobody(act: Callable[[], object]) -> str:
             os._exit(0)
     os.close(write)
     os.waitpid(child, 0)
-    with os.fdopen(read) as told:
-        return told.read()
+    with os.fdopen(read) as result:
+        return result.read()
 
 
 def connect(path: Path) -> None:

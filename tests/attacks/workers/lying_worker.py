@@ -218,7 +218,7 @@ class LyingWorker:
             match decode_command(frame):
                 case Welcome(refusal=""):
                     self.say(Ready(Capabilities(chat=True, logprobs=True)))
-                    self.beat()
+                    self.send_heartbeats()
                 case Welcome():
                     self.left.set()
                 case Submit() as submit:
@@ -226,9 +226,9 @@ class LyingWorker:
                 case Cancel(stream=stream):
                     self.say(Finished(stream, "cancelled", Usage(0, 0)))
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         self.say(Heartbeat(Gauges(steps=1)))
-        asyncio.get_running_loop().call_later(0.2, self.beat)
+        asyncio.get_running_loop().call_later(0.2, self.send_heartbeats)
 
 
 async def main(lie: str, endpoint: str, incarnation: str, server: str = "", file: str = "") -> None:
