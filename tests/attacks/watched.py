@@ -3,9 +3,13 @@
 A turn is one callback of the loop. The file TURNS gets a line for each turn that was longer than every one before it:
 its CPU time and its wall-clock time in milliseconds, and what ran. SIGUSR2 empties the file, so that the start of the
 server does not count.
+
+The variable ATTACKED_SETTINGS, a JSON object, replaces defaults of `GatewaySettings` for which the command has no
+option.
 """
 
 import asyncio.events
+import json
 import os
 import signal
 import sys
@@ -56,7 +60,11 @@ def main() -> None:
     sys.argv = ["baton", *words]
     sys.path.insert(0, os.getcwd())
     from cli.main import run
+    from gateway.settings import GatewaySettings
 
+    defaults = GatewaySettings.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults.update(json.loads(os.environ.get("ATTACKED_SETTINGS", "{}")))
     run()
 
 

@@ -10,6 +10,7 @@ PIECE_FRAMES = 64
 _HEAD = struct.Struct(">HBBBL")
 _END_STREAM = 0x1
 _ACK = 0x1
+_PADDED = 0x8
 _END_HEADERS = 0x4
 
 
@@ -59,7 +60,7 @@ class FrameBudget:
         self._max_header_bytes = max_header_bytes
         self._resets = _Bucket("streams were reset", 200, 33, now)
         self._control = _Bucket("control frames", 1000, 33, now)
-        self._small = _Bucket("small DATA frames", 10_000, 1000, now)
+        self._small = _Bucket("small or padded DATA frames", 10_000, 1000, now)
         self._skip = len(PREFACE)
         """Bytes until the next frame begins."""
         self._head = b""
@@ -97,7 +98,7 @@ class FrameBudget:
         stream &= 0x7FFFFFFF
         match kind:
             case Frame.DATA:
-                self._small.spend(1 - size / 32, now)
+                self._small.spend(1 if flags & _PADDED else 1 - size / 32, now)
                 if not size and not flags & _END_STREAM:
                     self._control.spend(1, now)
             case Frame.HEADERS:

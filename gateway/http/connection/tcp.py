@@ -189,10 +189,24 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
                 self._set_idle(event.idle)
         elif isinstance(event, Lingering):
             self._linger()
+        elif isinstance(event, Closed):
+            await self._close()
         else:
-            await super().protocol_send(event)
+            await self._write(event.data)
         if self._retired:
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
+
+    async def _write(self, data: bytes) -> None:
+        async with self.send_lock:
+            try:
+                self.writer.write(data)
+                await self.writer.drain()
+            except (OSError, RuntimeError):  # the client has left, or was dropped, for which Linux has ETIMEDOUT
+                await self.protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        with suppress(OSError):  # the same, which Hypercorn takes for an error of the server
+            await super()._close()
 
     def _linger(self) -> None:
         if self._closing:
