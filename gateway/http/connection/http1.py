@@ -13,10 +13,10 @@ from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 
 from gateway.http.connection.lingering import Lingering
+from gateway.http.connection.loop_turn import LoopTurn
 from gateway.http.connection.refusal import HttpRefusal, malformed, too_large, unsupported
 from gateway.http.connection.request_head import http1_request
 from gateway.http.connection.request_stream import RequestStream
-from gateway.http.connection.turn import Turn
 from gateway.http.conventions import ErrorRenderer
 from gateway.settings import GatewaySettings
 
@@ -81,7 +81,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
             self._drain_timer.cancel()
 
     async def _handle_events(self) -> None:
-        turn = Turn()
+        turn = LoopTurn()
         while not self._over:
             if self.connection.they_are_waiting_for_100_continue:
                 await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))

@@ -17,11 +17,11 @@ from priority.priority import DeadlockError
 
 from gateway.http.connection.frame_budget import FrameBudget, OverBudget
 from gateway.http.connection.lingering import Lingering
+from gateway.http.connection.loop_turn import LoopTurn
 from gateway.http.connection.refusal import HttpRefusal
 from gateway.http.connection.request_head import http2_request
 from gateway.http.connection.request_stream import RequestStream
 from gateway.http.connection.send_buffer import SendBuffer
-from gateway.http.connection.turn import Turn
 from gateway.http.conventions import ErrorRenderer
 from gateway.settings import GatewaySettings
 
@@ -71,7 +71,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
         if isinstance(event, Closed):
             await self._close()
         elif not self.closed:
-            turn = Turn()
+            turn = LoopTurn()
             try:
                 for piece in self._budget.pieces(event.data, self._loop.time()):
                     await self._handle_events(self._receive(piece))
@@ -212,7 +212,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
 
     async def send_task(self) -> None:
         """See `H2Protocol`. Sends window updates too, which `_acknowledge` has made."""
-        turn = Turn()
+        turn = LoopTurn()
         while not self.closed:
             try:
                 stream_id = next(self.priority)

@@ -122,6 +122,15 @@ def test_a_flood_of_frames_ends_its_connection(server: AttackedServer, flood: Ca
     assert server.rss < before + 64 * 2**20
 
 
+def test_many_small_headers_hold_nobody_up(server: AttackedServer) -> None:
+    block = head() + b"\x00\x01a\x00" * 1800
+    with Http2Client(server) as client:
+        client.send(b"".join(frame(HEADERS, END_STREAM | END_HEADERS, stream, block) for stream in odd(20)))
+        client.send(frame(PING, 0, 0, bytes(8)))
+        client.read()
+    no_connections(server)
+
+
 def test_a_large_header_table_is_not_filled(server: AttackedServer) -> None:
     """The server remembers headers that it has sent, as far as the client allows: here it allows 4 GiB."""
     with Http2Client(server) as client:

@@ -89,6 +89,7 @@ SERVED: dict[str, bytes] = {
     "an IPv6 host": GET + b"Host: [::1]:8000\r\n\r\n",
     "chunk extensions and trailers": GET
     + b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\nx\r\n0\r\nc: d\r\n\r\n",
+    "8000 headers": GET + b"Host: localhost\r\n" + b"a:\r\n" * 8000 + b"\r\n",
     "100-continue": GET + b"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab",
 }
 

@@ -6,7 +6,7 @@ from time import perf_counter
 LONGEST_S = 0.008
 
 
-class Turn:
+class LoopTurn:
     """Yields to the event loop when the work since the last yield has taken `LONGEST_S`.
 
     A read of 64 KiB can hold thousands of frames or chunks. Hypercorn handles all of them in one turn, for which no
