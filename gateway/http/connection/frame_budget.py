@@ -25,7 +25,7 @@ class Frame(IntEnum):
 
 
 class OverBudget(Exception):
-    """Raised when a client sends more frames of one kind than it may; the message says which."""
+    """Raised when a client sends more frames of one kind than it may; the message names it."""
 
 
 class _Bucket:

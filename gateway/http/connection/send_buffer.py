@@ -1,4 +1,4 @@
-"""What the app has sent on an HTTP/2 stream and the client's window has no room for."""
+"""The buffer of what the app has sent on an HTTP/2 stream and the client's window has no room for."""
 
 from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, BUFFER_LOW_WATER, BufferCompleteError, StreamBuffer
 
