@@ -31,7 +31,7 @@ def no_connections(server: AttackedServer) -> None:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What the server sends until it ends the connection."""
+    """All that the server sends until it ends the connection."""
     got = bytearray()
     try:
         while part := connection.recv(65536):

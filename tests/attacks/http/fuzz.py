@@ -168,7 +168,7 @@ def attack(server: AttackedServer, data: bytes) -> Counter[int]:
 
 
 def report(server: AttackedServer, seen: Counter[int], count: int, took_s: float, before: int) -> str:
-    """What the run has shown."""
+    """The figures of the run."""
     turn: Turn = server.longest_turn
     return (
         f"{count} streams in {took_s:.0f} s; statuses {dict(sorted(seen.items()))}; "

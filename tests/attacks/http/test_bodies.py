@@ -30,7 +30,7 @@ def head(method: str, path: str, *lines: str) -> bytes:
 
 
 def is_open(connection: socket.socket, data: bytes) -> bool:
-    """Whether the server takes more of a body."""
+    """True while the server takes more of a body."""
     try:
         connection.sendall(data)
     except OSError:
