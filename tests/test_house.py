@@ -107,7 +107,7 @@ IMPORTED_IN = {
     "iree": ("workers/iree/",),
     "jax": ("workers/iree/", "models/"),
     "jaxlib": ("workers/iree/", "models/"),
-    "hypercorn": ("gateway/http/server.py",),
+    "hypercorn": ("gateway/http/server.py", "gateway/http/connection/"),
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/",),
     "tokenizers": ("workers/", "models/"),

@@ -1,4 +1,4 @@
-"""The HTTP server under the app. The only import of Hypercorn."""
+"""The HTTP server under the app. It and `gateway/http/connection/` are the only imports of Hypercorn."""
 
 import asyncio
 import errno
@@ -11,16 +11,12 @@ from copy import copy
 
 import anyio
 import structlog
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
-from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.connection.tcp import HttpConnection
 from gateway.http.conventions import Application
-from gateway.http.http2 import EVERY_STREAM, WholeBodies, goaway
+from gateway.http.http2 import WholeBodies
 from gateway.http.listener import Listener, refusal
 from gateway.http.probes import ProbesOnly
 from gateway.settings import GatewaySettings
@@ -92,108 +88,7 @@ class _LastResponses:
         await self._app(scope, receive, send_last if last else send)
 
 
-class _HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
-    """Hypercorn's connection, which ends when its client leaves, and on HTTP/2 ends without resetting a stream.
-
-    Hypercorn 0.17 and 0.18 wait for the idle timer when a client has left, so its descriptor stayed open for
-    `keep_alive_s`, in CLOSE-WAIT. On HTTP/2 the preface stops that timer, and a stream that its client resets does not
-    start it again, so a connection without streams would stay for ever. At the end Hypercorn resets new streams, and
-    sends GOAWAY when the last response has ended but has not been sent.
-    """
-
-    def __init__(self, app: ASGIApp, config: Config, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self._ended = WorkerContext(None)  # of its own: connections end one by one
-        super().__init__(ASGIWrapper(app), asyncio.get_running_loop(), config, self._ended, {}, reader, writer)
-        self.left = False
-        """Nothing more is read: the client has left."""
-        self._retired = False
-        self._ending = False
-        self._owes = 0
-        """Requests that it serves before it ends."""
-        self._last_served = EVERY_STREAM
-        """Streams after this one are refused."""
-        self._warned = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def run(self) -> None:
-        self._watch(None)
-        try:
-            await super().run()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _watch(self, idle_at: int | None) -> None:
-        """End an HTTP/2 connection that has no stream and had none at the last look, when it had served `idle_at`
-        requests. That is after once to twice `keep_alive_s`."""
-        http2 = self._http2
-        requests = None if http2 is None or http2.streams else http2.keep_alive_requests
-        if requests is not None and requests == idle_at:
-            self._task_group.spawn(self._initiate_server_close)
-        else:
-            self._timer = self.loop.call_later(self.config.keep_alive_timeout, self._watch, requests)
-
-    def retire(self, owes: int = 0, within_s: float | None = None) -> None:
-        """Make its client open a new connection for the next request. An HTTP/2 client is notified while it has no
-        request under way, for python-h2 (under httpx) gives up streams at a GOAWAY. One that never idles is notified
-        after `keep_alive_s`; with `within_s` (see `Listener.retire`) after that time at the latest, and as soon as only
-        refusals are left."""
-        self._owes = owes
-        if self._retired:
-            return
-        self._retired = True
-        warn_s: float = self.config.keep_alive_timeout
-        if within_s is not None:
-            warn_s = min(warn_s, within_s)
-            self._last_served = (
-                EVERY_STREAM if self._http2 is None else self._http2.connection.highest_inbound_stream_id
-            )
-        self.loop.call_later(warn_s, self._warn)
-        self._end_if_idle()
-
-    async def end(self) -> None:
-        """End it as soon as nothing is under way on it."""
-        self.retire()
-        if self._http2 is None:
-            await self._ended.terminated.set()
-
-    @property
-    def _http2(self) -> H2Protocol | None:
-        wrapper = getattr(self, "protocol", None)  # none before it runs
-        return wrapper.protocol if wrapper is not None and isinstance(wrapper.protocol, H2Protocol) else None
-
-    def _warn(self) -> None:
-        if self._http2 is not None and not (self._warned or self._ending or self.writer.is_closing()):
-            self._warned = True
-            self.writer.write(goaway(EVERY_STREAM))
-
-    def _end_if_idle(self) -> None:
-        """End it if it is an HTTP/2 connection that has nothing left to send."""
-        http2 = self._http2
-        if http2 is None or self._ending or self.left or self.writer.is_closing():
-            return
-        if http2.streams or http2.stream_buffers or http2.keep_alive_requests < self._owes:
-            if http2.streams and min(http2.streams) > self._last_served:
-                self._warn()
-            return
-        self._ending = True
-        self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
-        self._task_group.spawn(self._initiate_server_close)
-
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        self.left = True
-        await self.idle_task.stop()
-
-    async def protocol_send(self, event: Event) -> None:
-        """Called by Hypercorn with bytes to send and with changes of the connection."""
-        if not (self.left and isinstance(event, Updated)):
-            await super().protocol_send(event)
-        if self._retired:
-            self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
-
-
-_Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], _HttpConnection]
+_Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection]
 
 
 def _connecting(app: Application, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
@@ -204,10 +99,10 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _HttpConnection:
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpConnection:
         spare = listener.is_spare(writer.get_extra_info("socket").fileno())
         served, chosen = (probes, spare_config) if spare else (usual, config)
-        connection = _HttpConnection(served, chosen, reader, writer)
+        connection = HttpConnection(served, chosen, settings, app.conventions.default.errors, reader, writer)
         if spare or listener.retired:
             connection.retire(owes=1)
         return connection
@@ -216,8 +111,8 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
 
 
 async def _run(connect: _Connect, config: Config, listener: Listener, leave: anyio.Event) -> None:
-    """Do what `hypercorn.asyncio.serve` does for one socket, with `_HttpConnection`, and without a lifespan."""
-    connections: dict[asyncio.Task[None], _HttpConnection] = {}
+    """Do what `hypercorn.asyncio.serve` does for one socket, with `HttpConnection`, and without a lifespan."""
+    connections: dict[asyncio.Task[None], HttpConnection] = {}
     failures = itertools.count(1)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -31,16 +31,17 @@ class AttackedServer:
     port: int
     log: Path
     turns: Path
+    host: str = HOST
 
     def connect(self, timeout_s: float = 20.0) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection((HOST, self.port), timeout=timeout_s)
+        return socket.create_connection((self.host, self.port), timeout=timeout_s)
 
     def request(
         self, method: str, path: str, body: bytes | str = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         """The status and the body of the answer to one request on a connection of its own."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path, body or None, dict(headers or {}))
             response = connection.getresponse()
@@ -89,17 +90,17 @@ class AttackedServer:
 
 
 @contextmanager
-def attacked_server(folder: Path, *words: str, **environment: str) -> Iterator[AttackedServer]:
+def attacked_server(folder: Path, *words: str, host: str = HOST, **environment: str) -> Iterator[AttackedServer]:
     """Run `baton serve` with these further words on the command line, and these environment variables."""
     port, log, turns = port_for_later(), folder / "log", folder / "turns"
     command = [sys.executable, "-m", "tests.attacks.watched", str(turns)]
-    command += ["serve", "--backend", "scripted", "--port", str(port), "--log-level", "info", *words]
+    command += ["serve", "--backend", "scripted", "--host", host, "--port", str(port), "--log-level", "info", *words]
     inherited: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, env=inherited | environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL
         )
-    server = AttackedServer(process, port, log, turns)
+    server = AttackedServer(process, port, log, turns, host)
     try:
         server.wait_until_ready()
         server.forget_turns()

@@ -8,7 +8,7 @@ import anyio.abc
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import PingAckReceived
+from h2.events import DataReceived, PingAckReceived, ResponseReceived
 from h2.settings import SettingCodes
 from structlog.testing import capture_logs
 
@@ -97,26 +97,47 @@ def _priorities(count: int) -> bytes:
     return bytes(connection().data_to_send()) + b"".join(frames)
 
 
-UNEXPECTED = {
-    "a path of other bytes": lambda: _request(*HEAD[:3], (b":path", b"/\xff")),
-    "a method of other bytes": lambda: _request((b":method", b"\xff"), *HEAD[1:]),
-    "a tunnel": lambda: _request((b":method", b"CONNECT"), (b":authority", b"x")),
-    "priorities of too many streams": lambda: _priorities(1100),
+REFUSED = {
+    "a path of other bytes": (_request(*HEAD[:3], (b":path", b"/\xff")), b"400"),
+    "a path without a slash": (_request(*HEAD[:3], (b":path", b"admin/workers")), b"400"),
+    "a method of other bytes": (_request((b":method", b"\xff"), *HEAD[1:]), b"400"),
+    "a host with a space": (_request(*HEAD[:2], (b":authority", b"a b"), HEAD[3]), b"400"),
+    "a tunnel": (_request((b":method", b"CONNECT"), (b":authority", b"x")), b"501"),
 }
 
 
-@pytest.mark.parametrize("sent", UNEXPECTED.values(), ids=UNEXPECTED)
-async def test_what_nobody_expects_ends_its_connection_in_one_line(
-    sent: Callable[[], bytes], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED)
+async def test_a_request_that_is_not_valid_is_refused_alone(sent: bytes, status: bytes) -> None:
+    async with serving() as served:
+        with capture_logs() as logs:
+            async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+                client, got = connection(), bytearray()
+                client.send_headers(1, HEAD, end_stream=True)
+                client.data_to_send()
+                await raw.send(sent)
+                response: ResponseReceived | None = None
+                while response is None or b'"type":"invalid_request_error"' not in got:
+                    for event in client.receive_data(await raw.receive()):
+                        if isinstance(event, ResponseReceived):
+                            response = event
+                        elif isinstance(event, DataReceived):
+                            got += event.data
+                assert dict(response.headers)[b":status"] == status
+                assert b"x-request-id" in dict(response.headers)
+        await served.until(lambda: served.listener.connections == 0)
+        assert not [line for line in logs if line["event"] == "connection_failed"]
+
+
+async def test_priorities_of_too_many_streams_end_their_connection_without_a_line(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving() as served:
         with capture_logs() as logs:
-            for _ in range(5):
-                async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
-                    await raw.send(sent())
-                    await ended(raw)
+            async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+                await raw.send(_priorities(1100))
+                await ended(raw)
             await served.until(lambda: served.listener.connections == 0)
-        assert [line["count"] for line in logs if line["event"] == "connection_failed"] == [1, 2, 4]
+        assert not [line for line in logs if line["event"] == "connection_failed"]
         assert (await served.client.get("/health/live")).status_code == 200
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
