@@ -12,8 +12,8 @@ from actors.actor import Ref
 from gateway.admin.endpoints import Admin, KeyReload
 from gateway.admin.status import Status
 from gateway.fleet.messages import FleetMessage
-from gateway.http.api_keys import ApiKeys
-from gateway.http.auth import AuthMiddleware
+from gateway.http.access.api_keys import ApiKeys
+from gateway.http.access.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit

@@ -24,7 +24,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
-from gateway.http.api_keys import ApiKeys
+from gateway.http.access.api_keys import ApiKeys
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
 from gateway.loop_lag import LoopLag

@@ -28,14 +28,14 @@ class GatewaySettings:
     authentication."""
 
     api_keys_file: str = ""
-    """A file with further keys and their names: see `gateway.http.api_keys`."""
+    """A file with further keys and their names: see `gateway.http.access.api_keys`."""
     admin_key: str = ""
     """When set, requests that change something under `/admin` need this key instead of `api_key`."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Names of this server besides its own, `NAME` or `*.NAME`, or `*` for any: see `gateway.http.hosts`."""
+    """Names of this server besides its own, `NAME` or `*.NAME`, or `*` for any: see `gateway.http.access.hosts`."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the API, or `*` for any: see `gateway.http.origins`."""
+    """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
 
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""

@@ -21,7 +21,7 @@ from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.host_names import ANY
-from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
+from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
 

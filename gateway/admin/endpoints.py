@@ -18,7 +18,7 @@ from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
-from gateway.http.api_keys import ApiKeys, ApiKeysInvalid
+from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.json_body import decode_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label

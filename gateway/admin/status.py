@@ -74,7 +74,7 @@ class Status:
         return "draining" if self._router.draining else "not ready"
 
     def _progressing(self) -> dict[str, bool]:
-        """Whether a worker of each model is ready and has made progress lately."""
+        """Return whether a worker of each model is ready and has made progress lately."""
         now = asyncio.get_running_loop().time()
         return {
             name: any(

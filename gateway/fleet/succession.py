@@ -17,7 +17,7 @@ class InvalidStep(Exception):
 
 
 class SuccessorStep(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the successor asks for."""
+    """The request of the successor."""
 
     step: Literal["check", "take", "leave"]
 

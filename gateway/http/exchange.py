@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError
+from gateway.http.access.credentials import presented_key
 from gateway.http.conventions import HttpConventions
-from gateway.http.credentials import presented_key
 from gateway.http.request_record import record_of
 from gateway.settings import GatewaySettings
 

@@ -7,7 +7,7 @@ merely busy.
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RequestError
-from gateway.http.auth import OPEN_PATHS, name_request
+from gateway.http.access.auth import OPEN_PATHS, name_request
 from gateway.http.conventions import Application
 from gateway.http.exchange import HttpExchange
 from gateway.http.listener import NO_ROOM, Listener

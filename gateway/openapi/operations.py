@@ -28,6 +28,7 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.UNKNOWN_PARAMETER,
     RefusalCode.STREAM_NOT_FOUND,
     RefusalCode.EVENTS_GONE,
+    RefusalCode.STREAM_DROPPED,
     RefusalCode.STREAM_CANCELLED,
     RefusalCode.STREAM_TAKEN,
     RefusalCode.STREAM_LOST,

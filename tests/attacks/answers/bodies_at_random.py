@@ -112,7 +112,7 @@ class Bodies:
 
 
 def outcome(decoder: RequestDecoder, raw: bytes, chat: bool) -> str:
-    """How a body was taken: `accepted`, and then it can be sent to a worker, or the code of the refusal."""
+    """Return `accepted` for a body that can be sent to a worker, or else the code of the refusal."""
     try:
         request = (decoder.chat if chat else decoder.completion)(raw).request
     except RequestError as error:

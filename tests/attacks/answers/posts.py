@@ -10,7 +10,7 @@ JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 LOGPROBS = {"logprobs": True, "top_logprobs": 20}
-"""Of a chat: some 1,240 bytes of JSON for each token."""
+"""The options of a chat with the largest answer: some 1,240 bytes of JSON for each token."""
 
 
 def chat(**fields: Any) -> str:

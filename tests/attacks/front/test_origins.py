@@ -17,7 +17,7 @@ PREFLIGHT = {
 
 
 class Answer(NamedTuple):
-    """What a browser sees of a response."""
+    """The part of a response that a browser sees."""
 
     status: int
     headers: dict[str, str]

@@ -19,7 +19,7 @@ from tests.attacks.server import HOST, ROOT, AttackedServer, attacked_server
 JSON = {"content-type": "application/json"}
 KEY = "the-admin-key"
 PYTHON = "/usr/bin/python3"
-"""Which another user can run."""
+"""A program that another user can run."""
 OTHER_USER = pytest.mark.skipif(
     os.geteuid() != 0 or not Path(PYTHON).exists(), reason="only root runs processes of other users"
 )

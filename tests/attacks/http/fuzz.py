@@ -15,8 +15,9 @@ from pathlib import Path
 
 from hpack import Encoder
 
+from bench.harness.loop_watchdog import LongestTurn
 from tests.attacks.http.client import PREFACE, frame, read_all, send_all
-from tests.attacks.server import AttackedServer, LongestTurn, attacked_server
+from tests.attacks.server import AttackedServer, attacked_server
 
 BODY = b'{"model": "scripted", "prompt": "hi", "max_tokens": 4}'
 METHODS = ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "PRI", "get", ""]

@@ -20,7 +20,7 @@ values = st.recursive(
 
 
 def count(value: object) -> int:
-    """What a value counts, without its place in the one around it."""
+    """The count of a value, without its place in the one around it."""
     if isinstance(value, dict):
         return NESTED + NESTED * len(value) + max(0, len(value) - 1) + sum(map(count, value.values()))
     if isinstance(value, list):

@@ -28,7 +28,7 @@ def generate(world: World, group: RequestGroup, index: int, count: int) -> None:
 
 
 def taken(group: RequestGroup) -> list[TextDelta]:
-    """What one take gives."""
+    """The deltas of one take."""
     deltas = group.take()
     assert all(isinstance(delta, TextDelta) for delta in deltas)
     return [delta for delta in deltas if isinstance(delta, TextDelta)]

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gateway.app import create_app
-from gateway.http.api_keys import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeys, ApiKeysInvalid, KeyChange
+from gateway.http.access.api_keys import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeys, ApiKeysInvalid, KeyChange
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.asgi import clients

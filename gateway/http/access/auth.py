@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
-from gateway.http.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
+from gateway.http.access.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
+from gateway.http.access.credentials import presented_key
+from gateway.http.access.hosts import AllowedHosts
+from gateway.http.access.origins import CrossOrigin
 from gateway.http.conventions import ConventionsByPath
-from gateway.http.credentials import presented_key
 from gateway.http.exchange import HttpExchange
-from gateway.http.hosts import AllowedHosts
-from gateway.http.origins import CrossOrigin
 from gateway.http.request_record import RequestRecord, RequestRecords
 from gateway.settings import GatewaySettings
 

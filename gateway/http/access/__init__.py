@@ -1,0 +1,1 @@
+"""Access control: API keys, host names and origins."""
