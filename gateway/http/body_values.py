@@ -45,8 +45,8 @@ class ValueCounter:
         """Count the values of the next chunk."""
         text = self._rest + chunk
         escapes = len(text) - len(text.rstrip(b"\\"))
-        cut = len(text) - escapes % 2
-        self._rest, text = text[cut:], text[:cut]
+        end = len(text) - escapes % 2
+        self._rest, text = text[end:], text[:end]
         parts = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._in_string ^= len(parts) % 2 == 0

@@ -18,6 +18,11 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 
+GIVEN_UP_AT_ONCE = 256
+"""Sequences that are ended in one turn of the event loop when no worker is left for them."""
+SERVED_BYTES = 16 * 1024 * 1024
+"""Bytes of bodies that are sent to workers in one turn when waiting sequences are served."""
+
 _log = structlog.get_logger("gateway.routing.placement")
 
 
@@ -189,13 +194,21 @@ class Placement:
         if not waiting:
             return
         if self._pool.hopeless(model) is not None:
-            for sequence in waiting:
+            for sequence in waiting[:GIVEN_UP_AT_ONCE]:
                 self._give_up(sequence)
+            if len(waiting) > GIVEN_UP_AT_ONCE:
+                self._loop.call_soon(self.serve, model)
             return
-        kept = 0
+        kept = size = 0
         for sequence in waiting:
             # The other sequences of a failed request are about to be cancelled.
-            if sequence.request.failure is not None or (kept and suspect(sequence)) or self._try(sequence, kept):
+            if sequence.request.failure is not None or (kept and suspect(sequence)):
+                continue
+            if self._try(sequence, kept):
+                size += sequence.request.body.size
+                if size > SERVED_BYTES:
+                    self._loop.call_soon(self.serve, model)
+                    return
                 continue
             self._retry(model)
             if not suspect(sequence):

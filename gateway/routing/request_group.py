@@ -10,10 +10,13 @@ from gateway.routing.failure import RequestFailure
 from gateway.routing.live_request import LiveRequest
 from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_TOKENS
-from protocol.events import Usage
+from protocol.events import Logprobs, Usage
 
 TAKE_BYTES = 256 * 1024
 """Memory of the output that is taken at once, which takes one or two milliseconds to render."""
+
+FREED_AT_ONCE = 4096
+"""Tokens whose log-probabilities are freed in one turn of the event loop, which takes 6 ms."""
 
 
 class RequestGroup(LiveRequest):
@@ -36,6 +39,8 @@ class RequestGroup(LiveRequest):
         """Tokens that are taken at once. Set by the router."""
         self.on_give_way: Callable[[], None] | None = None
         """Called when the answer has to be ended while it is sent."""
+        self._sent: list[Logprobs] = []
+        """The log-probabilities of a whole answer, until it was sent."""
         self._with_tokens = output.with_tokens
         self._release = release
 
@@ -55,7 +60,9 @@ class RequestGroup(LiveRequest):
 
     def take_all(self) -> list[OutputDelta]:
         """The deltas of a whole answer."""
-        return self._take(MAX_TOKENS * len(self.sequences))
+        deltas = self._take(MAX_TOKENS * len(self.sequences))
+        self._sent = [report for delta in deltas for report in delta.logprobs]
+        return deltas
 
     def _take(self, room: int) -> list[OutputDelta]:
         deltas: list[OutputDelta] = []
@@ -74,8 +81,7 @@ class RequestGroup(LiveRequest):
     def give_way(self, failure: RequestFailure) -> None:
         """End it with a failure, and drop what its client has not taken."""
         self.failure = self.failure or failure
-        for sequence in self.sequences:
-            sequence.discard()
+        self._discard()
         self._ready.clear()
         self._changed = True
         self._wake()
@@ -85,8 +91,15 @@ class RequestGroup(LiveRequest):
     def close(self) -> None:
         """Cancel what still lives of it, and release its answer, which is read no more. Synchronous, repeatable."""
         self.cancel_nowait()
+        self._discard()
         if self.answer is not None:
             self.answer.release()
+
+    def _discard(self) -> None:
+        reports, self._sent = self._sent, []
+        for sequence in self.sequences:
+            reports += sequence.discard()
+        _free(reports)
 
     def cancel_nowait(self) -> None:
         self._release(self)
@@ -101,3 +114,10 @@ class RequestGroup(LiveRequest):
             # What a sequence resumes may be cached beyond its prompt.
             cached=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts),
         )
+
+
+def _free(reports: list[Logprobs]) -> None:
+    """Free log-probabilities that nothing else refers to, in several turns of the event loop if there are many."""
+    del reports[-FREED_AT_ONCE:]
+    if reports:
+        asyncio.get_running_loop().call_soon(_free, reports)

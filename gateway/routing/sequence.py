@@ -193,9 +193,10 @@ class LiveSequence:
             deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
         return end - begin
 
-    def discard(self) -> None:
-        """Drop what the client has not taken, which it will not get."""
+    def discard(self) -> list[Logprobs]:
+        """Drop what the client has not taken, which it will not get. Returns the log-probabilities of it."""
         self._taken = len(self.tokens)
         self._text.clear()
         del self._text_ends[:]
-        self._logprobs.clear()
+        logprobs, self._logprobs = self._logprobs, []
+        return logprobs

@@ -1,5 +1,7 @@
 """The client's side of a request: output is taken in bounded portions, and given up when it takes too much memory."""
 
+import sys
+
 import anyio.lowlevel
 import pytest
 
@@ -162,3 +164,19 @@ async def test_a_finished_answer_that_is_being_sent_gives_way() -> None:
     await settled()
     assert ended == [None]
     assert failure(other) is None
+
+
+async def test_many_log_probabilities_are_freed_in_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.routing.request_group.FREED_AT_ONCE", 10)
+    world = World("a")
+    group = world.open(logprobs=20, stream=False)
+    generate(world, group, 0, 25)
+    world["a"].finish(number(group))
+    reports = [report for delta in group.take_all() for report in delta.logprobs]
+    before = sys.getrefcount(reports[0])
+    group.close()
+    counts = []
+    for _ in range(3):
+        counts.append(sum(sys.getrefcount(reports[index]) < before for index in range(25)))
+        await settled()
+    assert counts == [10, 20, 25]
