@@ -219,9 +219,8 @@ async def _ignore(_: int) -> None:
 def _refusal(error: h11.RemoteProtocolError, max_header_bytes: int) -> HttpRefusal:
     match error.error_status_hint:
         case 431:
-            return too_large(
-                f"the headers, or a line of the body, are over the bound of {max_header_bytes} bytes or {HEADER_LINES} lines"
-            )
+            bound = f"{max_header_bytes} bytes or {HEADER_LINES} lines"
+            return too_large(f"the headers, or a line of the body, are over the bound of {bound}")
         case 501:
             return unsupported(501, "the only supported Transfer-Encoding is chunked")
         case _:
