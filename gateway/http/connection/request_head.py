@@ -11,7 +11,7 @@ from gateway.http.connection.refusal import Headers, malformed, unsupported
 
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)(/[\x21-\x7e]*|\?[\x21-\x7e]*|)", re.IGNORECASE)
-_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
+_HOST = re.compile(rb"[\x21-\x7e]*")
 
 
 def http1_request(method: bytes, target: bytes, version: bytes, headers: Headers) -> tuple[bytes, Headers]:

@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "two Hosts": (GET + b"Host: localhost\r\nHost: evil.example\r\n\r\n", 400),
     "two equal Hosts": (GET + b"Host: localhost\r\nHost: localhost\r\n\r\n", 400),
     "a Host with a space": (GET + b"Host: localhost evil.example\r\n\r\n", 400),
-    "a Host with a slash": (GET + b"Host: localhost/evil.example\r\n\r\n", 400),
+    "a Host of other bytes": (GET + b"Host: localhost\xff\r\n\r\n", 400),
     "a target without a slash": (b"GET admin/workers HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "a target of another scheme": (b"GET file:///etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "a target with a user": (b"GET http://a@localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a long request line": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
     "long headers": (GET + b"Host: localhost\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
     "many headers": (GET + b"Host: localhost\r\n" + b"a:\r\n" * 20_000 + b"\r\n", 431),
+    "8000 headers": (GET + b"Host: localhost\r\n" + b"a:\r\n" * 8000 + b"\r\n", 431),
     "TLS": (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(100), 400),
     "an invalid chunk size": (POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nabc\r\n0\r\n\r\n", 400),
     "a chunk size with a sign": (POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n0\r\n\r\n", 400),
@@ -89,7 +90,7 @@ SERVED: dict[str, bytes] = {
     "an IPv6 host": GET + b"Host: [::1]:8000\r\n\r\n",
     "chunk extensions and trailers": GET
     + b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\nx\r\n0\r\nc: d\r\n\r\n",
-    "8000 headers": GET + b"Host: localhost\r\n" + b"a:\r\n" * 8000 + b"\r\n",
+    "1000 headers": GET + b"Host: localhost\r\n" + b"a:\r\n" * 998 + b"\r\n",
     "100-continue": GET + b"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab",
 }
 
