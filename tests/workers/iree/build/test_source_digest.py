@@ -85,7 +85,9 @@ def test_the_graphs_are_made_of_model_and_kernels_and_not_of_the_service() -> No
     )
 
 
-@pytest.mark.parametrize("file", source_files(graphs.__name__).values(), ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "file", sorted(source_files(graphs.__name__).values()), ids=lambda file: str(file.relative_to(ROOT))
+)
 def test_every_import_of_a_keyed_file_is_found(file: Path) -> None:
     """Compared with `ast`."""
     source = file.read_text()
