@@ -14,6 +14,7 @@ import structlog
 from hypercorn.config import Config
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.connection.tcp import HttpConnection
 from gateway.http.conventions import Application
 from gateway.http.http2 import WholeBodies
@@ -99,10 +100,12 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
+    refusals = RefusalRenderer(app.conventions.default.errors, app.records)
+
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpConnection:
         spare = listener.is_spare(writer.get_extra_info("socket").fileno())
         served, chosen = (probes, spare_config) if spare else (usual, config)
-        connection = HttpConnection(served, chosen, settings, app.conventions.default.errors, reader, writer)
+        connection = HttpConnection(served, chosen, settings, refusals, reader, writer)
         if spare or listener.retired:
             connection.retire(owes=1)
         return connection

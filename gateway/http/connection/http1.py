@@ -14,10 +14,9 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 
 from gateway.http.connection.lingering import Lingering
 from gateway.http.connection.loop_turn import LoopTurn
-from gateway.http.connection.refusal import HttpRefusal, malformed, too_large, unsupported
+from gateway.http.connection.refusal import HttpRefusal, RefusalRenderer, malformed, too_large, unsupported
 from gateway.http.connection.request_head import http1_request
 from gateway.http.connection.request_stream import RequestStream
-from gateway.http.conventions import ErrorRenderer
 from gateway.settings import GatewaySettings
 
 QUEUED_BYTES = 65536
@@ -56,12 +55,12 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
     while the client still sends, which can destroy the answer on its way (RFC 9112, 9.6).
     """
 
-    def __init__(self, *arguments: Any, settings: GatewaySettings, errors: ErrorRenderer) -> None:
+    def __init__(self, *arguments: Any, settings: GatewaySettings, refusals: RefusalRenderer) -> None:
         super().__init__(*arguments)
         self.stream: RequestStream | None = None
         self.connection._receive_buffer = _StrictBuffer()
         self._settings = settings
-        self._errors = errors
+        self._refusals = refusals
         self._began = 0.0
         """When the request's head had arrived."""
         self._announced_bytes = 0
@@ -204,7 +203,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
             await self.send(Closed())
 
     def _render(self, refusal: HttpRefusal) -> bytes:
-        status, headers, body = refusal.render(self._errors)
+        status, headers, body = self._refusals.render(refusal)
         send: Callable[[object], bytes] = self.connection.send
         response = send(h11.Response(status_code=status, headers=[*headers, (b"connection", b"close")]))
         if self.connection._request_method != b"HEAD":

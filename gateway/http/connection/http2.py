@@ -18,11 +18,10 @@ from priority.priority import DeadlockError
 from gateway.http.connection.frame_budget import FrameBudget, OverBudget
 from gateway.http.connection.lingering import Lingering
 from gateway.http.connection.loop_turn import LoopTurn
-from gateway.http.connection.refusal import HttpRefusal
+from gateway.http.connection.refusal import HttpRefusal, RefusalRenderer
 from gateway.http.connection.request_head import http2_request
 from gateway.http.connection.request_stream import RequestStream
 from gateway.http.connection.send_buffer import SendBuffer
-from gateway.http.conventions import ErrorRenderer
 from gateway.settings import GatewaySettings
 
 STREAM_WINDOW = 65535
@@ -40,7 +39,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
     ASCII, raises in the connection; and frames are unlimited.
     """
 
-    def __init__(self, *arguments: Any, settings: GatewaySettings, errors: ErrorRenderer) -> None:
+    def __init__(self, *arguments: Any, settings: GatewaySettings, refusals: RefusalRenderer) -> None:
         super().__init__(*arguments)
         self.connection.local_settings = Settings(
             client=False,
@@ -49,7 +48,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
                 SettingCodes.MAX_HEADER_LIST_SIZE: self.config.h2_max_header_list_size,
             },
         )
-        self._errors = errors
+        self._refusals = refusals
         self._stall_s = settings.client_stall_s
         self._receiving: set[int] = set()
         """Streams whose request has not ended."""
@@ -164,7 +163,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
         await self.send(Updated(idle=False))
 
     def _refuse(self, stream_id: int, refusal: HttpRefusal) -> None:
-        status, headers, body = refusal.render(self._errors)
+        status, headers, body = self._refusals.render(refusal)
         room = self.connection.local_flow_control_window(stream_id) >= len(body)
         try:
             self.connection.send_headers(stream_id, [(b":status", b"%d" % status), *headers], end_stream=not room)

@@ -4,6 +4,7 @@ import secrets
 
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.conventions import ErrorRenderer
+from gateway.http.request_record import RequestRecords
 from protocol.errors import ErrorCode
 
 Headers = list[tuple[bytes, bytes]]
@@ -15,18 +16,32 @@ class HttpRefusal(Exception):
     def __init__(self, error: RequestError, status: int | None = None) -> None:
         super().__init__(error.text)
         self.error = error
-        self._status = status
+        self.status = status
+        """The status of the response; None for that of the error's code."""
 
-    def render(self, errors: ErrorRenderer) -> tuple[int, Headers, bytes]:
+
+class RefusalRenderer:
+    """Renders refusals in the default dialect, and counts them: the app does not see these requests."""
+
+    def __init__(self, errors: ErrorRenderer, records: RequestRecords) -> None:
+        self._errors = errors
+        self._records = records
+
+    def render(self, refusal: HttpRefusal) -> tuple[int, Headers, bytes]:
         """The status, the headers and the body of the response."""
-        body = errors.body(self.error)
+        error = refusal.error
+        request_id, body = secrets.token_hex(12), self._errors.body(error)
+        status = refusal.status or self._errors.status(error)
+        record = self._records.begin({"path": "", "baton.request_id": request_id})
+        record.reason = error.code
+        record.started(status)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", secrets.token_hex(12).encode()),
-            *self.error.headers,
+            (b"x-request-id", request_id.encode()),
+            *error.headers,
         ]
-        return self._status or errors.status(self.error), headers, body
+        return status, headers, body
 
 
 def malformed(text: str) -> HttpRefusal:

@@ -18,7 +18,7 @@ from gateway.http.connection.http1 import Http1
 from gateway.http.connection.http2 import Http2
 from gateway.http.connection.lingering import Lingering
 from gateway.http.connection.negotiation import Negotiation
-from gateway.http.conventions import ErrorRenderer
+from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.http2 import EVERY_STREAM, goaway
 from gateway.settings import GatewaySettings
 
@@ -40,14 +40,14 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         app: ASGIApp,
         config: Config,
         settings: GatewaySettings,
-        errors: ErrorRenderer,
+        refusals: RefusalRenderer,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ):
         self._ended = WorkerContext(None)  # of its own: connections end one by one
         super().__init__(ASGIWrapper(app), asyncio.get_running_loop(), config, self._ended, {}, reader, writer)
         self._settings = settings
-        self._errors = errors
+        self._refusals = refusals
         self.left = False
         """Nothing more is read: the client has left."""
         self._retired = False
@@ -86,8 +86,8 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         place = (self.app, self.config, self.context, self._task_group)
         arguments = (*place, state, False, client, server, self.protocol_send)
         return Negotiation(
-            partial(Http1, *arguments, settings=self._settings, errors=self._errors),
-            partial(Http2, *arguments, settings=self._settings, errors=self._errors),
+            partial(Http1, *arguments, settings=self._settings, refusals=self._refusals),
+            partial(Http2, *arguments, settings=self._settings, refusals=self._refusals),
             self.protocol_send,
         )
 
