@@ -16,6 +16,7 @@ is equivalent and belongs into bench/mutation_test/equivalent.py, with the reaso
 import argparse
 import fnmatch
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -32,8 +33,8 @@ from bench.mutation_test.equivalent import reason_of
 from bench.mutation_test.mutant import Mutant
 from bench.mutation_test.report import noticed_share, survivors, table
 from bench.mutation_test.search import find_mutants
-from bench.mutation_test.suites import SUITES, modules
-from bench.mutation_test.verdict import Outcome, TestsFail, TimeLimits, Verdict, judge
+from bench.mutation_test.suites import find_stages
+from bench.mutation_test.trial import MutantTrial, Outcome, SuiteFails, TimeLimits, try_mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,8 +52,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def read_modules(pattern: str) -> dict[str, bytes]:
     """Return the sources of all modules of decision code whose paths match."""
-    found = (module for suite in SUITES for module in modules(ROOT, suite) if fnmatch.fnmatch(module, pattern))
-    return {module: (ROOT / module).read_bytes() for module in found}
+    return {module: (ROOT / module).read_bytes() for module in find_stages(ROOT) if fnmatch.fnmatch(module, pattern)}
 
 
 def sample(sources: Mapping[str, bytes], count: int, seed: int) -> list[Mutant]:
@@ -61,33 +61,36 @@ def sample(sources: Mapping[str, bytes], count: int, seed: int) -> list[Mutant]:
     return random.Random(seed).sample(mutants, min(count, len(mutants)))
 
 
-def run(mutants: Sequence[Mutant], sources: Mapping[str, bytes], jobs: int) -> list[Verdict]:
-    """Judge mutants, `jobs` at once. Raises `TestsFail` if tests fail without a mutant."""
-    copies: SimpleQueue[CheckoutCopy] = SimpleQueue()
+def run(mutants: Sequence[Mutant], sources: Mapping[str, bytes], jobs: int) -> list[MutantTrial]:
+    """Try mutants, `jobs` at once. Raises `SuiteFails` if tests fail without a mutant."""
+    idle: SimpleQueue[CheckoutCopy] = SimpleQueue()
     limits = TimeLimits()
-    stages = {module: suite.stages for suite in SUITES for module in modules(ROOT, suite)}
+    stages = find_stages(ROOT)
 
-    def verdict(mutant: Mutant) -> Verdict:
+    def trial(mutant: Mutant) -> MutantTrial:
         source = sources[mutant.module]
         if reason := reason_of(mutant, source):
-            return Verdict(mutant, Outcome.EQUIVALENT, reason)
-        copy = copies.get()
+            return MutantTrial(mutant, Outcome.EQUIVALENT, reason)
+        copy = idle.get()
         try:
-            found = judge(mutant, stages[mutant.module], copy, limits)
+            found = try_mutant(mutant, stages[mutant.module], copy, limits)
         finally:
-            copies.put(copy)
+            idle.put(copy)
         place = f"{mutant.module}:{mutant.line(source)}"
         print(f"{found.outcome}: {place} ({mutant.operator}) {found.reason}", file=sys.stderr, flush=True)
         return found
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        for job in range(jobs):
-            copies.put(CheckoutCopy(ROOT, Path(folder) / str(job)))
+        copies = [CheckoutCopy(ROOT, Path(folder) / str(job)) for job in range(jobs)]
+        for copy in copies:
+            idle.put(copy)
         with ThreadPoolExecutor(jobs) as executor:
             try:
-                return list(executor.map(verdict, mutants))
+                return list(executor.map(trial, mutants))
             except BaseException:
                 executor.shutdown(wait=False, cancel_futures=True)
+                for copy in copies:
+                    copy.stop()
                 raise
 
 
@@ -97,16 +100,17 @@ def main() -> int:
     if not sources:
         print(f"--modules {args.modules}: no module of bench/mutation_test/suites.py matches", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests that run, too
     began = time.monotonic()
     try:
-        verdicts = run(sample(sources, args.count, args.seed), sources, args.jobs)
-    except TestsFail as error:
+        trials = run(sample(sources, args.count, args.seed), sources, args.jobs)
+    except SuiteFails as error:
         print(error, file=sys.stderr)
         return 2
-    if text := survivors(verdicts, sources):
+    if text := survivors(trials, sources):
         print(f"{text}\n")
-    share, minutes = noticed_share(verdicts), (time.monotonic() - began) / 60
-    print(f"{table(verdicts)}\n\nnoticed {share:.1f} % of {len(verdicts)} mutants, seed {args.seed}, {minutes:.1f} min")
+    share, minutes = noticed_share(trials), (time.monotonic() - began) / 60
+    print(f"{table(trials)}\n\nnoticed {share:.1f} % of {len(trials)} mutants, seed {args.seed}, {minutes:.1f} min")
     return 0 if share >= args.threshold else 1
 
 

@@ -23,7 +23,7 @@ SEED = "--hypothesis-seed=0"
 
 
 @dataclass(frozen=True)
-class TestRun:
+class PytestRun:
     """The result of a run of tests."""
 
     status: int
@@ -39,12 +39,14 @@ class TestRun:
 
 
 class CheckoutCopy:
-    """A copy of the repository in a folder of its own, used by one thread."""
+    """A copy of the repository in a folder of its own, used by one thread, but for `stop`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._tree = folder / "tree"
         self._tmp = folder / "tmp"
         self._tmp.mkdir(parents=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         shutil.copytree(root, self._tree, ignore=LEFT_OUT)
 
     @contextmanager
@@ -65,27 +67,35 @@ class CheckoutCopy:
             compiled.unlink()
         shutil.rmtree(self._tree / ".hypothesis", ignore_errors=True)
 
-    def test(self, tests: Sequence[str], limit_s: float, skipped: Sequence[str] = ()) -> TestRun:
+    def test(self, tests: Sequence[str], limit_s: float, skipped: Sequence[str] = ()) -> PytestRun:
         """Run tests until the first one fails, for `limit_s` at most. `skipped` are the ids of tests to leave out."""
         options = ["-x", "-q", "-n0", "-rfE", "--tb=no", "-p", "no:cacheprovider", SEED]
         options += [f"--deselect={test}" for test in skipped]
         limited = f'ulimit -v {MEMORY_KIB} 2>/dev/null; exec "$@"'
         log = self._tmp / "output.txt"  # not a pipe, which a process that outlives the tests would keep open
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 ["sh", "-c", limited, "sh", sys.executable, "-m", "pytest", *options, *tests],
                 cwd=self._tree, env={**os.environ, "PYTHONPATH": str(self._tree), "TMPDIR": str(self._tmp)},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
+        if self._stopped:
+            self.stop()
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return TestRun(-signal.SIGKILL, timed_out=True)
+            return PytestRun(-signal.SIGKILL, timed_out=True)
         finally:
             _kill_group(process)
         text = log.read_text(errors="replace")
         found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
-        return TestRun(status, found[1] if found else "", output=text)
+        return PytestRun(status, found[1] if found else "", output=text)
+
+    def stop(self) -> None:
+        """End the tests that run, and all later ones at once. Called by another thread."""
+        self._stopped = True
+        if self._process is not None:
+            _kill_group(self._process)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ class Mutant:
     start: int
     end: int
     text: str
-    """What replaces these bytes."""
+    """The text that replaces these bytes."""
     operator: str
     where: str
     """The class and function that it changes, as in `SlotTable.take`. Empty for the top level of the module."""

@@ -31,7 +31,7 @@ Edit: TypeAlias = tuple[int, int, str]
 """Start and end in bytes, and the new text."""
 
 
-class Source:
+class ModuleSource:
     """A module's source, with the positions of its syntax nodes in bytes."""
 
     def __init__(self, source: bytes) -> None:
@@ -64,67 +64,67 @@ class Source:
                 return
 
 
-def comparison(node: ast.Compare, source: Source) -> Iterator[Edit]:
+def comparison(node: ast.Compare, source: ModuleSource) -> Iterator[Edit]:
     operands = [node.left, *node.comparators]
     for number, operator in enumerate(node.ops):
         old, new = COMPARISONS[type(operator)]
         yield from source.between(operands[number], operands[number + 1], old, new)
 
 
-def and_or(node: ast.BoolOp, source: Source) -> Iterator[Edit]:
+def and_or(node: ast.BoolOp, source: ModuleSource) -> Iterator[Edit]:
     old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
     for left, right in zip(node.values[:-1], node.values[1:], strict=True):
         yield from source.between(left, right, old, new)
 
 
-def plus_minus(node: ast.BinOp, source: Source) -> Iterator[Edit]:
+def plus_minus(node: ast.BinOp, source: ModuleSource) -> Iterator[Edit]:
     texts = [side for side in (node.left, node.right) if isinstance(side, ast.JoinedStr) or _is(side, str)]
     if type(node.op) in ARITHMETIC and not texts:
         yield from source.between(node.left, node.right, *ARITHMETIC[type(node.op)])
 
 
-def plus_minus_in_place(node: ast.AugAssign, source: Source) -> Iterator[Edit]:
+def plus_minus_in_place(node: ast.AugAssign, source: ModuleSource) -> Iterator[Edit]:
     if type(node.op) in ARITHMETIC:
         yield from source.between(node.target, node.value, *ARITHMETIC[type(node.op)])
 
 
-def without_not_or_minus(node: ast.UnaryOp, source: Source) -> Iterator[Edit]:
+def without_not_or_minus(node: ast.UnaryOp, source: ModuleSource) -> Iterator[Edit]:
     if isinstance(node.op, ast.Not | ast.USub):
         yield *source.range(node), f"({source.text(node.operand)})"
 
 
-def constant(node: ast.Constant, source: Source) -> Iterator[Edit]:
+def constant(node: ast.Constant, source: ModuleSource) -> Iterator[Edit]:
     if isinstance(node.value, bool):
         yield *source.range(node), str(not node.value)
     elif isinstance(node.value, int | float):
         yield *source.range(node), repr(node.value + 1)
 
 
-def swapped_function(node: ast.Call, source: Source) -> Iterator[Edit]:
+def swapped_function(node: ast.Call, source: ModuleSource) -> Iterator[Edit]:
     if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
         yield *source.range(node.func), FUNCTIONS[node.func.id]
 
 
-def negated_condition(node: ast.If | ast.While | ast.IfExp, source: Source) -> Iterator[Edit]:
+def negated_condition(node: ast.If | ast.While | ast.IfExp, source: ModuleSource) -> Iterator[Edit]:
     yield from _negated(node.test, source)
 
 
-def negated_filter(node: Comprehension, source: Source) -> Iterator[Edit]:
+def negated_filter(node: Comprehension, source: ModuleSource) -> Iterator[Edit]:
     for generator in node.generators:
         for condition in generator.ifs:
             yield from _negated(condition, source)
 
 
-def returned_none(node: ast.Return, source: Source) -> Iterator[Edit]:
+def returned_none(node: ast.Return, source: ModuleSource) -> Iterator[Edit]:
     if node.value is not None and not (_is(node.value, bool) or _is(node.value, type(None))):
         yield *source.range(node.value), "None"
 
 
-def break_continue(node: ast.Break | ast.Continue, source: Source) -> Iterator[Edit]:
+def break_continue(node: ast.Break | ast.Continue, source: ModuleSource) -> Iterator[Edit]:
     yield *source.range(node), "continue" if isinstance(node, ast.Break) else "break"
 
 
-def deleted(node: ast.stmt, source: Source) -> Iterator[Edit]:
+def deleted(node: ast.stmt, source: ModuleSource) -> Iterator[Edit]:
     yield *source.range(node), "pass"
 
 
@@ -154,7 +154,7 @@ OPERATORS: dict[type[ast.AST], dict[str, Callable[..., Iterator[Edit]]]] = {
 """The operators of each kind of node. Where a statement may be deleted, `bench.mutation_test.search` decides."""
 
 
-def _negated(test: ast.expr, source: Source) -> Iterator[Edit]:
+def _negated(test: ast.expr, source: ModuleSource) -> Iterator[Edit]:
     """Negate a condition, unless another operator does it already."""
     removes_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     swaps = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], NEGATIONS)

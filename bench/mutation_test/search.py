@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from bench.mutation_test.mutant import Mutant
-from bench.mutation_test.operators import OPERATORS, Source
+from bench.mutation_test.operators import OPERATORS, ModuleSource
 
 LOGGERS = ("log", "_log")
 UNTOUCHED = ("annotation", "returns", "decorator_list", "type_params")
@@ -26,7 +26,7 @@ class Scope:
     names: tuple[str, ...] = ()
     function: bool = False
     assigned: Counter[str] = field(default_factory=Counter)
-    """How often the function assigns each variable."""
+    """Number of assignments to each variable of the function."""
 
     def within(self, node: ast.AST) -> "Scope":
         """Return the scope of the nodes below `node`."""
@@ -39,10 +39,10 @@ class Scope:
 
 def find_mutants(module: str, source: bytes) -> list[Mutant]:
     """Return the mutants of a module in the order of their position. `module` is its path."""
-    return sorted(set(_visit(module, Source(source), ast.parse(source), Scope())))
+    return sorted(set(_visit(module, ModuleSource(source), ast.parse(source), Scope())))
 
 
-def _visit(module: str, source: Source, node: ast.AST, scope: Scope) -> Iterator[Mutant]:
+def _visit(module: str, source: ModuleSource, node: ast.AST, scope: Scope) -> Iterator[Mutant]:
     if isinstance(node, ast.Assert | ast.JoinedStr) or _is_log_line(node) or _is_strict(node):
         return
     for operator, edits in OPERATORS.get(type(node), {}).items():

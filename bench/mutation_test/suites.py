@@ -2,20 +2,28 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 _STREAMS = ("tests/gateway/streaming", "tests/gateway/openai", "tests/gateway/dialects", "tests/gateway/admin")
 _GATEWAY = ("tests/gateway/test_app.py", "tests/gateway/test_metrics.py", "tests/gateway/test_daemon.py")
+_FLEET = tuple(
+    f"tests/gateway/fleet/test_{name}.py"
+    for name in ("descriptors", "failed_supervision", "hand_over", "join_address", "remote_join")
+)
 _SERVING = ("tests/gateway/http", "tests/gateway/faults", *_GATEWAY)
+
+
+Stages: TypeAlias = tuple[tuple[str, ...], ...]
+"""Test paths, the fastest first: each stage runs if none before it has noticed the mutant."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Modules with the same tests. `stages` are test paths, the fastest first: each stage runs if none before it has
-    noticed the mutant."""
+    """Modules with the same tests."""
 
     modules: tuple[str, ...]
     """Patterns of paths from the root."""
-    stages: tuple[tuple[str, ...], ...]
+    stages: Stages
 
 
 SUITES = (
@@ -28,9 +36,7 @@ SUITES = (
         tuple(f"gateway/streaming/{name}.py" for name in ("resumable", "replay_buffer", "reply")),
         (("tests/gateway/streaming",), _STREAMS[1:], _SERVING),
     ),
-    Suite(
-        ("gateway/fleet/*.py",), (("tests/gateway/fleet",), ("tests/gateway/admin", *_GATEWAY, "tests/gateway/faults"))
-    ),
+    Suite(("gateway/fleet/*.py",), (_FLEET, ("tests/gateway/fleet",), ("tests/gateway/admin", *_SERVING))),
     Suite(
         tuple(f"actors/supervision/{name}.py" for name in ("life", "restart_policy", "deadlines", "protocol_state")),
         (
@@ -46,6 +52,18 @@ SUITES = (
 )
 
 
-def modules(root: Path, suite: Suite) -> list[str]:
-    """Return the paths of a suite's modules, sorted."""
-    return sorted(path.relative_to(root).as_posix() for pattern in suite.modules for path in root.glob(pattern))
+def find_stages(root: Path) -> dict[str, Stages]:
+    """Return the tests of each module of decision code. First are the test files that are named for the module."""
+    found: dict[str, Stages] = {}
+    for suite in SUITES:
+        for module in sorted(path for pattern in suite.modules for path in root.glob(pattern)):
+            own = _named_for(module.stem, [root / path for path in suite.stages[0]])
+            named = tuple(path.relative_to(root).as_posix() for path in own)
+            stages = (named, *suite.stages) if named else suite.stages
+            found[module.relative_to(root).as_posix()] = stages
+    return found
+
+
+def _named_for(module: str, paths: list[Path]) -> list[Path]:
+    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("test_*.py"))]
+    return sorted(file for file in files if file.stem == f"test_{module}" or file.stem.startswith(f"test_{module}_"))

@@ -161,6 +161,16 @@ def test_reused_slots_are_evicted_last() -> None:
     assert [slot for slot, _ in one.slots.retained()] == [1, 0]
 
 
+def test_a_copied_slot_is_evicted_after_those_that_ended_later() -> None:
+    one = scheduler(3)
+    run(one, ask(1), ask(2, tuple(range(40, 60))))
+    one.submit(ask(3, (*SHARED[:9], 77)), 0.0)
+    admit(one)
+    end(one, 1, 2)  # after the third has its slot, and before its first chunk
+    assert prefill(one)[0].copy == PrefixCopy(0, 2, 9)
+    assert [slot for slot, _ in one.slots.retained()] == [1, 0]
+
+
 def test_tenants_share_neither_running_nor_retained_rows() -> None:
     one = scheduler(4)
     run(one, ask(1, tenant="a"), ask(2, tuple(range(40, 60)), tenant="a"))
@@ -191,6 +201,16 @@ def test_inexact_rows_are_reused_at_chunk_ends_only() -> None:
     # Both have chunks that end at 8 and 16; the first went on to 22 and the second ends at 21.
     assert works[0].copy == PrefixCopy(0, 1, 16)
     assert [len(work.chunk.tokens) for work in works] == [5]
+
+
+def test_inexact_rows_that_were_copied_are_copied_again() -> None:
+    one = scheduler(exact=False)
+    run(one, ask(1, tuple(range(22))))
+    end(one, 1)
+    run(one, ask(2, tuple(range(21))))
+    one.slots.evict(0)
+    one.slots.clean(0)
+    assert run(one, ask(3, tuple(range(20))))[0].copy == PrefixCopy(1, 0, 16)
 
 
 def test_exact_rows_are_split_by_the_budget() -> None:

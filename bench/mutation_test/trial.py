@@ -2,13 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock
 
-from bench.mutation_test.checkout import CheckoutCopy, TestRun
+from bench.mutation_test.checkout import CheckoutCopy, PytestRun
 from bench.mutation_test.mutant import Mutant
+from bench.mutation_test.suites import Stages
 
 ATTEMPTS = 3
 """Runs of a suite without a mutant, of which one must pass."""
@@ -25,8 +25,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a mutant."""
+class MutantTrial:
+    """The fate of a mutant."""
 
     mutant: Mutant
     outcome: Outcome
@@ -34,7 +34,7 @@ class Verdict:
     """The test that noticed it, or why it is equivalent."""
 
 
-class TestsFail(Exception):
+class SuiteFails(Exception):
     """Tests fail without any mutant, so that they can tell nothing."""
 
 
@@ -47,7 +47,7 @@ class TimeLimits:
         self._limits: dict[tuple[str, ...], float] = {}
 
     def of(self, stage: tuple[str, ...], copy: CheckoutCopy) -> float:
-        """Return the limit in seconds. `copy` has no mutant. Raises `TestsFail`."""
+        """Return the limit in seconds. `copy` has no mutant. Raises `SuiteFails`."""
         with self._lock:
             lock = self._locks[stage]
         with lock:
@@ -56,19 +56,19 @@ class TimeLimits:
             return self._limits[stage]
 
 
-def judge(mutant: Mutant, stages: Sequence[tuple[str, ...]], copy: CheckoutCopy, limits: TimeLimits) -> Verdict:
-    """Run the stages of tests in order until one notices the mutant. Raises `TestsFail`."""
+def try_mutant(mutant: Mutant, stages: Stages, copy: CheckoutCopy, limits: TimeLimits) -> MutantTrial:
+    """Run the stages of tests in order until one notices the mutant. Raises `SuiteFails`."""
     for stage in stages:
         limit_s = limits.of(stage, copy)
         with copy.mutated(mutant):
-            verdict = _judge_stage(mutant, stage, copy, limit_s)
-        if verdict is not None:
-            return verdict
-    return Verdict(mutant, Outcome.SURVIVED)
+            trial = _try_stage(mutant, stage, copy, limit_s)
+        if trial is not None:
+            return trial
+    return MutantTrial(mutant, Outcome.SURVIVED)
 
 
-def _judge_stage(mutant: Mutant, stage: tuple[str, ...], copy: CheckoutCopy, limit_s: float) -> Verdict | None:
-    """Return a verdict if the stage notices the mutant.
+def _try_stage(mutant: Mutant, stage: tuple[str, ...], copy: CheckoutCopy, limit_s: float) -> MutantTrial | None:
+    """Return a trial if the stage notices the mutant.
 
     A test has noticed it when it also fails alone: on a busy machine a test over sockets may fail by itself.
     """
@@ -78,18 +78,18 @@ def _judge_stage(mutant: Mutant, stage: tuple[str, ...], copy: CheckoutCopy, lim
         if run.passed:
             return None
         if run.timed_out:
-            return Verdict(mutant, Outcome.TIMED_OUT, " ".join(stage))
+            return MutantTrial(mutant, Outcome.TIMED_OUT, " ".join(stage))
         if not run.failed or run.failed in doubted or not copy.test([run.failed], limit_s).passed:
-            return Verdict(mutant, Outcome.NOTICED, run.failed or f"pytest ended with status {run.status}")
+            return MutantTrial(mutant, Outcome.NOTICED, run.failed or f"pytest ended with status {run.status}")
         doubted.append(run.failed)
 
 
 def _measure(stage: tuple[str, ...], copy: CheckoutCopy) -> float:
     """Return how long a stage takes without a mutant."""
-    run = TestRun(0)
+    run = PytestRun(0)
     for _ in range(ATTEMPTS):
         began = time.monotonic()
         run = copy.test(stage, BASELINE_LIMIT_S)
         if run.passed:
             return time.monotonic() - began
-    raise TestsFail(f"{' '.join(stage)}: tests fail without a mutant\n{run.output}")
+    raise SuiteFails(f"{' '.join(stage)}: tests fail without a mutant\n{run.output}")
