@@ -165,6 +165,18 @@ def test_a_constraint_sees_resumed_tokens_and_may_be_exhausted() -> None:
     assert processors.exhausted
 
 
+def test_a_banned_token_that_a_constraint_allows_can_be_sampled_after_the_minimum() -> None:
+    allowed = AllowedTokens([2, 3], 32)
+    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: allowed)
+    processors = LogitsProcessors.of(request)
+    assert processors is not None
+    assert not processors.exhausted
+    processors.accept(3)
+    mask = processors.sample_spec(Sampling(), 2).mask
+    assert mask is not None
+    assert mask.tolist() == [1 << 2 | 1 << 3]
+
+
 def test_a_constraint_that_allows_only_banned_tokens_is_exhausted() -> None:
     request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
     processors = LogitsProcessors.of(request)

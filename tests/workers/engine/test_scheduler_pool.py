@@ -213,6 +213,23 @@ def test_inexact_rows_that_were_copied_are_copied_again() -> None:
     assert run(one, ask(3, tuple(range(20))))[0].copy == PrefixCopy(1, 0, 16)
 
 
+def test_no_later_prompt_overtakes_one_that_the_budget_has_no_room_for() -> None:
+    one = scheduler(3, step_tokens=8)
+    for stream, length in enumerate((3, 4, 2)):
+        one.submit(ask(stream, tuple(range(20 * stream, 20 * stream + length))), 0.0)
+    admit(one)
+    # 3+1 leave 4, and the last chunk of the second one would take 4+1.
+    assert [work.sequence.request.stream for work in prefill(one)] == [0]
+
+
+def test_of_equal_prefixes_the_slot_with_the_fewest_other_rows_is_taken_over() -> None:
+    one = scheduler(3)
+    run(one, ask(1, (*SHARED[:12], *range(30, 36))), ask(2, (*SHARED[:12], 40)), ask(3, (*SHARED[:12], *range(50, 53))))
+    end(one, 1, 2, 3)
+    [work] = run(one, ask(4, (*SHARED[:12], 60)))
+    assert work.copy == PrefixCopy(1, 1, 12)
+
+
 def test_exact_rows_are_split_by_the_budget() -> None:
     one = scheduler(step_tokens=5)
     one.submit(ask(1), 0.0)

@@ -1,0 +1,109 @@
+"""Where a sequence goes, and what is counted and observed of it."""
+
+from typing import Any
+
+import anyio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.process.exit_cause import Origin
+from protocol.errors import ErrorCode
+from protocol.events import Gauges, Usage
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.virtual import BACKEND
+from tests.gateway.harness.world import World, number
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return BACKEND
+
+
+def fail_step(worker: FakeWorker, stream: int) -> None:
+    worker.change(gauges=Gauges(steps_failed=worker.status.gauges.steps_failed + 1))
+    worker.fail(stream, ErrorCode.STEP)
+
+
+def seconds(world: World, name: str, worker: str = "a") -> tuple[float, float]:
+    """Count and sum of a worker's histogram."""
+    families = text_string_to_metric_families(world.router.metrics.render().decode())
+    samples = {
+        sample.name.removeprefix(name): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name in (f"{name}_count", f"{name}_sum") and sample.labels["worker"] == worker
+    }
+    return samples["_count"], round(samples["_sum"], 6)
+
+
+async def test_the_router_is_idle_when_nothing_runs_and_nothing_waits() -> None:
+    world = World("a", "b")
+    idle = anyio.Event()
+
+    async def wait() -> None:
+        await world.router.idle()
+        idle.set()
+
+    running, other, waiting = world.open(), world.open(), world.open()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        world[other.worker].finish(number(other))
+        await anyio.wait_all_tasks_blocked()
+        assert not idle.is_set(), "two run"
+        for worker in world.workers.values():
+            worker.die(origin=Origin.OUTSIDE)
+        assert running.waiting
+        assert waiting.waiting
+        running.cancel_nowait()
+        await anyio.wait_all_tasks_blocked()
+        assert not idle.is_set(), "one waits"
+        waiting.cancel_nowait()
+        await anyio.wait_all_tasks_blocked()
+        assert idle.is_set()
+
+
+async def test_a_sequence_whose_step_failed_goes_to_another_worker() -> None:
+    world = World("a", "b")
+    group = world.open()
+    busy = [world.open() for _ in range(2)]
+    assert [group.worker, *(one.worker for one in busy)] == ["a", "b", "a"]
+    world["a"].finish(number(busy[1]))
+    fail_step(world["a"], number(group))
+    assert group.worker == "b", "although the first one has fewer sequences"
+
+
+async def test_a_sequence_whose_step_failed_stays_if_there_is_no_other_worker() -> None:
+    world = World("a")
+    group = world.open()
+    fail_step(world["a"], number(group))
+    assert (group.worker, group.waiting, len(world["a"].submits)) == ("a", False, 2)
+
+
+async def test_the_times_of_a_sequence_are_observed() -> None:
+    world = World("a")
+    group = world.open()
+    await anyio.sleep(2.0)
+    world["a"].token(number(group), "a", 1)
+    await anyio.sleep(3.0)
+    world["a"].token(number(group), "bc", 2, 3)
+    await anyio.sleep(1.0)
+    world["a"].finish(number(group), usage=Usage(3, 3, queue_ms=250))
+    assert seconds(world, "baton_time_to_first_token_seconds") == (1, 2.0)
+    assert seconds(world, "baton_inter_token_latency_seconds") == (2, 3.0)
+    assert seconds(world, "baton_queue_wait_seconds") == (1, 0.25)
+    assert seconds(world, "baton_request_seconds") == (1, 6.0)
+
+
+async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> None:
+    world = World("a", "b")
+    begun, fresh = world.open(), world.open()
+    world["a"].token(number(begun), "a", 1)
+    await anyio.sleep(2.0)
+    world["a"].die()
+    await anyio.sleep(3.0)
+    world["b"].token(number(begun), "b", 2)
+    assert seconds(world, "baton_replay_gap_seconds", "b") == (1, 5.0)
+    world["b"].token(number(fresh), "x", 3)
+    assert world.gaps() == 1
