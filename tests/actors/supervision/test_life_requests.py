@@ -1,4 +1,4 @@
-"""Requests to start, restart, stop and join that a worker gets while its incarnation is being ended."""
+"""What follows an incarnation: restarts, and requests that came while it was being ended."""
 
 from actors.process.exit_cause import Origin
 from actors.supervision.messages import (
@@ -41,6 +41,13 @@ def test_a_restart_that_is_asked_for_after_a_failure_counts_the_failure() -> Non
     driver.take(Loss("another failure"))
     assert driver.ended() == [], "one request is one restart: this failure has its delay"
     assert driver.state is WorkerState.BACKOFF
+
+
+def test_a_worker_that_was_ready_and_is_killed_from_outside_starts_again_at_once() -> None:
+    driver = running()
+    driver.take(Loss("it was killed", Origin.OUTSIDE))
+    assert driver.ended() == [StartIncarnation(2, None)]
+    assert driver.life.status.restarts == 1
 
 
 def test_a_join_request_that_was_declined_is_not_used_later() -> None:

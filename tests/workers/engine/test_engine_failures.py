@@ -161,6 +161,19 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
     assert "1 tokens for 2 rows" in bench.failures[0].text
 
 
+def test_a_wrong_number_of_tokens_fails_the_prompts() -> None:
+    class Short(ScriptedRunner):
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+            return super().prefill(chunks, specs)[1:]
+
+    bench = make(runner=Short(slots=2))
+    for stream in range(2):
+        bench.submit(stream, 3, max_tokens=4)
+    assert bench.step()
+    assert sorted(bench.failures) == [0, 1]
+    assert "1 tokens for 2 chunks" in bench.failures[0].text
+
+
 @pytest.mark.parametrize("answer", [None, -1, 257])
 def test_a_prefill_that_samples_no_token_fails(answer: int | None) -> None:
     class Silent(ScriptedRunner):
