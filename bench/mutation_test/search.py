@@ -43,7 +43,7 @@ def find_mutants(module: str, source: bytes) -> list[Mutant]:
 
 
 def _visit(module: str, source: ModuleSource, node: ast.AST, scope: Scope) -> Iterator[Mutant]:
-    if isinstance(node, ast.Assert | ast.JoinedStr) or _is_log_line(node) or _is_strict(node):
+    if isinstance(node, ast.Assert | ast.JoinedStr) or _only_logs(node) or _is_strict(node):
         return
     for operator, edits in OPERATORS.get(type(node), {}).items():
         if operator != "statement deleted" or _may_be_deleted(node, scope):
@@ -86,6 +86,13 @@ def _assigned(function: ast.AST) -> Iterator[str]:
 
 def _is_variable(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _only_logs(node: ast.AST) -> bool:
+    """The node is a log line, or a condition of log lines alone."""
+    if isinstance(node, ast.If):
+        return all(map(_only_logs, [*node.body, *node.orelse]))
+    return _is_log_line(node)
 
 
 def _is_log_line(node: ast.AST) -> bool:
