@@ -17,7 +17,43 @@ class Equivalent:
     reason: str
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "gateway/routing/circuit_breaker.py",
+        "Breaker.__init__",
+        "self._until = 0.0",
+        "self._until = 1.0",
+        "it is read only after a failure has set it",
+    ),
+    Equivalent(
+        "gateway/routing/sequence.py",
+        "LiveSequence.__init__",
+        "self.since_replay = 0",
+        "self.since_replay = 1",
+        "it is read only after a recorded failure has set it to 0",
+    ),
+    Equivalent(
+        "workers/engine/chunking.py",
+        "_split_remainder",
+        "split_cost = 0",
+        "split_cost = 1",
+        "the last part covers the rest exactly, and its cost replaces this one",
+    ),
+    Equivalent(
+        "workers/engine/slot_reset.py",
+        "",
+        "NO_STREAM = -1",
+        "NO_STREAM = (1)",
+        "a slot table does not compare streams, and nothing reads the holder of a borrowed slot",
+    ),
+    Equivalent(
+        "workers/engine/slot_reset.py",
+        "",
+        "NO_STREAM = -1",
+        "NO_STREAM = -2",
+        "a slot table does not compare streams, and nothing reads the holder of a borrowed slot",
+    ),
+)
 
 
 def reason_of(mutant: Mutant, source: bytes) -> str:

@@ -1,6 +1,7 @@
 """Every module of decision code has tests that exist, and every equivalent mutant is one that can be sampled."""
 
 from bench.mutation import ROOT, read_modules, sample
+from bench.mutation_test.equivalent import EQUIVALENT
 from bench.mutation_test.suites import SUITES, find_stages
 
 
@@ -29,3 +30,13 @@ def test_equal_seeds_sample_equal_mutants_of_the_modules_asked_for() -> None:
     assert sample(sources, 20, 3) != sample(sources, 20, 4)
     everything = sample(sources, 10**6, 3)
     assert len(everything) == len(set(everything)) > 50
+
+
+def test_every_equivalent_mutant_is_one_that_can_be_sampled() -> None:
+    sources = read_modules("*")
+    found = {
+        (mutant.module, mutant.where, *mutant.change(sources[mutant.module])) for mutant in sample(sources, 10**6, 0)
+    }
+    for known in EQUIVALENT:
+        assert (known.module, known.where, known.before, known.after) in found, f"remove it: {known}"
+        assert known.reason

@@ -6,7 +6,9 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.actor import Terminated
 from actors.process.exit_cause import Origin
+from actors.supervision.worker import WorkerState
 from protocol.errors import ErrorCode
 from protocol.events import Gauges, Usage
 from tests.gateway.harness.fakes import FakeWorker
@@ -107,3 +109,31 @@ async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> Non
     assert seconds(world, "baton_replay_gap_seconds", "b") == (1, 5.0)
     world["b"].token(number(fresh), "x", 3)
     assert world.gaps() == 1
+
+
+async def test_a_worker_whose_actor_has_ended_is_left() -> None:
+    world = World("a", "b")
+    group = world.open()
+    world.router.handle(Terminated("a", OSError("its supervision failed")))
+    assert (group.worker, world["a"].cancels) == ("b", [1])
+    world.router.handle(Terminated("unknown", None))
+
+
+async def test_the_refusal_says_why_no_worker_takes_a_request() -> None:
+    world = World("a", "b")
+    pool = world.router.pool
+    world["b"].change(state=WorkerState.BACKOFF)
+    assert pool.excuse("tiny") == "the requests of model 'tiny' keep failing; its workers get a pause"
+    world["a"].change(state=WorkerState.LOADING)
+    assert pool.excuse("tiny") == "no worker of model 'tiny' is ready"
+    for worker in world.workers.values():
+        worker.change(state=WorkerState.GIVEN_UP)
+    assert pool.excuse("tiny") == "the workers of model 'tiny' are out of service"
+
+
+async def test_a_worker_that_was_not_started_yet_may_still_serve() -> None:
+    world = World("a")
+    world["a"].change(state=WorkerState.STOPPED, incarnation=0)
+    assert world.router.pool.hopeless("tiny") is None
+    world["a"].change(state=WorkerState.STOPPED, incarnation=1, reason="stopped")
+    assert world.router.pool.hopeless("tiny") == "worker a is stopped: stopped"

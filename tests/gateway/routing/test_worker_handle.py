@@ -73,7 +73,7 @@ async def test_it_stalls_when_it_has_work_and_a_quarter_of_the_time_of_a_hang_ha
     world["a"].change(hang_s=8.0, last_progress=now - 8.0 / STALLS)
     assert not handle(world).stalled(now), "it has nothing to do"
     world.open()
-    assert handle(world).stalled(now)
+    assert handle(world).stalled(now), "at the edge, too"
     assert not handle(world).stalled(now - 0.1)
     world["a"].change(hang_s=0.0)
     assert not handle(world).stalled(now), "the time of a hang is not known yet"

@@ -7,7 +7,6 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduler import Scheduler
@@ -133,15 +132,6 @@ def test_values_at_the_bounds_are_accepted(asked: EngineRequest) -> None:
     one = scheduler()
     one.submit(asked, 0.0)
     assert one.queued == 1
-
-
-def test_a_constraint_that_allows_no_first_token_is_refused() -> None:
-    one = scheduler()
-    only_end = EngineRequest(
-        1, (5,), eos=frozenset({2}), min_tokens=1, max_tokens=4, constraint=lambda: AllowedTokens([2], 100)
-    )
-    assert refusal(one, only_end) == (ErrorCode.INVALID, "constraint")
-    assert one.idle
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
