@@ -39,6 +39,16 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "split_cost = 1",
         "the last part covers the rest exactly, and its cost replaces this one",
     ),
+    *(
+        Equivalent(
+            "workers/engine/slot_allocation.py",
+            "SlotAllocator._best_retained",
+            "best: tuple[int, int, CachedRows | None] = (-1, 0, None)",
+            f"best: tuple[int, int, CachedRows | None] = ({slot}, 0, None)",
+            "the slot is not read without cached rows",
+        )
+        for slot in ("(1)", "-2")
+    ),
     Equivalent(
         "workers/engine/slot_reset.py",
         "",

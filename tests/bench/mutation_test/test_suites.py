@@ -20,7 +20,7 @@ def test_tests_named_for_a_module_come_first() -> None:
         ("tests/workers/engine",),
     )
     assert "tests/workers/engine/test_scheduler_pool.py" in stages["workers/engine/scheduler.py"][0]
-    assert stages["workers/engine/runner.py"][0] == ("tests/workers/engine",)
+    assert "tests/gateway/fleet/test_join_address.py" in stages["gateway/fleet/member.py"][0], "it has none of its own"
 
 
 def test_equal_seeds_sample_equal_mutants_of_the_modules_asked_for() -> None:
