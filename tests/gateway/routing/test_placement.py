@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.actor import Terminated
 from actors.process.exit_cause import Origin
-from actors.supervision.worker import WorkerState
+from actors.supervision.worker import GraceEnded, WorkerState
+from gateway.body_budget import HeldBody
 from protocol.errors import ErrorCode
 from protocol.events import Gauges, Usage
 from tests.gateway.harness.fakes import FakeWorker
@@ -137,3 +138,40 @@ async def test_a_worker_that_was_not_started_yet_may_still_serve() -> None:
     assert world.router.pool.hopeless("tiny") is None
     world["a"].change(state=WorkerState.STOPPED, incarnation=1, reason="stopped")
     assert world.router.pool.hopeless("tiny") == "worker a is stopped: stopped"
+
+
+async def test_a_worker_whose_grace_has_ended_is_left_unless_it_was_an_earlier_incarnation() -> None:
+    world = World("a", "b")
+    group = world.open()
+    world.router.handle(GraceEnded("a", 0))
+    assert group.worker == "a"
+    world.router.handle(GraceEnded("a", 1))
+    assert group.worker == "b"
+
+
+async def test_a_body_counts_once_for_each_sequence_of_a_prompt_until_the_worker_has_answered() -> None:
+    world = World("a")
+    bodies = world.router.bodies
+    body = HeldBody(bodies)
+    body.grow(100)
+    request = world.decoder.completion(b'{"model": "tiny", "prompt": "hi", "n": 3, "max_tokens": 9}').request
+    group = world.router.open(request, "r", body)
+    body.release()
+    assert bodies.held == 300
+    for index in range(3):
+        assert bodies.held == 300
+        world["a"].finish(number(group, index))
+    assert bodies.held == 0
+
+
+async def test_a_cancelled_sequence_is_counted_as_such() -> None:
+    world = World("a")
+    world.open(n=2).cancel_nowait()
+    families = text_string_to_metric_families(world.router.metrics.render().decode())
+    ends = {
+        sample.labels["outcome"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "baton_sequences_ended_total"
+    }
+    assert ends == {"cancelled": 2}
