@@ -1,12 +1,13 @@
 """Mutation test of the decision code: small changes of it, and how many of them the tests notice.
 
-    python bench/mutation.py [--count 200] [--seed 12] [--jobs 2] [--threshold 95] [--modules PATTERN]
+    python bench/mutation.py [--count 200] [--seed 12] [--jobs 2] [--threshold 95] [--modules PATTERN] [--quick]
 
 Takes a random sample of all small changes (mutants) of the scheduler, the slots, the router, the resumable streams, the
 fleet and the supervision of workers: a comparison's bound, `and` for `or`, plus for minus, a constant increased, a
 statement deleted, a condition negated and others (bench/mutation_test/operators.py). Each change is made in a copy of
 the checkout, where the tests of that module run (bench/mutation_test/suites.py), the fast ones first, until one fails
-or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 40 minutes on two cores.
+or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 40 minutes on two cores, and less with --quick,
+which leaves out the slowest tests, so that its share is a lower bound.
 
 Prints the counts of each module, and what survived as diffs: a test is missing, or the code is redundant, or the mutant
 is equivalent and belongs into bench/mutation_test/equivalent.py, with the reason. Ends with status 1 if less than
@@ -33,7 +34,7 @@ from bench.mutation_test.equivalent import reason_of
 from bench.mutation_test.mutant import Mutant
 from bench.mutation_test.report import noticed_share, survivors, table
 from bench.mutation_test.search import find_mutants
-from bench.mutation_test.suites import find_stages
+from bench.mutation_test.suites import Stages, find_stages
 from bench.mutation_test.trial import MutantTrial, Outcome, SuiteFails, TimeLimits, try_mutant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +47,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=at_least(1), default=2, help="mutants to test at once")
     parser.add_argument("--threshold", type=not_negative, default=95.0, help="percent of mutants to be noticed")
     parser.add_argument("--modules", default="*", metavar="PATTERN", help="only modules whose paths match")
+    parser.add_argument("--quick", action="store_true", help="leave out the slowest tests: some more mutants survive")
     smoke = {"count": 2, "jobs": 1, "modules": "workers/engine/chunking.py"}
     return parsed(parser, words, smoke=smoke)
 
@@ -61,11 +63,12 @@ def sample(sources: Mapping[str, bytes], count: int, seed: int) -> list[Mutant]:
     return random.Random(seed).sample(mutants, min(count, len(mutants)))
 
 
-def run(mutants: Sequence[Mutant], sources: Mapping[str, bytes], jobs: int) -> list[MutantTrial]:
-    """Try mutants, `jobs` at once. Raises `SuiteFails` if tests fail without a mutant."""
+def run(
+    mutants: Sequence[Mutant], sources: Mapping[str, bytes], stages: Mapping[str, Stages], jobs: int
+) -> list[MutantTrial]:
+    """Try mutants with the tests of their modules, `jobs` at once. Raises `SuiteFails` if tests fail without a mutant."""
     idle: SimpleQueue[CheckoutCopy] = SimpleQueue()
     limits = TimeLimits()
-    stages = find_stages(ROOT)
 
     def trial(mutant: Mutant) -> MutantTrial:
         source = sources[mutant.module]
@@ -103,7 +106,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests that run, too
     began = time.monotonic()
     try:
-        trials = run(sample(sources, args.count, args.seed), sources, args.jobs)
+        stages = find_stages(ROOT, quick=args.quick)
+        trials = run(sample(sources, args.count, args.seed), sources, stages, args.jobs)
     except SuiteFails as error:
         print(error, file=sys.stderr)
         return 2

@@ -52,15 +52,18 @@ SUITES = (
 )
 
 
-def find_stages(root: Path) -> dict[str, Stages]:
-    """Return the tests of each module of decision code. First are the test files that are named for the module."""
+def find_stages(root: Path, *, quick: bool = False) -> dict[str, Stages]:
+    """Return the tests of each module of decision code. First are the test files that are named for the module.
+
+    `quick` leaves out the last stage, which is the slowest.
+    """
     found: dict[str, Stages] = {}
     for suite in SUITES:
         for module in sorted(path for pattern in suite.modules for path in root.glob(pattern)):
             own = _named_for(module.stem, [root / path for path in suite.stages[0]])
             named = tuple(path.relative_to(root).as_posix() for path in own)
-            stages = (named, *suite.stages) if named else suite.stages
-            found[module.relative_to(root).as_posix()] = stages
+            stages = suite.stages[:-1] if quick else suite.stages
+            found[module.relative_to(root).as_posix()] = (named, *stages) if named else stages
     return found
 
 

@@ -59,6 +59,14 @@ def test_a_join_request_that_was_declined_is_not_used_later() -> None:
     assert isinstance(driver.take(Admit(request(driver)))[0], StartIncarnation)
 
 
+def test_a_join_request_is_declined_as_soon_as_the_worker_is_to_stop() -> None:
+    driver = taking_over()
+    driver.take(StopWorker())
+    (declined,) = driver.take(Admit(request(driver)))
+    assert isinstance(declined, DeclineJoin)
+    assert "was stopped here" in declined.why
+
+
 def test_a_third_worker_of_a_name_is_declined_while_the_second_waits() -> None:
     driver = taking_over()
     (declined,) = driver.take(Admit(request(driver)))
