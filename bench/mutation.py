@@ -6,8 +6,8 @@ Takes a random sample of all small changes (mutants) of the scheduler, the slots
 fleet and the supervision of workers: a comparison's bound, `and` for `or`, plus for minus, a constant increased, a
 statement deleted, a condition negated and others (bench/mutation_test/operators.py). Each change is made in a copy of
 the checkout, where the tests of that module run (bench/mutation_test/suites.py), the fast ones first, until one fails
-or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 40 minutes on two cores, and less with --quick,
-which leaves out the slowest tests, so that its share is a lower bound.
+or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 40 minutes on two cores, and less with
+--quick, which leaves out the slowest tests, so that its share is a lower bound.
 
 Prints the counts of each module, and what survived as diffs: a test is missing, or the code is redundant, or the mutant
 is equivalent and belongs into bench/mutation_test/equivalent.py, with the reason. Ends with status 1 if less than
@@ -66,7 +66,7 @@ def sample(sources: Mapping[str, bytes], count: int, seed: int) -> list[Mutant]:
 def run(
     mutants: Sequence[Mutant], sources: Mapping[str, bytes], stages: Mapping[str, Stages], jobs: int
 ) -> list[MutantTrial]:
-    """Try mutants with the tests of their modules, `jobs` at once. Raises `SuiteFails` if tests fail without a mutant."""
+    """Try mutants with the tests of their modules, `jobs` at once. Raises `SuiteFails` if tests fail without one."""
     idle: SimpleQueue[CheckoutCopy] = SimpleQueue()
     limits = TimeLimits()
 
