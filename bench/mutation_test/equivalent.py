@@ -39,6 +39,33 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "split_cost = 1",
         "the last part covers the rest exactly, and its cost replaces this one",
     ),
+    Equivalent(
+        "gateway/routing/router.py",
+        "Router._submit",
+        "self._admitted += 1",
+        "self._admitted += 2",
+        "only the order of these numbers matters",
+    ),
+    *(
+        Equivalent(
+            "workers/engine/runner.py",
+            "check_rows",
+            before,
+            after,
+            "rows that fail this fast check get the whole one, which decides",
+        )
+        for before, after in (
+            ("0 <= row.slot < slots", "1 <= row.slot < slots"),
+            ("0 <= row.slot < slots", "0 < row.slot < slots"),
+            ("and 0 <= row.token < vocab", "and 1 <= row.token < vocab"),
+            ("and 0 <= row.token < vocab", "and 0 < row.token < vocab"),
+            ("and 0 <= row.start <= written[row.slot]", "and 1 <= row.start <= written[row.slot]"),
+            ("and 0 <= row.start <= written[row.slot]", "and 0 < row.start <= written[row.slot]"),
+            ("and 0 <= row.start <= written[row.slot]", "and 0 <= row.start < written[row.slot]"),
+            ("and row.position >= 0", "and row.position > 0"),
+            ("and row.position >= 0", "and row.position >= 1"),
+        )
+    ),
     *(
         Equivalent(
             "workers/engine/slot_allocation.py",

@@ -46,6 +46,16 @@ async def test_a_sample_shows_free_slots_of_an_active_worker_that_is_ready() -> 
     assert (handle(world).sample().slots_available, handle(world).sample().standby) == (0, True)
 
 
+async def test_a_failed_step_is_known_by_its_incarnation_and_its_number() -> None:
+    world = World()
+    assert handle(world).failed_step == (1, 0)
+    world["a"].change(gauges=Gauges(steps_failed=2))
+    assert handle(world).failed_step == (1, 2)
+    world["a"].die()
+    world["a"].come_back()
+    assert handle(world).failed_step == (2, 0)
+
+
 async def test_it_is_full_from_a_refusal_until_its_time_or_until_something_ends() -> None:
     world = World()
     group = world.open()
