@@ -175,3 +175,9 @@ async def test_a_cancelled_sequence_is_counted_as_such() -> None:
         if sample.name == "baton_sequences_ended_total"
     }
     assert ends == {"cancelled": 2}
+
+
+async def test_a_worker_with_a_free_slot_is_preferred_to_one_with_fewer_sequences() -> None:
+    world = World("a", slots=2)
+    FakeWorker("b", slots=4).join(world.router)
+    assert [world.open().worker for _ in range(7)] == ["a", "b", "a", "b", "b", "b", "a"]
