@@ -11,7 +11,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
 from protocol.errors import ErrorCode
-from protocol.events import Gauges, Usage
+from protocol.events import Gauges, Heartbeat, Step, Usage
 from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.harness.world import World, number
@@ -181,3 +181,13 @@ async def test_a_worker_with_a_free_slot_is_preferred_to_one_with_fewer_sequence
     world = World("a", slots=2)
     FakeWorker("b", slots=4).join(world.router)
     assert [world.open().worker for _ in range(7)] == ["a", "b", "a", "b", "b", "b", "a"]
+
+
+async def test_the_last_counts_of_an_incarnation_are_kept() -> None:
+    world = World("a")
+    world["a"].say(Step((), Gauges(steps=5)))
+    world["a"].say(Heartbeat(Gauges(steps=7)))
+    world["a"].die(reached=0)
+    world["a"].come_back()
+    world["a"].say(Step((), Gauges(steps=1)))
+    assert world.router.pool["a"].counters.total("steps") == 8
