@@ -39,6 +39,29 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "split_cost = 1",
         "the last part covers the rest exactly, and its cost replaces this one",
     ),
+    *(
+        Equivalent(
+            "gateway/routing/quarantine.py",
+            "_digest",
+            before,
+            after,
+            "any constant leaves the field out of the comparison",
+        )
+        for before, after in (
+            ("prompt = replace(prompt, now=0)", "prompt = replace(prompt, now=1)"),
+            (
+                "return blake2b(_encode((model, prompt, replace(sampling, seed=0))), digest_size=16).digest()",
+                "return blake2b(_encode((model, prompt, replace(sampling, seed=1))), digest_size=16).digest()",
+            ),
+        )
+    ),
+    Equivalent(
+        "gateway/routing/quarantine.py",
+        "_digest",
+        "return blake2b(_encode((model, prompt, replace(sampling, seed=0))), digest_size=16).digest()",
+        "return blake2b(_encode((model, prompt, replace(sampling, seed=0))), digest_size=17).digest()",
+        "a digest of either size is practically unique",
+    ),
     Equivalent(
         "gateway/routing/router.py",
         "Router._submit",

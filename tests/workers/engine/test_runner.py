@@ -47,6 +47,11 @@ def test_a_row_outside_of_its_slot_is_refused(wrong: tuple[int, tuple[int, ...],
         check_rows(CAPABILITIES, WRITTEN, rows([wrong]))
 
 
+def test_one_wrong_row_is_enough() -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        check_rows(CAPABILITIES, WRITTEN, rows([(0, (1,), 0, 0), (1, (100,), 0, 0)]))
+
+
 @pytest.mark.parametrize("right", RIGHT)
 def test_a_row_at_the_edge_of_its_slot_is_taken(right: tuple[int, tuple[int, ...], int, int]) -> None:
     check_chunks(CAPABILITIES, WRITTEN.__getitem__, chunks(right))
