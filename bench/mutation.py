@@ -12,6 +12,9 @@ or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 4
 Prints the counts of each module, and what survived as diffs: a test is missing, or the code is redundant, or the mutant
 is equivalent and belongs into bench/mutation_test/equivalent.py, with the reason. Ends with status 1 if less than
 --threshold percent of the mutants that are not equivalent were noticed.
+
+Neither mutmut 3.8 nor cosmic-ray 8.7 takes a random sample. The first one skips decorated functions, and the second one
+deletes no statements and has one test command for all modules.
 """
 
 import argparse
