@@ -68,5 +68,5 @@ def find_stages(root: Path, *, quick: bool = False) -> dict[str, Stages]:
 
 
 def _named_for(module: str, paths: list[Path]) -> list[Path]:
-    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("test_*.py"))]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return sorted(file for file in files if file.stem == f"test_{module}" or file.stem.startswith(f"test_{module}_"))

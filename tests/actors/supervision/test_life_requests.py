@@ -1,4 +1,4 @@
-"""What follows an incarnation: restarts, and requests that came while it was being ended."""
+"""Restarts of a worker, and requests that it gets while its incarnation is being ended."""
 
 from actors.process.exit_cause import Origin
 from actors.supervision.messages import (

@@ -19,7 +19,7 @@ def test_tests_named_for_a_module_come_first() -> None:
         ("tests/workers/engine/test_chunking.py",),
         ("tests/workers/engine",),
     )
-    assert "tests/workers/engine/test_scheduler_pool.py" in stages["workers/engine/scheduler.py"][0]
+    assert "tests/workers/engine/scheduler/test_scheduler_pool.py" in stages["workers/engine/scheduler.py"][0]
     assert "tests/gateway/fleet/test_join_address.py" in stages["gateway/fleet/member.py"][0], "it has none of its own"
 
 

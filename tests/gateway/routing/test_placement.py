@@ -1,4 +1,4 @@
-"""Where a sequence goes, and what is counted and observed of it."""
+"""Placement of sequences on workers, and what is counted and observed of them."""
 
 from typing import Any
 
@@ -39,6 +39,17 @@ def seconds(world: World, name: str, worker: str = "a") -> tuple[float, float]:
         if sample.name in (f"{name}_count", f"{name}_sum") and sample.labels["worker"] == worker
     }
     return samples["_count"], round(samples["_sum"], 6)
+
+
+def ends(world: World) -> dict[str, float]:
+    """Ends of sequences by outcome."""
+    families = text_string_to_metric_families(world.router.metrics.render().decode())
+    return {
+        sample.labels["outcome"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "baton_sequences_ended_total"
+    }
 
 
 async def test_the_router_is_idle_when_nothing_runs_and_nothing_waits() -> None:
@@ -97,6 +108,7 @@ async def test_the_times_of_a_sequence_are_observed() -> None:
     assert seconds(world, "baton_inter_token_latency_seconds") == (2, 3.0)
     assert seconds(world, "baton_queue_wait_seconds") == (1, 0.25)
     assert seconds(world, "baton_request_seconds") == (1, 6.0)
+    assert ends(world) == {"stop": 1}
 
 
 async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> None:
@@ -167,14 +179,7 @@ async def test_a_body_counts_once_for_each_sequence_of_a_prompt_until_the_worker
 async def test_a_cancelled_sequence_is_counted_as_such() -> None:
     world = World("a")
     world.open(n=2).cancel_nowait()
-    families = text_string_to_metric_families(world.router.metrics.render().decode())
-    ends = {
-        sample.labels["outcome"]: sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "baton_sequences_ended_total"
-    }
-    assert ends == {"cancelled": 2}
+    assert ends(world) == {"cancelled": 2}
 
 
 async def test_a_worker_with_a_free_slot_is_preferred_to_one_with_fewer_sequences() -> None:
@@ -191,3 +196,10 @@ async def test_the_last_counts_of_an_incarnation_are_kept() -> None:
     world["a"].come_back()
     world["a"].say(Step((), Gauges(steps=1)))
     assert world.router.pool["a"].counters.total("steps") == 8
+
+
+async def test_a_worker_without_a_hello_gets_nothing() -> None:
+    world = World("a")
+    world["a"].change(hello=None)
+    assert world.open().waiting
+    assert world["a"].submits == []

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tests.workers.engine.harness.pool import SHARED, admit, ask, end, prefill, run, scheduler
-from tests.workers.engine.test_scheduler import refusal
+from tests.workers.engine.scheduler.test_scheduler import refusal
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.sequence import PrefixCopy
 
@@ -226,6 +226,14 @@ def test_of_equal_prefixes_the_slot_with_the_fewest_other_rows_is_taken_over() -
     one = scheduler(3)
     run(one, ask(1, (*SHARED[:12], *range(30, 36))), ask(2, (*SHARED[:12], 40)), ask(3, (*SHARED[:12], *range(50, 53))))
     end(one, 1, 2, 3)
+    [work] = run(one, ask(4, (*SHARED[:12], 60)))
+    assert work.copy == PrefixCopy(1, 1, 12)
+
+
+def test_of_equal_slots_the_least_recently_used_is_taken_over() -> None:
+    one = scheduler(3)
+    run(one, ask(1, (*SHARED[:12], 40)), ask(2, (*SHARED[:12], 41)))
+    end(one, 2, 1)
     [work] = run(one, ask(4, (*SHARED[:12], 60)))
     assert work.copy == PrefixCopy(1, 1, 12)
 
