@@ -80,6 +80,17 @@ def test_a_cancel_before_the_first_chunk_keeps_the_retained_rows_within_the_pool
     assert (one.slots.retained_tokens, one.slots.free_rows) == (20, 12)
 
 
+def test_the_first_chunk_frees_the_rows_that_the_sequence_does_not_need() -> None:
+    one = scheduler(2, kv_tokens=32, min_tokens=4)
+    run(one, ask(1))
+    end(one, 1)
+    one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
+    admit(one)
+    assert one.slots.free_rows == 12
+    prefill(one)
+    assert one.slots.free_rows == 14
+
+
 def test_a_shared_prefix_is_copied_and_its_source_kept() -> None:
     one = scheduler()
     run(one, ask(1))
