@@ -99,6 +99,14 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         )
         for slot in ("(1)", "-2")
     ),
+    *(
+        Equivalent("workers/engine/sequence.py", "EngineSequence", before, after, reason)
+        for before, after, reason in (
+            ("slot: int = -1", "slot: int = -2", "any negative number stands for no slot"),
+            ("last_token: int = -1", "last_token: int = -2", "it is read only after a token was accepted"),
+            ("last_token: int = -1", "last_token: int = (1)", "it is read only after a token was accepted"),
+        )
+    ),
     Equivalent(
         "workers/engine/slot_reset.py",
         "",

@@ -25,10 +25,11 @@ def handle(world: World, name: str = "a") -> WorkerHandle:
 
 async def test_a_sample_shows_free_slots_of_an_active_worker_that_is_ready() -> None:
     world = World(slots=4)
-    gauges = Gauges(slots_active=3, queue_depth=5, kv_tokens=70, retained_tokens=9)
+    gauges = Gauges(steps=8, slots_active=3, queue_depth=5, kv_tokens=70, retained_tokens=9)
     world["a"].change(gauges=gauges, restarts=2)
     world.open()
     sample = handle(world).sample()
+    assert sample.counts("steps") == 8
     assert (sample.slots_available, sample.queue_depth, sample.kv_tokens, sample.retained_tokens) == (1, 5, 70, 9)
     assert (sample.live, sample.ready, sample.restarts, sample.standby, sample.circuit_open) == (
         1,
