@@ -22,6 +22,10 @@ SEED = "--hypothesis-seed=0"
 """Equal examples in every run."""
 
 
+class CopyStopped(Exception):
+    """Raised by `test` after `stop`: the tests have shown nothing."""
+
+
 @dataclass(frozen=True)
 class PytestRun:
     """The result of a run of tests."""
@@ -68,7 +72,10 @@ class CheckoutCopy:
         shutil.rmtree(self._tree / ".hypothesis", ignore_errors=True)
 
     def test(self, tests: Sequence[str], limit_s: float, skipped: Sequence[str] = ()) -> PytestRun:
-        """Run tests until the first one fails, for `limit_s` at most. `skipped` are the ids of tests to leave out."""
+        """Run tests until the first one fails, for `limit_s` at most. `skipped` are the ids of tests to leave out.
+
+        Raises `CopyStopped`.
+        """
         options = ["-x", "-q", "-n0", "-rfE", "--tb=no", "-p", "no:cacheprovider", SEED]
         options += [f"--deselect={test}" for test in skipped]
         limited = f'ulimit -v {MEMORY_KIB} 2>/dev/null; exec "$@"'
@@ -87,6 +94,8 @@ class CheckoutCopy:
             return PytestRun(-signal.SIGKILL, timed_out=True)
         finally:
             _kill_group(process)
+        if self._stopped:
+            raise CopyStopped
         text = log.read_text(errors="replace")
         found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
         return PytestRun(status, found[1] if found else "", output=text)

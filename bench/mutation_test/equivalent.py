@@ -99,6 +99,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         )
         for slot in ("(1)", "-2")
     ),
+    Equivalent(
+        "workers/engine/kv_slots.py",
+        "SlotTable._vacate",
+        "self._reserved[slot] = 0",
+        "pass",
+        "the next holder of the slot sets it before it is read",
+    ),
     *(
         Equivalent("workers/engine/sequence.py", "EngineSequence", before, after, reason)
         for before, after, reason in (

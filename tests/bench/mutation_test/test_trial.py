@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.mutation_test import trial
-from bench.mutation_test.checkout import CheckoutCopy
+from bench.mutation_test.checkout import CheckoutCopy, CopyStopped
 from bench.mutation_test.mutant import Mutant
 from bench.mutation_test.report import noticed_share, survivors, table
 from bench.mutation_test.search import find_mutants
@@ -119,3 +119,9 @@ def test_the_share_is_of_mutants_that_are_not_equivalent() -> None:
     assert table(trials).endswith("|      10 |       5 |         1 |          2 |        2 |")
     assert "equivalent, either value will do:" in survivors(trials, {"least_of_all/least.py": MODULE})
     assert noticed_share([]) == 100.0
+
+
+def test_a_copy_that_is_stopped_shows_nothing(copy: CheckoutCopy) -> None:
+    copy.stop()
+    with pytest.raises(CopyStopped):
+        copy.test(["tests"], 60.0)
