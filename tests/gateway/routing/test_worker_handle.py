@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from actors.supervision.worker import WorkerState
-from gateway.routing.worker_handle import FULL_S, STALLS, Role, WorkerHandle
+from gateway.routing.worker_handle import CANCEL_RETRY_S, FULL_S, STALLS, Role, WorkerHandle
 from protocol.events import SILENT_S, Gauges
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.harness.world import World
@@ -107,3 +107,15 @@ async def test_a_worker_without_a_suspect_is_preferred() -> None:
     world["a"].come_back()
     assert [world.open().worker for _ in range(4)] == ["a", "c", "a", "c"]
     assert [handle(world, name).tries_suspect for name in "abc"] == [False, True, False]
+
+
+async def test_a_cancel_that_a_full_link_refused_is_not_sent_to_the_next_incarnation() -> None:
+    world = World()
+    group = world.open()
+    world["a"].full = True
+    group.cancel_nowait()
+    world["a"].die()
+    world["a"].full = False
+    world["a"].come_back()
+    await anyio.sleep(2 * CANCEL_RETRY_S)
+    assert world["a"].cancels == []
