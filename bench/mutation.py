@@ -6,7 +6,7 @@ Takes a random sample of all small changes (mutants) of the scheduler, the slots
 fleet and the supervision of workers: a comparison's bound, `and` for `or`, plus for minus, a constant increased, a
 statement deleted, a condition negated and others (bench/mutation_test/operators.py). Each change is made in a copy of
 the checkout, where the tests of that module run (bench/mutation_test/suites.py), the fast ones first, until one fails
-or hangs. Equal seeds take equal samples of equal code. 200 mutants take about 40 minutes on two cores, and less with
+or hangs. Equal seeds take equal samples of equal code. 200 mutants take about an hour on two cores, and less with
 --quick, which leaves out the slowest tests, so that its share is a lower bound.
 
 Prints the counts of each module, and what survived as diffs: a test is missing, or the code is redundant, or the mutant
