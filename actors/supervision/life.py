@@ -46,7 +46,7 @@ class Life:
     One that `joins` runs on another machine: it starts with a join request, and ends when its link is closed.
     """
 
-    def __init__(self, name: str, terms: Terms, *, joins: bool = False) -> None:
+    def __init__(self, name: str, terms: Terms, *, joins: bool) -> None:
         self.name = name
         self.number = 0
         """The number of the latest incarnation."""

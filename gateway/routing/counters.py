@@ -35,9 +35,7 @@ class Counters:
             self._now = dict.fromkeys(COUNTED, 0)
             self._incarnation = incarnation
         for name in COUNTED:
-            value = getattr(gauges, name)
-            if value > self._now[name]:
-                self._now[name] = value
+            self._now[name] = max(self._now[name], getattr(gauges, name))
 
     def total(self, name: str) -> int:
         """The count over all incarnations."""

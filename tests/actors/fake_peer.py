@@ -91,7 +91,7 @@ async def started(
     context: Context, peer: FakePeer, terms: Terms | None = None, stop_s: float = 10.0
 ) -> tuple[WorkerRef, WorkerActor]:
     """Spawn the actor of worker `w`, whose first incarnation has been started."""
-    actor = WorkerActor(Life("w", terms or Terms()), peer)
+    actor = WorkerActor(Life("w", terms or Terms(), joins=False), peer)
     worker = WorkerRef(actor, context.spawn("w", actor, on_failure=OnFailure.RESTART, stop_s=stop_s))
     worker.ref.tell(StartWorker())
     await anyio.wait_all_tasks_blocked()

@@ -79,6 +79,11 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^\| {name} +\| +0 \| +0 \| +0 \| +ok \|$" for name in ("slots", "kv_tokens")),
     ],
     "bench/mlx_runner.py": [rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "rows 1", "rows 2")],
+    "bench/mutation.py": [
+        r"^\| workers/engine/chunking\.py +\| +2 \|( +\d \|){4}$",
+        r"^\| all +\| +2 \|( +\d \|){4}$",
+        rf"^noticed {N} % of 2 mutants, seed 12, {N} min$",
+    ],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
     "bench/overhead/worker.py": [
         r"^4 streams x 50 tokens: 200 token events in [1-9]\d* steps$",

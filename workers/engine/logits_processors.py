@@ -51,7 +51,8 @@ class Penalties:
         self._counts_tokens = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._repeats = sampling.repetition_penalty != 1.0
         self._min_tokens = min_tokens
-        self._banned = dict.fromkeys(eos, 0.0) if min_tokens else {}
+        self._banned: dict[int, float] = {}
+        """Tokens that are banned until the minimum length, and their bias after that."""
         self._generated = 0
         self._columns: dict[int, int] = {}
         self._tokens = np.zeros(_SPARE, np.int32)
@@ -60,7 +61,7 @@ class Penalties:
         for each in sampling.logit_bias:
             column = self._column(each.token)  # may move the values
             self._values[_BIAS, column] = each.bias
-        for token in self._banned:
+        for token in eos if min_tokens else ():
             column = self._column(token)
             self._banned[token] = float(self._values[_BIAS, column])
             self._values[_BIAS, column] = -math.inf

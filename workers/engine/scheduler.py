@@ -269,8 +269,6 @@ class Scheduler:
     def _size(self, candidates: list[_Candidate]) -> int:
         """Return the rows of the next call: up to the next chunk end, or, if rows are exact, a size that the budget
         allows."""
-        if not candidates:
-            return 0
         if not self._exact:
             (candidate,) = candidates
             return next(end for end in candidate.sequence.chunk_ends if end > candidate.start) - candidate.start

@@ -131,7 +131,8 @@ class SlotAllocator:
             self._slots.evict(self._slots.oldest)
 
     def _best_retained(self, sequence: EngineSequence) -> tuple[int, int, CachedRows | None]:
-        """Return the retained slot with the longest reusable prefix; of equal ones, that with the fewest other rows."""
+        """Return the retained slot with the longest reusable prefix; of equal ones, that with the fewest other rows,
+        and then the least recently used one."""
         best: tuple[int, int, CachedRows | None] = (-1, 0, None)
         for slot, cached in self._slots.retained():
             length = self._reusable(sequence, cached)

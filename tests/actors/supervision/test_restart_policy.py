@@ -233,3 +233,11 @@ def test_one_that_begins_anew_has_all_its_tries() -> None:
     assert record.failed(DIED, 1, 0.0) == Restart(1)
     record.forget()
     assert record.failed(DIED, 2, 0.0) == Restart(1)
+
+
+def test_one_that_begins_anew_has_all_its_failed_starts() -> None:
+    record = Record(RestartPolicy(window_s=1e-9))
+    for number in range(1, 2 * MAX_FAILED_STARTS - 1):
+        if number == MAX_FAILED_STARTS:
+            record.forget()
+        assert isinstance(record.failed(DIED, number, float(number)), Restart)

@@ -20,6 +20,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.messages import (
     AddExtra,
+    EndOperations,
     FleetGaveUp,
     FleetMessage,
     LatestOperation,
@@ -27,7 +28,7 @@ from gateway.fleet.messages import (
     RestartOne,
     StopAll,
 )
-from gateway.fleet.operation import OperationOutcome
+from gateway.fleet.operation import Busy, OperationOutcome
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.actors.inbox import Inbox
@@ -117,6 +118,15 @@ async def test_what_is_refused_changes_nothing() -> None:
         assert fleet.members["a"].worker is worker
         assert worker.status.running
         assert worker.ref.end is None
+
+
+async def test_a_gateway_that_is_about_to_end_begins_no_operation() -> None:
+    async with running("a") as (fleet, ref):
+        ref.tell(EndOperations())
+        with pytest.raises(Busy, match="the gateway is about to end"):
+            await ref.ask(functools.partial(RestartOne, "a", 0.0), timeout=WAIT_S)
+        assert await ref.ask(LatestOperation, timeout=WAIT_S) is None
+        assert fleet.members["a"].status.incarnation == 1
 
 
 async def end_actor(fleet: Fleet, name: str) -> None:

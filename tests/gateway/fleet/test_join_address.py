@@ -27,3 +27,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_a_port_in_use_is_a_sentence() -> None:
     with listen_at("127.0.0.1", 0) as taken, pytest.raises(EndpointError, match="cannot listen for workers"):
         listen_at("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_socket_listens_where_it_was_asked_to() -> None:
+    with listen_at("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert not listener.getblocking()

@@ -95,6 +95,15 @@ def test_it_remembers_so_many_failures_and_not_more() -> None:
     assert breaker.state(0.0) is Circuit.CLOSED
 
 
+def test_it_remembers_the_first_of_as_many_failures_as_it_may() -> None:
+    breaker = Breaker()
+    for step in range(MAX_COUNTED):
+        breaker.failed(0.0, step)
+    for step in range(TRIP_AFTER, MAX_COUNTED):
+        breaker.exempt(step)
+    assert breaker.state(0.0) is Circuit.OPEN
+
+
 @given(story=st.lists(st.tuples(st.booleans(), st.floats(0, 20)), max_size=60))
 def test_any_story_opens_only_after_failures_and_never_for_long(story: list[tuple[bool, float]]) -> None:
     breaker, now, in_a_row = Breaker(), 0.0, 0

@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
+from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
 from gateway.errors import RequestError
 from protocol.errors import ErrorCode
@@ -86,3 +87,27 @@ async def test_the_end_of_the_gateway_ends_those_that_wait() -> None:
     world.router.fail_all("bye")
     assert (failure(lost), failure(new)) == (ErrorCode.DRAINING, ErrorCode.DRAINING)
     await world.router.idle()
+
+
+async def test_a_short_wait_is_a_wait() -> None:
+    world = World(worker_wait_s=0.5)
+    world["a"].die()
+    group = world.open()
+    assert group.waiting
+    await anyio.sleep(0.6)
+    assert failure(group) is ErrorCode.UNAVAILABLE
+
+
+async def test_those_that_wait_fail_at_once_when_the_last_worker_is_given_up() -> None:
+    world = World("a", "b")
+    lost = world.open()
+    for worker in world.workers.values():
+        worker.die(origin=Origin.OUTSIDE)
+    new = world.open()
+    world["a"].change(state=WorkerState.GIVEN_UP, reason="no device")
+    assert lost.waiting
+    assert new.waiting
+    world["b"].change(state=WorkerState.STOPPED, reason="stopped")
+    assert (failure(lost), failure(new)) == (ErrorCode.LOST, ErrorCode.UNAVAILABLE)
+    await world.router.idle()
+    assert world.replays() == {("killed", "lost_again"): 1, ("killed", "worker_lost"): 1}

@@ -74,6 +74,14 @@ async def test_a_new_request_that_one_worker_has_no_room_for_is_given_to_another
     assert not group.waiting
 
 
+async def test_a_new_request_is_given_to_another_worker_that_has_no_free_slot_but_room_in_its_queue() -> None:
+    world = World("a", "b", slots=1)
+    group, other = world.open(), world.open()
+    assert (group.worker, other.worker) == ("a", "b")
+    world["a"].fail(number(group), ErrorCode.OVERLOADED)
+    assert group.worker == "b"
+
+
 async def test_a_new_request_that_no_worker_has_room_for_is_refused() -> None:
     world = World("a", "b", "c")
     refused = world.open()

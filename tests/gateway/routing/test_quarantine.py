@@ -85,3 +85,12 @@ def test_the_oldest_makes_room() -> None:
     quarantine.add("m", TEXT, SAMPLING)
     assert not quarantine.refuses("m", TextInput("0"), SAMPLING)
     assert quarantine.refuses("m", TextInput("1"), SAMPLING)
+
+
+def test_an_attribution_that_was_forgotten_does_not_add_to_a_later_one() -> None:
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    quarantine.add("m", TEXT, SAMPLING)
+    clock.now += REMEMBERED_S
+    quarantine.add("m", TEXT, SAMPLING)
+    assert not quarantine.refuses("m", TEXT, SAMPLING)

@@ -18,6 +18,7 @@ from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import TRIP_AFTER, Circuit
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
+from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Gauges, Step
@@ -59,6 +60,31 @@ async def test_a_request_goes_to_a_worker_of_its_model() -> None:
     with pytest.raises(RequestError, match="'small', 'large'") as caught:
         router.open(plan(model="huge"), "r")
     assert (caught.value.status, caught.value.field) == (404, "model")
+
+
+async def test_the_context_of_a_model_is_that_of_its_largest_worker() -> None:
+    router = Router(GatewaySettings())
+    workers = [FakeWorker(name, context=context).join(router) for name, context in (("a", 64), ("b", 256), ("c", 128))]
+    FakeWorker("d", context=512, model="other").join(router)
+    assert (router.pool.context("tiny"), router.pool.context("none")) == (256, None)
+    workers[1].change(hello=None)
+    assert router.pool.context("tiny") == 128
+
+
+async def test_only_a_standby_without_sequences_is_removed() -> None:
+    router = Router(GatewaySettings())
+    FakeWorker("a").join(router)
+    standby = FakeWorker("b").join(router, Role.STANDBY)
+    with pytest.raises(ValueError, match="'a' is in use"):
+        router.remove("a")
+    router.pool.swap(router.pool["a"], router.pool["b"])
+    group = router.open(plan(), "r")
+    router.pool.swap(router.pool["b"], router.pool["a"])
+    with pytest.raises(ValueError, match="'b' is in use"):
+        router.remove("b")
+    standby.finish(numbers(group)[0])
+    router.remove("b")
+    assert [handle.name for handle in router.handles()] == ["a"]
 
 
 async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:

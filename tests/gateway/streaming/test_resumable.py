@@ -246,3 +246,4 @@ async def test_a_stream_goes_on_with_another_worker_while_nobody_reads() -> None
         await again.ended.wait()
         assert again.events[0] == connection.events[0]
         assert json.loads(again.events[1].split(b"data: ")[1])["choices"][0]["text"] == "two"
+        assert again.body.count(b": waiting\n\n") == 2, "and no comment once there is something to send"

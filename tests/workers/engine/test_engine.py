@@ -1,5 +1,7 @@
 """Engine on the scripted runner: counts, times, terminal events, and all ways to end."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from protocol.errors import ErrorCode
@@ -7,6 +9,7 @@ from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.harness.scripted_bench import make
 from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.runner import DecodeRow
 from workers.engine.step_result import SequenceEnd, Token
 from workers.scripted.runner import ScriptedRunner
 
@@ -65,6 +68,21 @@ def test_times_are_of_queue_prefill_and_decode() -> None:
     end = bench.ends[1]
     assert (end.queue_s, end.prefill_s, end.decode_s) == (5.0, 4.0, 1.0)
     assert (end.prompt_tokens, end.completion_tokens) == (12, 4)
+
+
+def test_the_longest_step_is_measured() -> None:
+    class Slow(ScriptedRunner):
+        """Decodes for two seconds."""
+
+        def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+            bench.now += 2.0
+            return super().decode(rows)
+
+    bench = make(runner=Slow(slots=1))
+    bench.now = 10.0
+    bench.submit(0, 5, max_tokens=3)
+    bench.run()
+    assert bench.engine.gauges().slowest_step_ms == 2000
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
@@ -25,6 +26,8 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     with capture_logs() as logs:
         assert bench.step()
     assert [entry["event"] for entry in logs] == ["step_failed"]
+    assert logs[0]["trace"].endswith("PlannedFault: planned fault in call 2\n")
+    assert len(logs[0]["trace"]) <= MAX_REASON
     assert list(bench.failures) == [1]
     assert bench.failures[1].code == ErrorCode.STEP
     assert bench.failures[1].text == "prefill failed: PlannedFault: planned fault in call 2"
@@ -159,6 +162,19 @@ def test_a_wrong_number_of_tokens_fails_the_rows() -> None:
     assert bench.step()
     assert sorted(bench.failures) == [0, 1]
     assert "1 tokens for 2 rows" in bench.failures[0].text
+
+
+def test_a_wrong_number_of_tokens_fails_the_prompts() -> None:
+    class Short(ScriptedRunner):
+        def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+            return super().prefill(chunks, specs)[1:]
+
+    bench = make(runner=Short(slots=2))
+    for stream in range(2):
+        bench.submit(stream, 3, max_tokens=4)
+    assert bench.step()
+    assert sorted(bench.failures) == [0, 1]
+    assert "1 tokens for 2 chunks" in bench.failures[0].text
 
 
 @pytest.mark.parametrize("answer", [None, -1, 257])

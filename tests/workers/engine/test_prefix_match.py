@@ -67,6 +67,11 @@ def test_decoded_inexact_rows_are_not_reused() -> None:
     assert reusable(CachedRows("", range(40), 0, (8, 16, 24)), have, 39, exact_rows=False) == 16
 
 
+def test_a_policy_may_retain_nothing_and_reuse_a_single_row() -> None:
+    policy = PrefixPolicy(max_rows=0, min_tokens=1)
+    assert (policy.max_rows, policy.min_tokens) == (0, 1)
+
+
 @pytest.mark.parametrize(("options", "field"), [({"max_rows": -1}, "max_rows"), ({"min_tokens": 0}, "min_tokens")])
 def test_an_invalid_policy_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):

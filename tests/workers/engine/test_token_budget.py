@@ -24,6 +24,7 @@ def test_a_prompt_without_running_streams_gets_the_whole_budget() -> None:
 def test_the_budget_before_any_measurement_is_the_default() -> None:
     assert TokenBudget(SIZES).step_tokens(3) == DEFAULT_STEP_TOKENS
     assert TokenBudget(SIZES, max_tokens=7).step_tokens(3) == 7
+    assert TokenBudget(SIZES, max_tokens=1).step_tokens(3) == 1
 
 
 @pytest.mark.parametrize(

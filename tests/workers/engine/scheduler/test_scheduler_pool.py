@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tests.workers.engine.harness.pool import SHARED, admit, ask, end, prefill, run, scheduler
-from tests.workers.engine.test_scheduler import refusal
+from tests.workers.engine.scheduler.test_scheduler import refusal
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.sequence import PrefixCopy
 
@@ -78,6 +78,17 @@ def test_a_cancel_before_the_first_chunk_keeps_the_retained_rows_within_the_pool
     assert (one.slots.holder(0), one.queued, one.slots.free_rows) == (2, 1, 12)
     end(one, 2)
     assert (one.slots.retained_tokens, one.slots.free_rows) == (20, 12)
+
+
+def test_the_first_chunk_frees_the_rows_that_the_sequence_does_not_need() -> None:
+    one = scheduler(2, kv_tokens=32, min_tokens=4)
+    run(one, ask(1))
+    end(one, 1)
+    one.submit(ask(2, SHARED[:17], max_tokens=1), 0.0)  # needs 18 rows of a slot that has 20
+    admit(one)
+    assert one.slots.free_rows == 12
+    prefill(one)
+    assert one.slots.free_rows == 14
 
 
 def test_a_shared_prefix_is_copied_and_its_source_kept() -> None:
@@ -161,6 +172,16 @@ def test_reused_slots_are_evicted_last() -> None:
     assert [slot for slot, _ in one.slots.retained()] == [1, 0]
 
 
+def test_a_copied_slot_is_evicted_after_those_that_ended_later() -> None:
+    one = scheduler(3)
+    run(one, ask(1), ask(2, tuple(range(40, 60))))
+    one.submit(ask(3, (*SHARED[:9], 77)), 0.0)
+    admit(one)
+    end(one, 1, 2)  # after the third has its slot, and before its first chunk
+    assert prefill(one)[0].copy == PrefixCopy(0, 2, 9)
+    assert [slot for slot, _ in one.slots.retained()] == [1, 0]
+
+
 def test_tenants_share_neither_running_nor_retained_rows() -> None:
     one = scheduler(4)
     run(one, ask(1, tenant="a"), ask(2, tuple(range(40, 60)), tenant="a"))
@@ -191,6 +212,41 @@ def test_inexact_rows_are_reused_at_chunk_ends_only() -> None:
     # Both have chunks that end at 8 and 16; the first went on to 22 and the second ends at 21.
     assert works[0].copy == PrefixCopy(0, 1, 16)
     assert [len(work.chunk.tokens) for work in works] == [5]
+
+
+def test_inexact_rows_that_were_copied_are_copied_again() -> None:
+    one = scheduler(exact=False)
+    run(one, ask(1, tuple(range(22))))
+    end(one, 1)
+    run(one, ask(2, tuple(range(21))))
+    one.slots.evict(0)
+    one.slots.clean(0)
+    assert run(one, ask(3, tuple(range(20))))[0].copy == PrefixCopy(1, 0, 16)
+
+
+def test_no_later_prompt_overtakes_one_that_the_budget_has_no_room_for() -> None:
+    one = scheduler(3, step_tokens=8)
+    for stream, length in enumerate((3, 4, 2)):
+        one.submit(ask(stream, tuple(range(20 * stream, 20 * stream + length))), 0.0)
+    admit(one)
+    # 3+1 leave 4, and the last chunk of the second one would take 4+1.
+    assert [work.sequence.request.stream for work in prefill(one)] == [0]
+
+
+def test_of_equal_prefixes_the_slot_with_the_fewest_other_rows_is_taken_over() -> None:
+    one = scheduler(3)
+    run(one, ask(1, (*SHARED[:12], *range(30, 36))), ask(2, (*SHARED[:12], 40)), ask(3, (*SHARED[:12], *range(50, 53))))
+    end(one, 1, 2, 3)
+    [work] = run(one, ask(4, (*SHARED[:12], 60)))
+    assert work.copy == PrefixCopy(1, 1, 12)
+
+
+def test_of_equal_slots_the_least_recently_used_is_taken_over() -> None:
+    one = scheduler(3)
+    run(one, ask(1, (*SHARED[:12], 40)), ask(2, (*SHARED[:12], 41)))
+    end(one, 2, 1)
+    [work] = run(one, ask(4, (*SHARED[:12], 60)))
+    assert work.copy == PrefixCopy(1, 1, 12)
 
 
 def test_exact_rows_are_split_by_the_budget() -> None:

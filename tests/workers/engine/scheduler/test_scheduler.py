@@ -135,6 +135,20 @@ def test_values_at_the_bounds_are_accepted(asked: EngineRequest) -> None:
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
+def test_it_is_idle_without_sequences_in_any_phase(phase: str) -> None:
+    one = scheduler()
+    assert (one.idle, one.prompts) == (True, False)
+    one.submit(request(1, 20), 0.0)
+    if phase != "waiting":
+        one.admit(0.0)
+    if phase == "decoding":
+        run_chunks(one)
+        one.admit(0.0)
+        run_chunks(one)
+    assert (one.idle, one.prompts) == (False, phase != "decoding")
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
 def test_a_stream_cannot_be_submitted_twice(phase: str) -> None:
     one = scheduler()
     one.submit(request(1), 0.0)

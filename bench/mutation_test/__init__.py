@@ -1,0 +1,1 @@
+"""Mutants of decision code, the tests that should notice them, and the results of `bench/mutation.py`."""

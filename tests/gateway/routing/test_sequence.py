@@ -1,0 +1,83 @@
+"""Live sequences: each part of an answer is taken once."""
+
+import pytest
+
+from gateway.body_budget import BodyBudget, HeldBody
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.generation.request import OutputOptions
+from gateway.routing.request_group import RequestGroup
+from gateway.routing.sequence import LiveSequence
+from protocol.commands import Submit
+from protocol.events import Delta, Logprobs, TokenLogprob, Usage
+from protocol.request import Limits, Sampling, TextInput, TokensInput
+
+
+def sequence(max_tokens: int | None = 8, deadline_ms: int = 0) -> LiveSequence:
+    group = RequestGroup("r", "m", OutputOptions(stream=True), HeldBody(BodyBudget(1, 1)), 1, lambda group: None)
+    limits = Limits(max_tokens=max_tokens, deadline_ms=deadline_ms)
+    return LiveSequence(Submit(1, "r", TextInput("x"), Sampling(), limits), 0, group, now=0.0)
+
+
+def take(one: LiveSequence, *, with_tokens: bool) -> list[OutputDelta]:
+    deltas: list[OutputDelta] = []
+    one.take_into(deltas, with_tokens)
+    return deltas
+
+
+def test_text_tokens_and_log_probabilities_are_taken_once() -> None:
+    one = sequence()
+    first, second = (Logprobs(TokenLogprob(token, -0.5, b"t"), ()) for token in (5, 6))
+    one.push(Delta(1, (5,), "a", (first,)))
+    assert take(one, with_tokens=True) == [TextDelta(0, "a", (5,), (first,), None)]
+    assert take(one, with_tokens=True) == []
+    one.push(Delta(1, (6,), "b", (second,)))
+    assert take(one, with_tokens=True) == [TextDelta(0, "b", (6,), (second,), None)]
+
+
+def test_the_next_worker_gets_the_tokens_so_far_and_the_rest_of_the_deadline() -> None:
+    one = sequence(deadline_ms=5000)
+    first = one.submit_as(7, 0.0)
+    assert (first.stream, first.resume, first.limits.deadline_ms) == (7, (), 5000)
+    one.push(Delta(7, (5, 6), "ab"))
+    second = one.submit_as(8, 2.5)
+    assert (second.stream, second.resume, second.limits.deadline_ms) == (8, (5, 6), 2500)
+    assert one.submit_as(9, 5.5).limits.deadline_ms == 1, "0 would be no deadline"
+    assert sequence().submit_as(7, 5.5).limits.deadline_ms == 0
+
+
+def test_what_exceeds_the_limit_is_not_taken() -> None:
+    one = sequence()
+    assert one.push(Delta(1, tuple(range(8)), "x"))
+    assert not one.push(Delta(1, (9,), "y"))
+    assert (take(one, with_tokens=True), one.tokens) == ([TextDelta(0, "x", tuple(range(8)), (), None)], [*range(8)])
+
+
+def test_the_limit_without_one_of_its_own_is_the_context_of_the_worker() -> None:
+    one = sequence(max_tokens=None)
+    one.place(one.submit_as(7, 0.0), "w", ("b", "digest"), 3)
+    assert one.push(Delta(7, (1, 2, 3), "x"))
+    assert not one.push(Delta(7, (4,), "y"))
+
+
+def test_only_a_worker_of_another_kind_than_the_first_one_continues_it_differently() -> None:
+    one = sequence()
+    for kind in ("a", "b"):
+        one.place(one.submit_as(7, 0.0), "w", ("b", kind), 64)
+    assert (one.kind, one.continued) == (("b", "b"), False), "nothing was delivered before"
+    one.push(Delta(7, (1,), "x"))
+    one.place(one.submit_as(8, 0.0), "w", ("b", "b"), 64)
+    assert not one.continued
+    one.place(one.submit_as(9, 0.0), "w", ("b", "c"), 64)
+    one.place(one.submit_as(10, 0.0), "w", ("b", "b"), 64)
+    assert (one.kind, one.continued) == (("b", "b"), True)
+
+
+def test_an_end_is_taken_once_and_drops_the_prompt() -> None:
+    one = sequence()
+    one.push(Delta(1, (5,), "a"))
+    assert take(one, with_tokens=False) == [TextDelta(0, "a", (), (), None)]
+    one.finish(StopReason.LENGTH, Usage(1, 1))
+    assert (one.ended, one.request.ended, one.submit.input) == (True, True, TokensInput(()))
+    assert take(one, with_tokens=True) == [TextDelta(0, "", (5,), (), StopReason.LENGTH)]
+    with pytest.raises(RuntimeError, match="ended twice"):
+        one.cancel()
