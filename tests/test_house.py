@@ -28,6 +28,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "host_names": set(),
         "settings": {"host_names"},
         "errors": set(),
+        "garbage_collection": set(),
         "histogram": set(),
         "metrics": {"histogram"},
         "body_budget": {"errors"},

@@ -2,6 +2,7 @@
 
 import asyncio
 import asyncio.events
+import gc
 import signal
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ class LongestTurn(NamedTuple):
 
     cpu_ms: float = 0.0
     wall_ms: float = 0.0
+    gc_ms: float = 0.0
+    """Wall-clock time of garbage collections in it."""
     ran: str = ""
 
     @classmethod
@@ -22,8 +25,8 @@ class LongestTurn(NamedTuple):
         lines = file.read_text().splitlines()
         if not lines:
             return cls()
-        cpu, wall, ran = lines[-1].split(" ", 2)
-        return cls(float(cpu), float(wall), ran)
+        cpu, wall, gc_time, ran = lines[-1].split(" ", 3)
+        return cls(float(cpu), float(wall), float(gc_time), ran)
 
 
 class LoopWatchdog:
@@ -37,6 +40,9 @@ class LoopWatchdog:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._longest_ns = 0
+        self._collected_ns = 0
+        """Time of all garbage collections so far."""
+        self._collects_since = 0
         file.write_text("")
 
     def install(self) -> None:
@@ -44,21 +50,31 @@ class LoopWatchdog:
         run = asyncio.events.Handle._run  # every callback of a loop goes through it
 
         def measured_run(handle: asyncio.Handle) -> None:
-            cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+            cpu, wall, collected = time.thread_time_ns(), time.perf_counter_ns(), self._collected_ns
             run(handle)
             spent = time.thread_time_ns() - cpu
             if spent > self._longest_ns:
-                self._note(handle, spent, time.perf_counter_ns() - wall)
+                self._note(handle, spent, time.perf_counter_ns() - wall, self._collected_ns - collected)
 
         asyncio.events.Handle._run = measured_run  # type: ignore[method-assign,assignment]
+        gc.callbacks.append(self._on_collection)
         signal.signal(signal.SIGUSR2, self._restart)
 
-    def _note(self, handle: asyncio.Handle, cpu_ns: int, wall_ns: int) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._collects_since = now
+        else:
+            self._collected_ns += now - self._collects_since
+
+    def _note(self, handle: asyncio.Handle, cpu_ns: int, wall_ns: int, gc_ns: int) -> None:
         self._longest_ns = cpu_ns
         owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
         ran = owner.get_coro() if isinstance(owner, asyncio.Task) else handle._callback  # type: ignore[attr-defined]
         with self._file.open("a") as file:
-            file.write(f"{cpu_ns / 1e6:.1f} {wall_ns / 1e6:.1f} {getattr(ran, '__qualname__', ran)}\n")
+            file.write(
+                f"{cpu_ns / 1e6:.1f} {wall_ns / 1e6:.1f} {gc_ns / 1e6:.1f} {getattr(ran, '__qualname__', ran)}\n"
+            )
 
     def _restart(self, number: int, frame: FrameType | None) -> None:
         self._longest_ns = 0

@@ -79,6 +79,7 @@ def _attacks(plan: SoakPlan, result: SoakResult) -> str:
     noticed = [
         ["slowest answer to a probe", f"{1e3 * attacks.slowest_probe_s:.0f}", ""],
         ["longest turn of the event loop, CPU time", f"{turn.cpu_ms:.1f}", turn.ran],
+        ["of which garbage collection", f"{turn.gc_ms:.1f}", ""],
     ]
     return f"{markdown(('attack', *ENDS), rows)}\n\n{markdown(('meanwhile', 'ms', ''), noticed)}"
 

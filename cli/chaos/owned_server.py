@@ -25,6 +25,7 @@ from cli.config.settings import Settings
 from cli.config.sources import load
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
+from gateway.garbage_collection import collect_rarely
 
 HOST = "127.0.0.1"
 POLICY = RestartPolicy(max_failures=None, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
@@ -99,6 +100,7 @@ def _serve(
     configure_logging("gateway", options.get("log_level", "error"))
     settings = load(options)
     launches = launcher(settings, ChosenModel.choose(settings))
+    collect_rarely()
     on_listening = functools.partial(_send_port, listening)
     anyio.run(
         functools.partial(

@@ -1,7 +1,6 @@
 """`baton serve`: starts the gateway and its workers, and shows when the server is ready."""
 
 import functools
-import gc
 import sys
 from collections.abc import Sequence
 
@@ -20,14 +19,11 @@ from cli.terminal.ready_message import ReadyMessage
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
+from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
 from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
 from gateway.settings import GatewaySettings
-
-GC_THRESHOLDS = (1_000, 10, 200)
-"""New objects after which the young ones are collected, and how many of these collections bring one of the next
-generation. So at most 10,000 objects are looked through, except that all are after two million new ones."""
 
 _log = structlog.get_logger("cli.commands.serve")
 
@@ -102,15 +98,6 @@ async def _serve(
         predecessor=predecessor,
         keys=keys,
     )
-
-
-def collect_rarely() -> None:
-    """Keep garbage collections from holding the event loop. What was imported lives as long as the process, and a full
-    collection would look through it for 40 ms; with 10,000 connections it takes 0.5 s, and by default would come at
-    each quarter that they grow."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def log_level(settings: Settings, terminal: bool) -> str:

@@ -20,7 +20,7 @@ def sequence(max_tokens: int | None = 8, deadline_ms: int = 0) -> LiveSequence:
 
 def take(one: LiveSequence, *, with_tokens: bool) -> list[OutputDelta]:
     deltas: list[OutputDelta] = []
-    one.take_into(deltas, with_tokens)
+    one.take_into(deltas, with_tokens, 1 << 20)
     return deltas
 
 
