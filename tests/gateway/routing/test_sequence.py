@@ -75,9 +75,9 @@ def test_only_a_worker_of_another_kind_than_the_first_one_continues_it_different
 def test_an_end_is_taken_once_and_drops_the_prompt() -> None:
     one = sequence()
     one.push(Delta(1, (5,), "a"))
-    assert take(one, with_tokens=False) == [TextDelta(0, "a", (), (), None)]
+    assert take(one, with_tokens=True) == [TextDelta(0, "a", (5,), (), None)]
     one.finish(StopReason.LENGTH, Usage(1, 1))
     assert (one.ended, one.request.ended, one.submit.input) == (True, True, TokensInput(()))
-    assert take(one, with_tokens=True) == [TextDelta(0, "", (5,), (), StopReason.LENGTH)]
+    assert take(one, with_tokens=True) == [TextDelta(0, "", (), (), StopReason.LENGTH)]
     with pytest.raises(RuntimeError, match="ended twice"):
         one.cancel()
