@@ -21,13 +21,17 @@ _KEY = "baton.record"
 class RequestRecord:
     """One request. The middleware makes it, and whatever sends its response calls `started`."""
 
-    __slots__ = ("_noted", "_scope", "admitted", "reason", "received", "route", "status")
+    __slots__ = ("_noted", "admitted", "key_name", "reason", "received", "request_id", "route", "status")
 
     def __init__(
         self, scope: Scope, route: str = OTHER, noted: "Callable[[RequestRecord], None] | None" = None
     ) -> None:
-        self._scope = scope
+        # It does not keep the scope, which has the record: each request would wait for a garbage collection.
         self._noted = noted
+        self.request_id: str = scope.get("baton.request_id", "")
+        """The id that the response carries."""
+        self.key_name: str = scope.get("baton.key_name", "")
+        """The name of the client's API key, never the key; empty without one. The middleware sets it."""
         self.route = route
         """The route's path, with the names of its parameters."""
         self.received = asyncio.get_running_loop().time()
@@ -37,18 +41,6 @@ class RequestRecord:
         """The status of the response; None before it starts."""
         self.reason: ErrorCode | RefusalCode | None = None
         """The code of its refusal or failure."""
-
-    @property
-    def request_id(self) -> str:
-        """The id that the response carries."""
-        found: str = self._scope.get("baton.request_id", "")
-        return found
-
-    @property
-    def key_name(self) -> str:
-        """The name of the client's API key, never the key; empty without one."""
-        found: str = self._scope.get("baton.key_name", "")
-        return found
 
     def started(self, status: int) -> None:
         """Note that the response starts. It counts once, however many parts of the app see it."""

@@ -67,6 +67,7 @@ class AuthMiddleware:
         record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
+        record.key_name = scope["baton.key_name"]
         direct = self._direct(scope["method"], scope["path"])
         headers = self._pages.response_headers(scope)
         if error is not None or self._pages.is_preflight(scope):

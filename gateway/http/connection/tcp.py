@@ -77,6 +77,8 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             if self._watch_timer is not None:
                 self._watch_timer.cancel()
             await self._close()
+            # The cycles of references end here: thousands of connections would wait for the next garbage collection.
+            self.protocol = self._task_group = None  # type: ignore[assignment]  # nothing uses it after its end
 
     def _negotiation(self) -> Negotiation:
         socket = self.writer.get_extra_info("socket")
