@@ -158,7 +158,7 @@ async def test_lines_have_the_name_of_the_key_that_was_found_after_the_record_wa
     records = RequestRecords((), lambda *labels: counted.append(labels), LogLimit(lambda: 0.0))
     scope = {"path": "/x", "baton.request_id": "r1"}
     record = records.begin(scope)
-    scope["baton.key_name"] = "team-a"
+    record.key_name = "team-a"
     record.reason = RefusalCode.NOT_FOUND
     with structlog.testing.capture_logs() as logs:
         record.started(404)
