@@ -77,8 +77,7 @@ class HttpExchange:
     @property
     def client(self) -> str:
         """Names the client by its key; empty on a server without keys, where a key that is sent proves nothing."""
-        name: str = self._scope.get("baton.key_name", "")
-        return name or (self.key.decode("latin-1") if self._settings.api_key else "")
+        return self.record.key_name
 
     @property
     def delivered(self) -> bool:

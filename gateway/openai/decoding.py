@@ -15,7 +15,7 @@ from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamO
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
+from protocol.bounds import MAX_SECONDS, MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
@@ -67,7 +67,7 @@ class RequestDecoder:
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
         given = body.chat_template_kwargs
         options = TemplateOptions() if given is None else TemplateOptions(**structs.asdict(given))
-        chat = ChatInput(messages, now=int(time.time()), options=options)
+        chat = ChatInput(messages, now=_now(), options=options)
         return self._decoded(body, [chat], limit, top, size=len(raw))
 
     def _decoded(
@@ -159,6 +159,11 @@ def _message(message: ChatMessage, at: str) -> Message:
         if len(content) > MAX_TEXT:
             raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
     return Message("system" if message.role == "developer" else message.role, content, message.name or "")
+
+
+def _now() -> int:
+    """The time for templates. A clock that is wrong by centuries must not make a request invalid."""
+    return min(max(int(time.time()), 0), MAX_SECONDS)
 
 
 def _limit_field(body: CompletionBody | ChatBody) -> str:

@@ -46,5 +46,5 @@ def test_two_gateways_share_an_empty_cache(tmp_path: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first, second = pool.map(serve, range(2))
     assert first == second
-    assert list(cache.glob("*/module.vmfb"))
-    assert [each for each in cache.iterdir() if each.suffix == ".tmp"] == []
+    assert list(cache.rglob("module.vmfb"))
+    assert [each for each in cache.rglob("*") if each.suffix == ".tmp"] == []
