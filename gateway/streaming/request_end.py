@@ -14,7 +14,7 @@ _log = structlog.get_logger("gateway.streaming.request_end")
 def close_request(group: RequestGroup, record: RequestRecord) -> None:
     """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
     outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
-    group.cancel_nowait()
+    group.close()
     _log.info(
         "request_ended",
         request=group.request_id,
