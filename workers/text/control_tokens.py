@@ -42,14 +42,15 @@ class ControlTokens:
                 at = end
         return found
 
-    def mark(self, values: Any) -> tuple[Any, str]:
+    def mark(self, values: Any, *, always: bool = False) -> tuple[Any, str]:
         """Mark the control tokens in all strings of JSON values, and what could become one beside a template's text.
 
-        Returns the values and the mark, which is in none of their strings before; it is empty if nothing was marked.
+        Returns the values and the mark, which is in none of their strings before; it is empty if nothing was marked,
+        unless a mark is `always` wanted.
         """
         mark = _unused_mark(list(_strings(values)))
         marked = self._marked(values, mark)
-        return (values, "") if marked == values else (marked, mark)
+        return (values, "") if marked == values and not always else (marked, mark)
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
