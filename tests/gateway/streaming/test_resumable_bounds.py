@@ -1,5 +1,6 @@
 """The number of kept streams, in all and of each client, at its edges."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,20 +94,25 @@ async def test_a_client_over_its_share_loses_its_own_oldest_stream() -> None:
         await refused(served, "max_resumable_streams_per_key", **KEY)
 
 
-async def test_a_client_does_not_lose_a_stream_to_another_within_its_share() -> None:
-    async with gateway(max_resumable_streams=3, max_resumable_streams_per_key=2) as served:
-        kept, _ = await served.begin(key_name="honest")
+async def test_a_client_does_not_lose_a_stream_to_another_within_its_share(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{name}:key-of-{name}\n" for name in ("honest", "greedy", "third")))
+    file.chmod(0o600)
+    honest, greedy, third_key = ({"authorization": f"Bearer key-of-{name}"} for name in ("honest", "greedy", "third"))
+    bounds = {"max_resumable_streams": 3, "max_resumable_streams_per_key": 2}
+    async with gateway(**bounds, api_keys_file=str(file)) as served:
+        kept, _ = await served.begin(**honest)
         await kept.leave()
-        taken = [(await served.begin(key_name="greedy"))[0] for _ in range(2)]
+        taken = [(await served.begin(**greedy))[0] for _ in range(2)]
         for connection in taken:
             await connection.leave()
         for _ in range(2):
-            connection, _ = await served.begin(key_name="greedy")
+            connection, _ = await served.begin(**greedy)
             await connection.leave()
         assert served.count(StreamState.DETACHED) == 3
-        third, _ = await served.begin(key_name="third")
+        third, _ = await served.begin(**third_key)
         assert third.status == 200, "it takes a place of the client that has the most"
-        assert (await resumed(served, kept, key_name="honest")).status == 200
+        assert (await resumed(served, kept, **honest)).status == 200
 
 
 async def test_without_keys_there_are_no_shares() -> None:
