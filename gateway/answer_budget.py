@@ -22,6 +22,11 @@ class AnswerBudget:
         self.held = 0
         """Bytes that count now."""
 
+    @property
+    def count(self) -> int:
+        """Number of answers that count now."""
+        return len(self._answers)
+
     def open(self, give_way: GiveWay) -> "HeldAnswer":
         """Count a further answer."""
         answer = HeldAnswer(self, give_way)

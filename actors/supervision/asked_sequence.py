@@ -16,11 +16,6 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Logprobs, Usage
 from protocol.request import FinishReason, TokensInput
 
-MEAN_PIECE = 128
-"""Characters of text, or bytes of a piece, per token of a long answer. The longest tokens of the usual vocabularies are
-runs of 128 blanks."""
-LONG_PIECES = 65536
-"""Allowance of an answer beyond that, for tokens of up to `MAX_PIECE_BYTES` each."""
 HELD_BACK = MAX_STOP_CHARS + 8
 """Characters that earlier tokens may have left: part of a stop string, and incomplete characters at the end of the
 prompt and of the resumed tokens."""
@@ -37,7 +32,7 @@ class PeerLied(PeerMisbehaved):
 class AskedSequence:
     """A sequence from its `Submit` to its terminal event."""
 
-    __slots__ = ("_chars", "_context", "_limits", "_logprobs", "_most", "_piece_bytes", "_pieces", "_prompt", "_tokens")
+    __slots__ = ("_chars", "_context", "_limits", "_logprobs", "_most", "_prompt", "_tokens")
 
     def __init__(self, submit: Submit, context: int) -> None:
         """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
@@ -47,7 +42,7 @@ class AskedSequence:
         self._most = min(submit.limits.max_tokens or MAX_TOKENS, self._context, MAX_TOKENS)
         self._prompt = len(submit.input.tokens) if isinstance(submit.input, TokensInput) else None
         self._tokens = len(submit.resume)  # resumed ones count as generated
-        self._chars = self._pieces = self._piece_bytes = 0
+        self._chars = 0
 
     @property
     def complete(self) -> bool:
@@ -60,7 +55,8 @@ class AskedSequence:
         self._chars += len(event.text)
         if self._tokens > self._most:
             raise PeerLied(f"stream {event.stream} got more than the {self._most} tokens asked for")
-        if self._chars > HELD_BACK + _most_of(self._tokens):
+        # A request can choose the longest token each time, by its logit bias.
+        if self._chars > HELD_BACK + MAX_PIECE_BYTES * self._tokens:
             raise PeerLied(f"stream {event.stream} got {self._chars} characters of text in {self._tokens} tokens")
         if self._logprobs is not None or event.logprobs:
             self._take_logprobs(event.stream, event.tokens, event.logprobs)
@@ -73,10 +69,6 @@ class AskedSequence:
         for each in logprobs:
             if len(each.top) > self._logprobs:
                 raise PeerLied(f"stream {stream} got {len(each.top)} most likely tokens, {self._logprobs} asked for")
-            self._pieces += 1 + len(each.top)
-            self._piece_bytes += len(each.sampled.piece) + sum(len(other.piece) for other in each.top)
-        if self._piece_bytes > _most_of(self._pieces):
-            raise PeerLied(f"stream {stream} got {self._piece_bytes} bytes of {self._pieces} tokens")
 
     def finish(self, event: Finished, cancelled: bool) -> None:
         """Account for its last output, and check its end. Raises `PeerLied`."""
@@ -108,8 +100,3 @@ class AskedSequence:
         unasked = event.code is ErrorCode.DEADLINE and not self._limits.deadline_ms
         if unasked or event.code is ErrorCode.QUARANTINED:
             raise PeerLied(f"stream {event.stream} failed with {event.code}, which it cannot")
-
-
-def _most_of(tokens: int) -> int:
-    """The most characters, or bytes, that so many tokens have."""
-    return min(MAX_PIECE_BYTES * tokens, LONG_PIECES + MEAN_PIECE * tokens)

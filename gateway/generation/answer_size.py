@@ -12,6 +12,8 @@ TEXT_BYTES = 68
 """Memory of the text of one step, besides one byte for each character."""
 LOGPROB_BYTES = 144
 """Memory of one log-probability with its token. As JSON it is 30 to 80 bytes."""
+USUAL_PIECE = 16
+"""Bytes of a token's text that are part of that on average. What is beyond them counts as well."""
 
 
 def token_bytes(logprobs: int | None) -> int:
@@ -21,7 +23,13 @@ def token_bytes(logprobs: int | None) -> int:
 
 def logprobs_bytes(reports: Iterable[Logprobs]) -> int:
     """The memory of these log-probabilities."""
-    return sum(LOGPROB_BYTES * (1 + len(each.top)) for each in reports)
+    return sum(map(_report_bytes, reports))
+
+
+def _report_bytes(report: Logprobs) -> int:
+    count = 1 + len(report.top)
+    pieces = len(report.sampled.piece) + sum([len(each.piece) for each in report.top])
+    return LOGPROB_BYTES * count + max(0, pieces - USUAL_PIECE * count)
 
 
 def check_answer_size(request: GenerationRequest, context: int | None, bound: int) -> None:

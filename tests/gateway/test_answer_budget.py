@@ -6,9 +6,10 @@ import pytest
 
 from gateway.answer_budget import AnswerBudget
 from gateway.errors import RequestError
-from gateway.generation.answer_size import check_answer_size, token_bytes
+from gateway.generation.answer_size import LOGPROB_BYTES, check_answer_size, logprobs_bytes, token_bytes
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
 from protocol.bounds import MAX_TOKENS
+from protocol.events import Logprobs, TokenLogprob
 from protocol.request import Limits, Sampling, TextInput
 
 
@@ -82,3 +83,10 @@ def test_a_limit_over_the_context_counts_as_the_context() -> None:
 def test_an_answer_passes_that_is_streamed_or_whose_length_nobody_knows() -> None:
     check_answer_size(request(64, MAX_TOKENS, 20, stream=True), 4096, 1)
     check_answer_size(request(64, None, 20), None, 1)
+
+
+def test_the_text_of_long_tokens_counts() -> None:
+    """The memory of log-probabilities is bounded whatever their tokens are, which a worker chooses."""
+    short, long = TokenLogprob(1, -1.0, b"x" * 16), TokenLogprob(1, -1.0, b"x" * 1024)
+    assert logprobs_bytes([Logprobs(short, (short,) * 20)]) == 21 * LOGPROB_BYTES
+    assert logprobs_bytes([Logprobs(long, (long,) * 20)] * 2) == 2 * 21 * (LOGPROB_BYTES + 1024 - 16)

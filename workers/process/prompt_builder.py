@@ -10,11 +10,12 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, Message, TextInput
+from protocol.request import ChatInput, Input, TextInput
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
 
+ROLES = frozenset({"system", "user", "assistant", "tool"})
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
 CHARACTERS_PER_TOKEN = 4
@@ -99,12 +100,20 @@ class PromptBuilder:
 
     def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
         """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
-        messages: Messages = [_turn(message) for message in source.messages]
+        # Not the keys and the usual roles, by which templates choose, whatever control tokens a vocabulary has.
+        texts = [
+            ["" if message.role in ROLES else message.role, message.content, message.name]
+            for message in source.messages
+        ]
         tools = _tools(source.tools_json)
         try:
-            (messages, tools), mark = tokenizer.mark_control_tokens([messages, tools])
+            (texts, tools), mark = tokenizer.mark_control_tokens([texts, tools])
         except RecursionError:
             raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
+        messages = [
+            _turn(role or message.role, content, name)
+            for message, (role, content, name) in zip(source.messages, texts, strict=True)
+        ]
         text = _render(chat, messages, tools, source, mark)
         if not mark:
             return self._encode(tokenizer, text, "messages", special=False)
@@ -151,10 +160,10 @@ def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: C
         raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
 
 
-def _turn(message: Message) -> dict[str, str]:
-    """The message as templates read it. A name that is not given is not defined."""
-    turn = {"role": message.role, "content": message.content}
-    return turn | {"name": message.name} if message.name else turn
+def _turn(role: str, content: str, name: str) -> dict[str, str]:
+    """A message as templates read it. A name that is not given is not defined."""
+    turn = {"role": role, "content": content}
+    return turn | {"name": name} if name else turn
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:

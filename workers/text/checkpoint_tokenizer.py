@@ -89,7 +89,7 @@ class CheckpointTokenizer:
 
     def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
         """See `Tokenizer.mark_control_tokens`."""
-        return (values, "") if self._parse_special else self._encoder.control.mark(values)
+        return (values, "") if self._parse_special else self._encoder.mark(values)
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """See `Tokenizer.encode_marked`."""

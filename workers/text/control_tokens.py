@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 MARK = "\ufdd0"
-"""A noncharacter, which Unicode keeps free for use inside of a program. It is repeated if a text contains it."""
+"""A noncharacter, which Unicode keeps free for use inside of a program. Digits follow it if a text contains it."""
+DIGITS = "\ufdd3\ufdd4"
+"""Binary digits of a mark. A text with `n` marks contains at most `n` numbers, so that log2(n) + 1 digits are enough. A
+text of marks makes neither the prompt long nor the search for an unused mark slow."""
 _HEAD = 4
 """Characters of a token that are looked for first, which is faster than a step of the trie at each place."""
 _Trie = dict[str, Any]
@@ -39,16 +42,15 @@ class ControlTokens:
                 at = end
         return found
 
-    def mark(self, values: Any) -> tuple[Any, str]:
+    def mark(self, values: Any, *, always: bool = False) -> tuple[Any, str]:
         """Mark the control tokens in all strings of JSON values, and what could become one beside a template's text.
 
-        Returns the values and the mark, which is in none of their strings before; it is empty if nothing was marked.
+        Returns the values and the mark, which is in none of their strings before; it is empty if nothing was marked,
+        unless a mark is `always` wanted.
         """
-        mark = MARK
-        while any(mark in text for text in _strings(values)):
-            mark += MARK
+        mark = _unused_mark(list(_strings(values)))
         marked = self._marked(values, mark)
-        return (values, "") if marked == values else (marked, mark)
+        return (values, "") if marked == values and not always else (marked, mark)
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
@@ -84,6 +86,19 @@ def insert(text: str, places: Sequence[int], part: str) -> str:
     """Insert a part at each of these places, in order, of a text."""
     ends = [*places, len(text)]
     return part.join(text[start:end] for start, end in zip([0, *places], ends, strict=True))
+
+
+def _unused_mark(texts: Sequence[str]) -> str:
+    """Return the shortest mark that is in none of the texts. It contains `MARK` once, at its start, so that no text
+    beside it completes another one."""
+    count = sum(text.count(MARK) for text in texts)
+    if not count:
+        return MARK
+    length = count.bit_length()
+    pattern = re.compile(f"{MARK}[{DIGITS}]{{{length}}}")
+    used = {found for text in texts for found in pattern.findall(text)}
+    numbers = (MARK + "".join(DIGITS[number >> place & 1] for place in range(length)) for number in range(count + 1))
+    return next(mark for mark in numbers if mark not in used)
 
 
 def _trie(tokens: Iterable[str]) -> _Trie:

@@ -31,7 +31,7 @@ from msgspec import structs
 
 from protocol.bounds import MAX_REASON, MAX_TEXT
 from protocol.request import TemplateOptions
-from workers.text.control_tokens import MARK
+from workers.text.control_tokens import DIGITS, MARK
 from workers.text.template_budget import MAX_ITEMS, RenderBudget, TemplateError
 from workers.text.tokenizer import NO_OPTIONS, Messages, Tools
 
@@ -41,8 +41,8 @@ DEFAULT_LIMIT_S = 2.0
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_JSON_SPACE = 256
 """Characters of an indent or a separator in JSON."""
-_NOT_ASCII = re.compile(f"[^\x00-~{MARK}]")
-"""Characters that `ensure_ascii` escapes; marks of control tokens stay, to be found in the prompt."""
+_NOT_ASCII = re.compile(f"{MARK}[{DIGITS}]*|[^\x00-~]")
+"""Characters that `ensure_ascii` escapes, and marks of control tokens, which stay to be found in the prompt."""
 _COUNTED = frozenset({"slice", "batch"})
 """Filters that take the number of elements to build."""
 _WHOLE = frozenset({"string", "pprint", "escape", "e", "forceescape", "safe"})
@@ -147,8 +147,8 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
 
 def _escape(match: re.Match[str]) -> str:
-    """Escape a character as JSON does with `ensure_ascii`."""
-    return json.dumps(match[0])[1:-1]
+    """Escape a character as JSON does with `ensure_ascii`; a mark stays."""
+    return match[0] if match[0][0] == MARK else json.dumps(match[0])[1:-1]
 
 
 def _filter(name: str, node: nodes.Node) -> nodes.Node:

@@ -1,5 +1,6 @@
 """Encodes text with the `tokenizers` library; control tokens that are marked in it are ordinary text."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -26,8 +27,16 @@ class TextEncoder:
         self.longest_token = max(map(len, vocabulary), default=1)
         special = {ident: token for ident, token in library.get_added_tokens_decoder().items() if token.special}
         self.control = ControlTokens(token.content for token in special.values())
+        # Those that the library finds in normalized text, in which other characters may have become one.
+        self._normalized = library.normalizer is not None and any(token.normalized for token in special.values())
+        unknown = getattr(library.model, "unk_token", None)
+        self._special = {token.content: ident for ident, token in special.items() if token.content != unknown}
         library.add_tokens([_second_name(token) for token in special.values()])
         self._ids = {library.token_to_id(OWN + token.content): ident for ident, token in special.items()}
+
+    def mark(self, values: Any) -> tuple[Any, str]:
+        """As `ControlTokens.mark`. The mark is not empty if the normalized text may have other control tokens."""
+        return self.control.mark(values, always=self._normalized)
 
     def token_of(self, ident: int) -> str | None:
         """Return a token by its id; None for an id that is not in the vocabulary."""
@@ -41,18 +50,28 @@ class TextEncoder:
         """Return the ids of a text in which control tokens with a mark inside are ordinary text."""
         plain = self._without_second_names(text.replace(mark, ""))
         own, at, last = [], 0, 0  # the places of control tokens without a mark, once the marks are gone
-        for start, _ in self.control.find(text):
+        found = self.control.find(text)
+        for start, _ in found:
             at += start - last - len(mark) * text.count(mark, last, start)
             last = start
             own.append(at)
         if own == [start for start, _ in self.control.find(plain)]:
-            return self._ids_of(plain, special=False)
+            ids = self._ids_of(plain, special=False)
+            if not self._normalized or self._control_ids(ids) == self._control_ids_at(text, found):
+                return ids
         self._library.encode_special_tokens = True
         try:
             ids = self._ids_of(insert(plain, own, OWN), special=False)
         finally:
             self._library.encode_special_tokens = False
         return [self._ids.get(ident, ident) for ident in ids]
+
+    def _control_ids(self, ids: Sequence[int]) -> list[int]:
+        known = set(self._special.values())
+        return [ident for ident in ids if ident in known]
+
+    def _control_ids_at(self, text: str, places: Sequence[tuple[int, int]]) -> list[int]:
+        return [self._special[text[start:end]] for start, end in places if text[start:end] in self._special]
 
     def _without_second_names(self, text: str) -> str:
         """Replace what would make a control token in a text another one."""

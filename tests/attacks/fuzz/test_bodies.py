@@ -8,6 +8,7 @@ import os
 import random
 from typing import Any
 
+import psutil
 import pytest
 
 from gateway.errors import RequestError
@@ -17,6 +18,8 @@ from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamO
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_SEED, MAX_TOKENS
+from protocol.codec import encode_commands
+from protocol.commands import Submit
 
 ASKED = os.environ.get("BATON_FUZZ_BODIES")
 BODIES = int(ASKED or 20_000)
@@ -25,6 +28,7 @@ COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 64, 65, MAX_TOKENS, MAX_TOKENS + 1, MAX_SEED, -(2**63), 2**64, 10**40),
     *(0.0, -0.0, 0.5, 1.0, 2.0, 1e308, -1e308, 5e-324, "", "x", "none", "auto", "\x00", "\ud7ff", "😀", "x" * 600),
+    "\ud800",
     *([], [None], [""], ["a", None], [1], [[1]], [-1], [[]], [["a"]], [1, "a"], [{}], {}, {"a": "b"}, {"5": 1}),
     *({"type": "text"}, {"type": "json_object"}, [{"type": "text", "text": "x"}], [{"type": "image_url"}]),
     *({"include_usage": True}, {"resume_s": 1e9}, {"enable_thinking": "x"}, {"chat_template": "{{ 1 }}"}),
@@ -64,20 +68,25 @@ class RandomBodies:
 
 
 def decoded(decoder: RequestDecoder, raw: bytes, *, chat: bool) -> RequestError | None:
-    """Decode a body. Returns its refusal, or None for one that is taken."""
+    """Decode a body. Returns its refusal, or None for one that is taken, which can be sent to a worker."""
     try:
         request = (decoder.chat if chat else decoder.completion)(raw).request
     except RequestError as error:
         return error
     assert 1 <= len(request.sequences) <= 64
+    encode_commands(
+        [Submit(1, "r", each.input, each.sampling, each.limits, tenant=each.cache_salt) for each in request.sequences]
+    )
     return None
 
 
 @pytest.mark.timeout(1500)
 def test_every_body_is_a_request_or_a_refusal_that_names_its_field() -> None:
     bodies, decoder = RandomBodies(None if ASKED else 1), RequestDecoder(GatewaySettings())
-    taken = 0
+    taken = before = 0
     for number in range(BODIES):
+        if number == BODIES // 10:  # what is made once has been made
+            before = psutil.Process().memory_info().rss
         chat = bool(number % 2)
         raw = bodies.body(ChatBody.__struct_fields__, CHAT) if chat else bodies.body(FIELDS, COMPLETION)
         refusal = decoded(decoder, raw, chat=chat)
@@ -89,3 +98,4 @@ def test_every_body_is_a_request_or_a_refusal_that_names_its_field() -> None:
         nameless = details["code"] == "invalid_json" or "object" in refusal.text or b'""' in raw
         assert details["param"] or nameless, (raw, refusal.text)
     assert BODIES // 20 < taken < BODIES
+    assert psutil.Process().memory_info().rss - before < 16 << 20

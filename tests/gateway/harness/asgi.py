@@ -24,10 +24,8 @@ class Connection:
         body: dict[str, Any] | None = None,
         *,
         query: str = "",
-        key_name: str = "",
         **headers: str,
     ) -> None:
-        """`key_name`: the name of the client's key, as a server with keys knows it."""
         self._app = app
         raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self._scope = {
@@ -37,7 +35,6 @@ class Connection:
             "path": path,
             "query_string": query.encode(),
             "headers": [(b"content-type", b"application/json"), *raw],
-            "baton.key_name": key_name,
         }
         self._send, self._receive = anyio.create_memory_object_stream[Message](8)
         content = b"" if body is None else json.dumps(body).encode()

@@ -87,6 +87,24 @@ async def test_a_client_that_takes_no_further_piece_is_dropped() -> None:
         assert made.router.answers.held == 0
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("gone", [False, True], ids=["answered", "client-gone"])
+async def test_the_memory_of_an_answer_is_given_back_when_it_ends(stream: bool, gone: bool) -> None:
+    async with site() as made:
+        connection = Pieces(made.clients.app, "POST", "/v1/completions", BODY | {"stream": stream})
+        made.clients.start(connection)
+        (placed,) = await made.placed(1)
+        made.worker.say(Step((Delta(placed, (1,) * 100, "x" * 100),)))
+        assert made.router.answers.held > 0
+        if gone:
+            await connection.leave()
+        else:
+            made.worker.finish(placed)
+        await connection.ended.wait()
+        assert made.router.answers.held == 0
+        assert made.router.answers.count == 0, "an answer that is counted further is kept for ever"
+
+
 async def test_an_answer_that_has_to_give_way_while_it_is_sent_is_broken_off() -> None:
     async with site(max_answer_bytes=2 << 20, max_total_answer_bytes=2 << 20) as made:
         connection = await answer(made, 128, choices=4)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from protocol.commands import Submit
 from protocol.request import ChatInput, Message, TokensInput
@@ -60,6 +61,18 @@ def test_a_client_cannot_write_control_tokens(chat: ChatInput) -> None:
     turns = len(chat.messages) + bool(chat.tools_json)
     assert built(chat) == [START, END] * turns + [START]
     assert len(built(chat, parse_special=True)) > 2 * turns + 1
+
+
+def test_control_tokens_that_are_words_do_not_change_what_templates_compare(tmp_path: Path) -> None:
+    """Before: a mark in `user`, and at the end of the key `name`, as the beginning of a control token."""
+    library = tokenizers.Tokenizer.from_str((BUILTIN / "tokenizer.json").read_text())
+    library.add_special_tokens(["user", "e_word"])
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    template = "{% for each in messages %}{% if each['role'] == 'user' %}{{ each['name'] }}{% endif %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = CheckpointTokenizer.from_dir(tmp_path)
+    tokens = PromptBuilder(tokenizer, 4096).build(submit(1, ChatInput((Message("user", "hi", "bob"),)))).tokens
+    assert tokenizer.decode(tokens) == "bob"
 
 
 def test_the_error_of_a_template_has_no_marks(tmp_path: Path) -> None:
