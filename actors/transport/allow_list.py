@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from actors.process.regular_file import open_regular
 from actors.transport.keys import KEY_FILE_BYTES, KeyFileError, from_z85, make_folder, sync_folder, to_z85, write_new
 from protocol.bounds import MAX_NAME
 
@@ -157,5 +158,5 @@ def check_name(name: str) -> None:
 
 
 def _read(file: Path) -> str:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return stream.read(KEY_FILE_BYTES).decode("ascii", "replace")

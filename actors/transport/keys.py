@@ -13,6 +13,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from actors.process.regular_file import open_regular
+
 GATEWAY_KEY = "gateway.key"
 """The gateway's own secret, in its folder."""
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -50,7 +52,7 @@ def make_key(file: Path) -> KeyPair:
 def read_key(file: Path) -> KeyPair:
     """The key pair of a file that only its owner can read. Raises `KeyFileError`."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             mode = os.fstat(stream.fileno())
             if mode.st_uid != os.geteuid():
                 raise KeyFileError(f"{file} belongs to another user: a secret key is its owner's alone")

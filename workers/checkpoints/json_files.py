@@ -1,11 +1,10 @@
 """Bounded reads of a checkpoint's JSON and text files, and the error that names the file and the field."""
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
+from actors.process.regular_file import NotRegularFile, open_regular
 from workers.errors import LoadRefused
 
 MAX_CONFIG_BYTES = 8 << 20
@@ -36,14 +35,15 @@ def read_text(file: Path, most: int) -> str:
     states is not trusted. Raises `CheckpointError`.
     """
     try:
-        content = _read_regular(file, most + 1)
+        with open_regular(file) as stream:
+            content = stream.read(most + 1)
     except FileNotFoundError:
         hint = f"; {A_MODEL}" if file.name == "config.json" else ""
         raise CheckpointError(file, "", f"there is no such file{hint}") from None
+    except NotRegularFile:
+        raise CheckpointError(file, "", "is not a regular file: replace it by one") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
-    if content is None:
-        raise CheckpointError(file, "", "is not a regular file: replace it by one")
     if len(content) > most:
         raise CheckpointError(file, "", f"is larger than the bound of {most} bytes")
     try:
@@ -61,14 +61,3 @@ def read_json(file: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(file, "", "is not a JSON object")
     return value
-
-
-def _read_regular(file: Path, most: int) -> bytes | None:
-    """Read the first `most` bytes of a regular file; None for another kind of file. Raises `OSError`."""
-    if not stat.S_ISREG(file.stat().st_mode):  # opening a device may have an effect
-        return None
-    # Without O_NONBLOCK, opening a FIFO that has taken the file's place since waits for a writer.
-    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            return None
-        return stream.read(most) or b""

@@ -5,6 +5,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from actors.process.regular_file import NotRegularFile, open_regular
 from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
 
 MAX_HEADER_BYTES = 32 << 20
@@ -64,12 +65,13 @@ class WeightFiles:
 
 def _check_file(file: Path) -> None:
     """Raise `CheckpointError` for what is no regular file, and for a header that is too long to be one."""
-    if not file.is_file():
-        problem = "is not a regular file: replace it by one" if file.exists() else "there is no such file"
-        raise CheckpointError(file, "", problem)
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
+    except NotRegularFile:
+        raise CheckpointError(file, "", "is not a regular file: replace it by one") from None
+    except FileNotFoundError:
+        raise CheckpointError(file, "", "there is no such file") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
     if length > MAX_HEADER_BYTES:

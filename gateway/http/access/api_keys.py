@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from actors.process.regular_file import open_regular
 from gateway.settings import GatewaySettings
 
 DEFAULT_NAME = "default"
@@ -118,14 +119,9 @@ def _parse(text: str, file: Path) -> list[tuple[int, str, str]]:
 def _text(file: Path) -> str:
     """The text of a regular file that only its owner and group can read. Raises `ApiKeysInvalid`."""
     try:
-        # Without O_NONBLOCK, a named pipe would hold the gateway up.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            _check(os.fstat(descriptor), file)
-            with open(descriptor, "rb", closefd=False) as stream:
-                raw = stream.read(MAX_FILE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open_regular(file) as stream:
+            _check(os.fstat(stream.fileno()), file)
+            raw = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ApiKeysInvalid(f"{file} cannot be read: {error.strerror}") from error
     if len(raw) > MAX_FILE_BYTES:
@@ -137,8 +133,6 @@ def _text(file: Path) -> str:
 
 
 def _check(status: os.stat_result, file: Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ApiKeysInvalid(f"{file} is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):  # secrets that an orchestrator mounts belong to root
         raise ApiKeysInvalid(f"{file} belongs to another user, who could read and change the keys")
     if status.st_mode & (stat.S_IWGRP | stat.S_IRWXO):

@@ -76,7 +76,7 @@ def test_one_key_under_two_names_is_the_first_ones(tmp_path: Path) -> None:
 def test_a_file_without_permission_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = AllowList(tmp_path)
     listed.add("a", OTHER)
-    monkeypatch.setattr(Path, "open", raising(PermissionError(errno.EACCES, "Permission denied")))
+    monkeypatch.setattr(allow_list, "open_regular", raising(PermissionError(errno.EACCES, "Permission denied")))
     assert listed.read() == Listed({}, {"a.pub": "a.pub cannot be read: Permission denied"})
 
 
@@ -140,7 +140,7 @@ def test_a_system_that_cannot_read_it_locks_nobody_out_and_lets_nobody_in(
     watched, unseen = WatchedList(source), WatchedList(source)
     known = watched.look()
     spoil(tmp_path, "b", new_key().encode())
-    monkeypatch.setattr(Path, "open", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(allow_list, "open_regular", raising(OSError(errno.EMFILE, "Too many open files")))
     spoiled = watched.look()
     assert spoiled.names == known.names
     assert "Too many open files" in spoiled.refused["workers"]
