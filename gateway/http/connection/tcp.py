@@ -197,12 +197,13 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 
     async def _write(self, data: bytes) -> None:
-        async with self.send_lock:
-            try:
-                self.writer.write(data)
-                await self.writer.drain()
-            except (OSError, RuntimeError):  # the client has left, or was dropped, for which Linux has ETIMEDOUT
-                await self.protocol.handle(Closed())
+        """Write at once, and then wait for room. A response that is cancelled while it waits must take no bytes with
+        it: those of HTTP/2 belong to the compression state of all headers on the connection."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except (OSError, RuntimeError):  # the client has left, or was dropped, for which Linux has ETIMEDOUT
+            await self.protocol.handle(Closed())
 
     async def _close(self) -> None:
         with suppress(OSError):  # the same, which Hypercorn takes for an error of the server
