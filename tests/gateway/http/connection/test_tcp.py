@@ -70,3 +70,10 @@ async def test_writes_that_are_cancelled_while_they_wait_lose_no_bytes() -> None
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         assert writer.written == [b"a", b"b", b"c"]
+
+
+async def test_a_client_that_left_before_it_was_served_is_no_failure() -> None:
+    with socket.socket() as unconnected:
+        writer = FullWriter(unconnected)
+        await connection(writer)
+        assert writer.closed
