@@ -76,6 +76,7 @@ class PredecessorConnection:
                 for each in descriptors:
                     os.close(each)
                 raise
+            os.set_inheritable(descriptors[0], False)  # CPython's recvmsg does not set MSG_CMSG_CLOEXEC
             return reply, descriptors[0]
 
 

@@ -19,9 +19,9 @@ def goaway(last_stream: int) -> bytes:
 class WholeBodies:
     """Delays the end of an HTTP/2 response until the body of its request has been read, for at most `limit_s` seconds.
 
-    Hypercorn 0.18 forgets a stream once its response has ended. Data for it that arrives later raises in the
-    connection, and every other response on that connection is lost. So an early response (mostly a refusal) is sent at
-    once, and ended when the rest of the body has been discarded.
+    A server may end a response before it has the whole body, and ask for no more of it with RST_STREAM (RFC 9113, 8.1).
+    curl 7.88 and httpx 0.28 then report an error of the stream in place of the response. So an early response (mostly a
+    refusal) is sent at once, and ended when the rest of the body has been discarded.
     """
 
     def __init__(self, app: ASGIApp, limit_s: float) -> None:

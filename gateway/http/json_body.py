@@ -16,6 +16,8 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`(?: - at `\$.*`)?$", re.DOTALL)
 """The name of a field may itself have any characters."""
 _NOT_IN_ENUM = "Invalid enum value "
+_MOST_CHARACTERS = 2000
+"""Of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ def decode_body(decoder: "msgspec.json.Decoder[Body]", raw: bytes, hints: Hints 
 
 def refusal(message: str, hints: Hints) -> RequestError:
     """The error for a body about which msgspec said `message`."""
+    if len(message) > _MOST_CHARACTERS:
+        half = _MOST_CHARACTERS // 2
+        message = message[:half] + message[-half:]
     at, name = _AT.search(message), _FIELD.match(message)
     path = at.group(1) if at else ""
     if name is not None:

@@ -22,6 +22,7 @@ from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.http2 import EVERY_STREAM, goaway
 from gateway.settings import GatewaySettings
 
+_Address = tuple[str, int] | None
 LINGER_S = 2.0
 """Time that a client which is refused has for reading why."""
 
@@ -65,8 +66,9 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
     async def run(self) -> None:
         """Serve the connection until it ends."""
         try:
+            client, server = self._addresses()
             async with TaskGroup(self.loop) as self._task_group:
-                self.protocol = self._negotiation()
+                self.protocol = self._negotiation(client, server)
                 self._set_idle(True)
                 self._watch(None)
                 await self._read_data()
@@ -80,10 +82,13 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             # The cycles of references end here: thousands of connections would wait for the next garbage collection.
             self.protocol = self._task_group = None  # type: ignore[assignment]  # nothing uses it after its end
 
-    def _negotiation(self) -> Negotiation:
+    def _addresses(self) -> tuple[_Address, _Address]:
+        """Those of the client and of the server. Raises `OSError`."""
         socket = self.writer.get_extra_info("socket")
         client = parse_socket_addr(socket.family, socket.getpeername())
-        server = parse_socket_addr(socket.family, socket.getsockname())
+        return client, parse_socket_addr(socket.family, socket.getsockname())
+
+    def _negotiation(self, client: _Address, server: _Address) -> Negotiation:
         state = ConnectionState(self.state)
         place = (self.app, self.config, self.context, self._task_group)
         arguments = (*place, state, False, client, server, self.protocol_send)
@@ -103,6 +108,11 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self._idle_timer = self.loop.call_later(0 if ended else self.config.keep_alive_timeout, self._expire)
 
     def _expire(self) -> None:
+        http2 = self._http2
+        if http2 is not None and not (self._ending or self.left or self._closing):
+            # A request that is on its way was not looked at, so its client may send it again (RFC 9113, 6.8).
+            self._ending = True
+            self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
         self._task_group.spawn(self._initiate_server_close)
 
     def _watch(self, idle_at: int | None) -> None:
@@ -160,8 +170,6 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             if http2.streams and min(http2.streams) > self._last_served:
                 self._warn()
             return
-        self._ending = True
-        self.writer.write(goaway(http2.connection.highest_inbound_stream_id))
         self._expire()
 
     @property
@@ -187,7 +195,7 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
     async def protocol_send(self, event: Event) -> None:
         """Called by Hypercorn with bytes to send and with changes of the connection."""
         if isinstance(event, Updated):
-            if not self.left:
+            if not (self.left or self._lingering):
                 self._set_idle(event.idle)
         elif isinstance(event, Lingering):
             self._linger()
@@ -199,12 +207,13 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 
     async def _write(self, data: bytes) -> None:
-        async with self.send_lock:
-            try:
-                self.writer.write(data)
-                await self.writer.drain()
-            except (OSError, RuntimeError):  # the client has left, or was dropped, for which Linux has ETIMEDOUT
-                await self.protocol.handle(Closed())
+        """Write at once, and then wait for room. A response that is cancelled while it waits must take no bytes with
+        it: those of HTTP/2 belong to the compression state of all headers on the connection."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except (OSError, RuntimeError):  # the client has left, or was dropped, for which Linux has ETIMEDOUT
+            await self.protocol.handle(Closed())
 
     async def _close(self) -> None:
         with suppress(OSError):  # the same, which Hypercorn takes for an error of the server

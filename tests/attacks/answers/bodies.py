@@ -47,6 +47,8 @@ BODIES: dict[str, tuple[str, bytes]] = {
     "quotes": (COMPLETIONS, filled(_PROMPT + b'"', b'\\"', b'"}')),
     "space": (COMPLETIONS, b" " * SIZE),
     "repeated-fields": (COMPLETIONS, filled(b"{", b'"model":"m",', b'"x":1}')),
+    "a-field-of-backticks": (COMPLETIONS, filled(b'{"', b"`", b'":1}')),
+    "a-role-like-a-message": (CHAT, filled(_MESSAGES + b'{"role":"', b" - at `$.", b'","content":"x"}]}')),
     "ids-at-the-bound": (COMPLETIONS, _PROMPT + b"[" + b"1," * 500_000 + b"1]}"),
     "arrays-at-the-bound": (COMPLETIONS, _OPTION + b"[" + b"[]," * 104_000 + b"1]}"),
     "members-at-the-bound": (

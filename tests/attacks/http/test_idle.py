@@ -49,6 +49,17 @@ def test_headers_that_trickle_have_a_deadline(server: AttackedServer, start: byt
     no_connections(server)
 
 
+@pytest.mark.parametrize("requests", [0, 1])
+def test_an_http2_connection_ends_with_the_number_of_its_last_request(server: AttackedServer, requests: int) -> None:
+    """Without a GOAWAY, a client whose request crosses the end of its connection cannot know whether to repeat it."""
+    with Http2Client(server) as client:
+        for _ in range(requests):
+            client.ask("GET", "/health/live")
+        client.until_closed()
+        assert len(client.ended) == requests
+        assert client.goaway == 0
+
+
 def test_pings_keep_no_connection(server: AttackedServer) -> None:
     with Http2Client(server) as client:
         while not client.closed:

@@ -85,6 +85,7 @@ async def test_the_number_of_connections_has_no_limit() -> None:
     async with predecessor(keeps) as old:
         descriptor = await old.meet()
         assert descriptor is not None
+        assert not os.get_inheritable(descriptor), "a worker that keeps it open would keep the port"
         os.close(descriptor)
 
         async def one(number: int) -> None:

@@ -60,3 +60,9 @@ def test_a_refusal_names_the_field(raw: bytes, code: str, field: str | None, tex
     with pytest.raises(RequestError) as caught:
         decode_body(DECODER, raw, HINTS)
     assert (caught.value.code, caught.value.field, caught.value.text) == (code, field, text)
+
+
+def test_a_long_name_is_shortened() -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_body(DECODER, b'{"count":1,"parts":[{"kind":"text","%s":1}]}' % (b"`" * 100_000))
+    assert caught.value.field == "parts[0]." + "`" * 91
