@@ -1,5 +1,7 @@
 """A listening socket that counts its connections and rejects those over a bound."""
 
+import asyncio
+import errno
 import socket
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from protocol.errors import ErrorCode
 
 SPARE = 32
 """Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.http.probes`."""
+ACCEPTS_PER_TURN = 128
 NO_ROOM = "the server has no room for another connection"
 _READ_BYTES = 65536
 
@@ -49,13 +52,25 @@ class Listener(Acceptor):
         self.max_connections = sys.maxsize
         self._accepted: WeakSet[socket.socket] = WeakSet()
         self._spare: WeakSet[socket.socket] = WeakSet()
+        self._accepts = 0
+        """Calls of `accept` in this turn of the event loop."""
 
     def accept(self) -> tuple[socket.socket, Any]:
+        """See `Acceptor.accept`. Raises `BlockingIOError` after `ACCEPTS_PER_TURN` in one turn of the event loop, where
+        asyncio would accept as many as the queue holds."""
+        if self._accepts == ACCEPTS_PER_TURN:
+            raise BlockingIOError(errno.EAGAIN, "the others are accepted in the next turn")
+        if not self._accepts:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._accepts += 1
         connection, address = super().accept()
         if self._has(self.max_connections):
             self._spare.add(connection)
         self._accepted.add(connection)
         return connection, address
+
+    def _next_turn(self) -> None:
+        self._accepts = 0
 
     @property
     def full(self) -> bool:

@@ -58,7 +58,7 @@ class FrameBudget:
     def __init__(self, max_header_bytes: int, now: float) -> None:
         """`max_header_bytes`: of one block of headers, compressed; `now`: see `pieces`."""
         self._max_header_bytes = max_header_bytes
-        self._resets = _Bucket("streams were reset", 200, 33, now)
+        self._resets = _Bucket("streams were reset", 1000, 33, now)
         self._control = _Bucket("control frames", 1000, 33, now)
         self._small = _Bucket("small or padded DATA frames", 10_000, 1000, now)
         self._skip = len(PREFACE)

@@ -92,9 +92,13 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
             self.connection.encoder.header_table_size = HEADER_TABLE_BYTES
         return events
 
-    async def _close(self) -> None:
+    def stop(self) -> None:
+        """Stop looking for stalls."""
         if self._stall_timer is not None:
             self._stall_timer.cancel()
+
+    async def _close(self) -> None:
+        self.stop()
         await super().handle(Closed())
         for stream_id in list(self.stream_buffers):
             await self._forget(stream_id)

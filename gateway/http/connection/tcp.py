@@ -78,6 +78,8 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             self._set_idle(False)
             if self._watch_timer is not None:
                 self._watch_timer.cancel()
+            if (http2 := self._http2) is not None:
+                http2.stop()
             await self._close()
             # The cycles of references end here: thousands of connections would wait for the next garbage collection.
             self.protocol = self._task_group = None  # type: ignore[assignment]  # nothing uses it after its end

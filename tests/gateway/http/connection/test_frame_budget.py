@@ -44,7 +44,7 @@ def test_the_pieces_are_the_bytes_in_order_however_they_arrive(frames: list[tupl
 
 
 FLOODS = {
-    "resets": (frame(RST, 4), 200),
+    "resets": (frame(RST, 4), 1000),
     "settings": (frame(SETTINGS, 6, stream=0), 500),
     "acknowledged settings": (frame(SETTINGS, flags=1, stream=0), 1000),
     "ping": (frame(PING, 8, stream=0), 1000),
@@ -97,11 +97,11 @@ def test_data_in_single_bytes_earns_nothing() -> None:
 
 def test_resets_are_not_earned() -> None:
     made = budget()
-    cancelled = (frame(HEADERS, 10, flags=5, stream=each) + frame(RST, 4, stream=each) for each in range(1, 403, 2))
+    cancelled = (frame(HEADERS, 10, flags=5, stream=each) + frame(RST, 4, stream=each) for each in range(1, 2003, 2))
     with pytest.raises(OverBudget):
         spend(made, b"".join(cancelled))
     other = budget()
-    for _ in range(200):
+    for _ in range(1000):
         other.count_reset(0.0)
     with pytest.raises(OverBudget):
         other.count_reset(0.0)

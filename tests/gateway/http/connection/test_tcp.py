@@ -10,8 +10,8 @@ import pytest
 from hypercorn.config import Config
 from hypercorn.events import RawData
 
+from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.connection.tcp import HttpConnection
-from gateway.http.conventions import ErrorRenderer
 from gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +53,7 @@ def connection(writer: FullWriter) -> HttpConnection:
         app,
         Config(),
         GatewaySettings(),
-        cast(ErrorRenderer, None),  # nothing is refused
+        cast(RefusalRenderer, None),  # nothing is refused
         asyncio.StreamReader(),
         cast(asyncio.StreamWriter, writer),
     )
