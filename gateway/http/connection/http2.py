@@ -55,6 +55,9 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
         self._loop = asyncio.get_running_loop()
         self._budget = FrameBudget(self.config.h2_max_header_list_size, self._loop.time())
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._apps = 0
+        """Apps that run, also for streams that were reset."""
+        self._app_ended = asyncio.Event()
 
     async def initiate(self, headers: None = None, settings: None = None) -> None:
         """See `H2Protocol`."""
@@ -99,6 +102,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
 
     async def _close(self) -> None:
         self.stop()
+        self._app_ended.set()
         await super().handle(Closed())
         for stream_id in list(self.stream_buffers):
             await self._forget(stream_id)
@@ -133,7 +137,21 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
                     await self.send(Closed())
         await self._flush()
 
+    async def _wait_for_room(self) -> None:
+        """Wait until fewer apps run than streams may be open. A client that resets its streams would start any number
+        of them otherwise (CVE-2023-44487): those of its last streams take some time to notice."""
+        while self._apps >= self.config.h2_max_concurrent_streams and not self.closed:
+            self._app_ended.clear()
+            await self._app_ended.wait()
+
+    def _note_end(self) -> None:
+        self._apps -= 1
+        self._app_ended.set()
+
     async def _receive_request(self, event: h2.events.RequestReceived) -> None:
+        await self._wait_for_room()
+        if self.closed:
+            return
         stream_id = event.stream_id
         self._receiving.add(stream_id)
         if self.context.terminated.is_set():
@@ -149,7 +167,9 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
             *(self.ssl, self.client, self.server, self.stream_send, stream_id),
             most=None,
             on_read=partial(self._acknowledge, stream_id),
+            on_end=self._note_end,
         )
+        self._apps += 1
         self.stream_buffers[stream_id] = SendBuffer(self.context.event_class)
         self.priority.insert_stream(stream_id)
         self.priority.block(stream_id)
