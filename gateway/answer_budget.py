@@ -70,10 +70,16 @@ class HeldAnswer:
 
     def give_way(self, reason: str, *, alone: bool) -> None:
         """End the answer, as there is no room for it."""
+        give_way = self._give_way
         self.release()
-        self._give_way(reason, alone)
+        give_way(reason, alone)
 
     def release(self) -> None:
         """Give back all its bytes; nothing counts any more. Repeatable."""
         self._closed = True
+        self._give_way = _ended  # the answer and its request refer to each other until here
         self._budget.close(self)
+
+
+def _ended(reason: str, alone: bool) -> None:
+    """An answer that has ended gives way to none."""

@@ -57,7 +57,7 @@ class GatewaySettings:
     max_header_bytes: int = 32 * 1024
     max_choices: int = 64
     """Sequences that one request may start: its prompts times `n`."""
-    max_fanout_bytes: int = 32 * 1024 * 1024
+    max_fanout_bytes: int = 16 * 1024 * 1024
     """Bytes of the body times sequences of one request. They are one message on a link, which is 64 MiB at most."""
     max_streams_per_worker: int = 2048
     """Sequences that one worker may hold, running and waiting, before further ones are refused with 429."""

@@ -82,6 +82,7 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
                 http2.stop()
             await self._close()
             # The cycles of references end here: thousands of connections would wait for the next garbage collection.
+            _free(self.writer)
             self.protocol = self._task_group = None  # type: ignore[assignment]  # nothing uses it after its end
 
     def _addresses(self) -> tuple[_Address, _Address]:
@@ -229,3 +230,8 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         with suppress(OSError):
             self.writer.write_eof()
         self._idle_timer = self.loop.call_later(LINGER_S, self.writer.close)
+
+
+def _free(writer: asyncio.StreamWriter) -> None:
+    """Let the closed transport go, which in asyncio refers to itself by the method that reads (Python 3.11 to 3.14)."""
+    vars(writer.transport)["_read_ready_cb"] = None

@@ -57,11 +57,11 @@ BODIES: dict[str, tuple[str, bytes]] = {
     ),
     "ids-times-64": (
         COMPLETIONS,
-        b'{"model":"scripted","n":64,"max_tokens":1,"prompt":[' + b"1," * 261_000 + b"1]}",
+        b'{"model":"scripted","n":64,"max_tokens":1,"prompt":[' + b"1," * 130_000 + b"1]}",
     ),
     "text-times-64": (
         COMPLETIONS,
-        json.dumps({"model": "scripted", "n": 64, "max_tokens": 1, "prompt": "x" * 523_000}).encode(),
+        json.dumps({"model": "scripted", "n": 64, "max_tokens": 1, "prompt": "x" * 261_000}).encode(),
     ),
     "messages-times-64": (
         CHAT,

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.environment.surrounded import WAIT_S, Surrounded, needs_namespaces, surrounded
+from tests.attacks.environment.surrounded import ROOT, WAIT_S, Surrounded, needs_namespaces, surrounded
 from tests.gateway.harness.serving import COMPLETION
 from workers.iree.build.cache import CacheError, GraphCache
 
@@ -63,11 +64,20 @@ def starved(gateway: Surrounded) -> bool:
     return worker["restarts"] >= 3 and worker["state"] == "backoff" and "No space left on device" in worker["reason"]
 
 
+def over_tmp() -> list[str]:
+    """Commands that mount a tiny file system over /tmp. The checkout and the interpreter stay, if they are there."""
+    needed = {Path(sys.prefix), Path(sys.base_prefix), ROOT}
+    kept = list(enumerate(sorted(path for path in needed if path.is_relative_to("/tmp")), 3))
+    opened = [f"exec {number}< {path}" for number, path in kept]
+    bound = [f"mkdir -p {path} && mount -c --bind /proc/self/fd/{number} {path}" for number, path in kept]
+    return [*opened, f"{TINY} /tmp", *bound]
+
+
 @needs_namespaces
 def test_a_worker_that_served_comes_back_when_there_is_room_for_its_socket() -> None:
     """Its socket needs a folder: in the user's run-time folder, the temporary one, or /tmp. All are full."""
     environment = {"TMPDIR": "/tmp", "XDG_RUNTIME_DIR": "/tmp"}
-    with surrounded(mounts=[f"{TINY} /tmp"], environment=environment) as gateway:
+    with surrounded(mounts=over_tmp(), environment=environment) as gateway:
         with Filler(gateway.inside("/tmp")):
             gateway.until(lambda: starved(gateway))
         answer = gateway.client.post("/v1/completions", json=COMPLETION)

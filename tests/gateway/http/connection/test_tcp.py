@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -22,6 +23,7 @@ class FullWriter:
 
     def __init__(self, socket: socket.socket) -> None:
         self.socket = socket
+        self.transport = SimpleNamespace()
         self.written: list[bytes] = []
         self.closed = False
 
