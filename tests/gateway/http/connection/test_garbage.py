@@ -22,7 +22,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def left() -> list[object]:
-    return [each for each in gc.get_objects() if isinstance(each, HttpConnection | RequestRecord)]
+    return [each for each in gc.get_objects() if type(each) in (HttpConnection, RequestRecord)]
 
 
 async def test_nothing_is_left_of_connections_that_ended() -> None:
