@@ -33,7 +33,7 @@ class RequestGroup(LiveRequest):
     ) -> None:
         super().__init__(request_id, model, output, body, count)
         self.sequences: Sequence[LiveSequence] = ()
-        """In the order of their index. Set by the router, before they can change."""
+        """In the order of their index. Set by the router, before they can change; none after `close`."""
         self.deadline: asyncio.TimerHandle | None = None
         self.room = MAX_TOKENS
         """Tokens that are taken at once. Set by the router."""
@@ -92,6 +92,8 @@ class RequestGroup(LiveRequest):
         """Cancel what still lives of it, and release its answer, which is read no more. Synchronous, repeatable."""
         self.cancel_nowait()
         self._discard()
+        self._ready.clear()
+        self.sequences = ()  # they refer to it: all would wait for a garbage collection
         if self.answer is not None:
             self.answer.release()
 

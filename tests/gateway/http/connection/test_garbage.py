@@ -8,6 +8,7 @@ import pytest
 
 from gateway.http.connection.tcp import HttpConnection
 from gateway.http.request_record import RequestRecord
+from gateway.routing.request_group import RequestGroup
 from tests.gateway.harness.serving import COMPLETION, open_raw, serving
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +23,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def left() -> list[object]:
-    return [each for each in gc.get_objects() if type(each) in (HttpConnection, RequestRecord)]
+    return [each for each in gc.get_objects() if type(each) in (HttpConnection, RequestRecord, RequestGroup)]
 
 
 async def test_nothing_is_left_of_connections_that_ended() -> None:
