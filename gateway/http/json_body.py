@@ -17,7 +17,7 @@ _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)
 """The name of a field may itself have any characters."""
 _NOT_IN_ENUM = "Invalid enum value "
 _MOST_CHARACTERS = 2000
-"""Of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes long."""
+"""The part of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
