@@ -71,12 +71,12 @@ class AuthMiddleware:
         direct = self._direct(scope["method"], scope["path"])
         headers = self._pages.response_headers(scope)
         if error is not None or self._pages.is_preflight(scope):
-            exchange = HttpExchange(scope, receive, _with_headers(send, headers), self._settings, conventions)
+            exchange = HttpExchange(scope, receive, _recorded(send, record, headers), self._settings, conventions)
             await (exchange.respond_empty() if error is None else exchange.refuse(error))
         elif direct is not None:
             # Few clients are pages of another origin: those of all others get `send` as it is.
             of_page = any(name == b"access-control-allow-origin" for name, _ in headers)
-            await direct(scope, receive, _with_headers(send, headers) if of_page else send)
+            await direct(scope, receive, _recorded(send, record, headers) if of_page else send)
         else:
             await self._app(scope, receive, _recorded(send, record, [(b"x-request-id", request_id), *headers]))
 
@@ -154,20 +154,13 @@ def _is_local(scope: Scope) -> bool:
         return False
 
 
-def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
-    def send_with_headers(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        return send(message)  # no coroutine of its own, as streams send each token
-
-    return send_with_headers
-
-
 def _recorded(send: Send, record: RequestRecord, headers: Sequence[tuple[bytes, bytes]]) -> Send:
-    async def send_recorded(message: Message) -> None:
+    """Note the status of the response in the record, and add headers to it."""
+
+    def send_recorded(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.started(message["status"])
             message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        await send(message)
+        return send(message)  # no coroutine of its own, as streams send each token
 
     return send_recorded
