@@ -27,6 +27,10 @@ class TokenBucket:
         self._left -= amount
         return True
 
+    def earn(self, amount: float) -> None:
+        """Let so many units more pass, but no more than `burst` at once."""
+        self._left = min(self._burst, self._left + amount)
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:

@@ -4,6 +4,8 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum
 
+from actors.transport.rate_limit import TokenBucket
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PIECE_BYTES = 4096
 PIECE_FRAMES = 64
@@ -28,25 +30,6 @@ class OverBudget(Exception):
     """Raised when a client sends more frames of one kind than it may; the message names it."""
 
 
-class _Bucket:
-    """A token bucket: `most` at once, `per_s` in the long run."""
-
-    def __init__(self, name: str, most: float, per_s: float, now: float) -> None:
-        self._name = name
-        self._most, self._per_s = most, per_s
-        self._left, self._at = most, now
-
-    def earn(self, count: float) -> None:
-        self._left = min(self._most, self._left + count)
-
-    def spend(self, count: float, now: float) -> None:
-        """Take some; a negative count is earned. Raises `OverBudget`."""
-        self._left = min(self._most, self._left + (now - self._at) * self._per_s - count)
-        self._at = now
-        if self._left < 0:
-            raise OverBudget(self._name)
-
-
 class FrameBudget:
     """Divides what a client sends into pieces that are cheap to handle, and refuses floods of frames.
 
@@ -55,12 +38,12 @@ class FrameBudget:
     CVE-2024-27983 (CONTINUATION).
     """
 
-    def __init__(self, max_header_bytes: int, now: float) -> None:
-        """`max_header_bytes`: of one block of headers, compressed; `now`: see `pieces`."""
+    def __init__(self, max_header_bytes: int) -> None:
+        """`max_header_bytes`: of one block of headers, compressed."""
         self._max_header_bytes = max_header_bytes
-        self._resets = _Bucket("streams were reset", 1000, 33, now)
-        self._control = _Bucket("control frames", 1000, 33, now)
-        self._small = _Bucket("small or padded DATA frames", 10_000, 1000, now)
+        self._resets = TokenBucket(33, 1000)
+        self._control = TokenBucket(33, 1000)
+        self._small = TokenBucket(1000, 10_000)
         self._skip = len(PREFACE)
         """Bytes until the next frame begins."""
         self._head = b""
@@ -98,26 +81,37 @@ class FrameBudget:
         stream &= 0x7FFFFFFF
         match kind:
             case Frame.DATA:
-                self._small.spend(1 if flags & _PADDED else 1 - size / 32, now)
+                self._count_data(1 if flags & _PADDED else 1 - size / 32, now)
                 if not size and not flags & _END_STREAM:
-                    self._control.spend(1, now)
+                    self._spend_control(1, now)
             case Frame.HEADERS:
                 self._header_bytes = 0
                 if stream > self._highest:
                     self._highest = stream
                     self._control.earn(8)  # some clients open the stream's window, or set its priority
                 else:
-                    self._control.spend(1, now)
+                    self._spend_control(1, now)
                 self._add_headers(size, flags)
             case Frame.CONTINUATION:
-                self._control.spend(1, now)
+                self._spend_control(1, now)
                 self._add_headers(size, flags)
             case Frame.RST_STREAM:
-                self._resets.spend(1, now)
+                self.count_reset(now)
             case Frame.SETTINGS:
-                self._control.spend(1 if flags & _ACK else 1 + size // 6, now)
+                self._spend_control(1 if flags & _ACK else 1 + size // 6, now)
             case _:
-                self._control.spend(1, now)
+                self._spend_control(1, now)
+
+    def _count_data(self, small: float, now: float) -> None:
+        """Count a DATA frame by how small it is; a large one makes up for small ones."""
+        if small < 0:
+            self._small.earn(-small)
+        elif not self._small.take(small, now):
+            raise OverBudget("small or padded DATA frames")
+
+    def _spend_control(self, count: int, now: float) -> None:
+        if not self._control.take(count, now):
+            raise OverBudget("control frames")
 
     def _add_headers(self, size: int, flags: int) -> None:
         self._header_bytes += size
@@ -128,7 +122,8 @@ class FrameBudget:
 
     def count_reset(self, now: float) -> None:
         """A stream was reset by the server, for an error of the client. Raises `OverBudget`."""
-        self._resets.spend(1, now)
+        if not self._resets.take(1, now):
+            raise OverBudget("streams were reset")
 
     def sent(self, size: int) -> None:
         """A DATA frame was sent, for which the client will open its windows."""

@@ -53,7 +53,7 @@ class Http2(H2Protocol):  # type: ignore[misc]  # Hypercorn has no types
         self._receiving: set[int] = set()
         """Streams whose request has not ended."""
         self._loop = asyncio.get_running_loop()
-        self._budget = FrameBudget(self.config.h2_max_header_list_size, self._loop.time())
+        self._budget = FrameBudget(self.config.h2_max_header_list_size)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._apps = 0
         """Apps that run, also for streams that were reset."""

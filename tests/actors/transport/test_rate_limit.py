@@ -54,3 +54,14 @@ def test_a_message_of_many_frames_counts_as_many() -> None:
     budget = PeerBudget(rate)
     assert budget.spend(1, 0.0, frames=4) is None
     assert budget.spend(1, 0.0, frames=2) == "more than 1 frames a second"
+
+
+def test_what_is_earned_passes_but_no_more_than_the_burst_at_once() -> None:
+    bucket = TokenBucket(rate=1.0, burst=4.0)
+    assert bucket.take(4.0, now=0.0)
+    bucket.earn(2.0)
+    assert bucket.take(2.0, now=0.0)
+    assert not bucket.take(0.5, now=0.0)
+    bucket.earn(9.0)
+    assert not bucket.take(4.5, now=0.0)
+    assert bucket.take(4.0, now=0.0)

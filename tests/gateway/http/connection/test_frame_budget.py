@@ -17,7 +17,7 @@ def frame(kind: int, size: int = 0, *, flags: int = 0, stream: int = 1) -> bytes
 
 
 def budget() -> FrameBudget:
-    made = FrameBudget(max_header_bytes=1000, now=0.0)
+    made = FrameBudget(max_header_bytes=1000)
     assert list(made.pieces(PREFACE, 0.0)) == [PREFACE]
     return made
 
