@@ -33,6 +33,7 @@ IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "thr
 """The settings of a command that runs a model in its own process."""
 OWN = (*IN_PROCESS, "max_batch_size", "workers", "standby")
 """The settings of a command that starts its own server."""
+LOCAL = "http://127.0.0.1:8000"
 
 Url = Annotated[
     str | None,
@@ -211,7 +212,7 @@ def chaos(
     invocation: typer.Context,
     url: Annotated[
         str, typer.Option("--url", help="The server, which must run on this machine.", metavar="URL")
-    ] = admin.LOCAL,
+    ] = LOCAL,
     own: Annotated[bool, switch("--own", help="Start a server, break that one instead, and stop it.")] = False,
     faults: Annotated[
         str,

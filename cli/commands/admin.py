@@ -29,7 +29,6 @@ Grace = Annotated[
 ModelName = Annotated[
     str, typer.Option("--model-name", help="Only workers of this model.", metavar="NAME", show_default=False)
 ]
-LOCAL = "http://127.0.0.1:8000"
 OF_SETTINGS = ""
 """Stands for the server on the host and port of the settings."""
 
