@@ -1,9 +1,11 @@
 """Commands from the gateway to a worker: a closed union, decoded by `protocol.codec.decode_command`."""
 
-from msgspec import Struct
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from protocol.bounds import Label, Milliseconds, Name, Reason, StreamId, Tokens
-from protocol.request import Input, Limits, Sampling
+from protocol.request import Grammar, Input, Limits, Sampling
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults=True, gc=False):
@@ -11,6 +13,10 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults
 
     incarnation: StreamId
     refusal: Reason = ""
+
+
+SamplingDefault = Literal["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+"""Sampling parameters for which a checkpoint may recommend a value."""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=True):
@@ -27,6 +33,10 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     """Tokens already delivered to the client: generation continues after them, and they count as generated."""
     tenant: Label = ""
     """Owner of the request; prefixes are never shared between tenants."""
+    grammar: Grammar | None = None
+    unset: Annotated[tuple[SamplingDefault, ...], Meta(max_length=5)] = ()
+    """Parameters that the client left open: the value that the checkpoint recommends, if any, replaces that of
+    `sampling`."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel", gc=False):

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_PARTS,
     MAX_PIECE_BYTES,
     MAX_SLOTS,
     MAX_TOKENS,
@@ -134,6 +135,32 @@ class Logprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
 LogprobsList = Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_TOKENS)]
 
 
+class TextPart(Struct, frozen=True, array_like=True, tag="text", gc=False):
+    """Text of the answer."""
+
+    text: Text
+
+
+class ReasoningPart(Struct, frozen=True, array_like=True, tag="reasoning", gc=False):
+    """Text that the model thought before its answer."""
+
+    text: Text
+
+
+class ToolCallPart(Struct, frozen=True, array_like=True, tag="call", omit_defaults=True, gc=False):
+    """A part of a tool call. The first part of a call has its name."""
+
+    call: Annotated[int, Meta(ge=0, le=MAX_PARTS)]
+    """The position of the call among those of the answer, from 0."""
+    name: Label = ""
+    arguments: Text = ""
+    """The arguments of all parts of a call are one JSON text."""
+
+
+Part = TextPart | ReasoningPart | ToolCallPart
+Parts = Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
+
+
 class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """New output of one sequence in one step. Text may lag behind tokens (an incomplete character, a possible stop
     string)."""
@@ -143,6 +170,8 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     text: Text = ""
     logprobs: LogprobsList = ()
     """One for each token, if requested."""
+    parts: Parts = ()
+    """The output in the order of generation, if it is parsed; `text` is empty then."""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
@@ -166,7 +195,7 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):
-    """Successful end of a sequence; its last frame. `text` and `tokens` are what no delta contained."""
+    """Successful end of a sequence; its last frame. `text`, `parts` and `tokens` are what no delta contained."""
 
     stream: StreamId
     reason: FinishReason
@@ -175,6 +204,8 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     text: Text = ""
     logprobs: LogprobsList = ()
     """One for each of these tokens, if requested."""
+    parts: Parts = ()
+    """As in `Delta`."""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):

@@ -5,21 +5,28 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
+    MAX_BREAKERS,
+    MAX_DRY,
+    MAX_GRAMMAR,
     MAX_MESSAGES,
     MAX_PENALTY,
     MAX_REPETITION,
     MAX_SEED,
+    MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TOKENS,
+    MAX_TOOL_CALLS,
     MAX_TOOLS_JSON,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
     Label,
     Milliseconds,
+    Name,
     Stop,
     Text,
     Time,
@@ -28,13 +35,29 @@ from protocol.bounds import (
 )
 
 
-class Message(Struct, frozen=True, array_like=True, gc=False):
+class ToolCall(Struct, frozen=True, array_like=True, gc=False):
+    """A call of a tool in an earlier message of the assistant."""
+
+    id: Label
+    """The id by which the tool's result names the call; templates of some models write it."""
+    name: Name
+    arguments: Text
+    """A JSON object."""
+
+
+class Message(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One chat message, for the template."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: Text
     name: Label = ""
     """Name of the participant, for templates that write it; empty for none."""
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOL_CALLS)] = ()
+    """Calls that the assistant made in this message."""
+    tool_call_id: Label = ""
+    """The call that a message of the role `tool` answers; empty for none."""
+    reasoning: Text = ""
+    """The reasoning before this message of the assistant, for templates that repeat it."""
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -52,6 +75,17 @@ class TemplateOptions(Struct, frozen=True, array_like=True, gc=False):
     """Tokens of reasoning that the template asks the model to stay within: Seed-OSS."""
     reasoning_effort: ReasoningEffort | None = None
     """The effort of reasoning that the template asks for: gpt-oss."""
+
+
+class ToolChoice(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """Which tools an answer may or must call."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    """`auto`: text or calls, as the model decides; `none`: no calls; `required`: one call at least."""
+    name: Label = ""
+    """With `required`: the only tool that may be called; empty for any."""
+    parallel: bool = True
+    """More than one call is allowed."""
 
 
 class TextInput(Struct, frozen=True, array_like=True, tag="text", gc=False):
@@ -77,9 +111,24 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     worker's own clock."""
     options: TemplateOptions = TemplateOptions()
     """Variables that the client sets. None leaves a variable undefined."""
+    tool_choice: ToolChoice = ToolChoice()
+    parse_tools: bool = False
+    """Report tool calls as parts of the output. Without it the model's own notation of a call is text."""
+    parse_reasoning: bool = False
+    """Report reasoning as parts of the output. Without it the model's own notation of it is text."""
 
 
 Input = TextInput | TokensInput | ChatInput
+
+
+class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """A constraint of the answer. It begins after the reasoning, if the reasoning is parsed."""
+
+    kind: Literal["choice", "json_object", "json_schema", "lark", "regex"]
+    source: Annotated[str, Meta(max_length=MAX_GRAMMAR)] = ""
+    """A JSON list of strings, a JSON schema, a Lark grammar or a regular expression; empty for `json_object`."""
+    field: Label = ""
+    """The request field that errors name."""
 
 
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
@@ -117,6 +166,22 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=MAX_BIASES)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Report log-probabilities of the sampled token and of this many most likely ones; None reports none."""
+    typical_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Keep the tokens whose information is closest to the entropy, with at least this mass; 1 keeps all."""
+    xtc_probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Probability of excluding the top choices: all tokens over `xtc_threshold` but the least likely of them."""
+    xtc_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    dry_multiplier: Annotated[float, Meta(ge=0.0, le=MAX_DRY)] = 0.0
+    """Strength of the DRY penalty of tokens that would continue a repetition; 0 is none."""
+    dry_base: Annotated[float, Meta(ge=1.0, le=MAX_DRY)] = 1.75
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 2
+    """Length of a repetition that is not penalized yet."""
+    dry_range: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Number of last tokens in which repetitions are looked for; 0 means all."""
+    dry_breakers: Annotated[tuple[Stop, ...], Meta(max_length=MAX_BREAKERS)] = ()
+    """Texts that a repetition does not extend over."""
+    bad_words: Annotated[tuple[Stop, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
+    """Texts whose tokens may not be generated one after the other."""
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -131,7 +196,14 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Milliseconds from receipt by the worker until the request fails with `DEADLINE`; 0 means no deadline."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Minimum number of generated tokens before an end-of-sequence token may be sampled."""
+    stop_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)] = ()
+    """Tokens that end the answer, as an end-of-sequence token does."""
+    keep_stop: bool = False
+    """The stop string that ended the answer, or the text of the token, is part of the text."""
+    reasoning_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    """Maximum number of tokens of reasoning, after which it is ended; None means no maximum of its own."""
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: end-of-sequence token or stop string; `length`: `max_tokens` or the end of the context."""
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
+"""`stop`: end-of-sequence token or stop string; `length`: `max_tokens` or the end of the context; `tool_calls`: like
+`stop`, after the last of the tool calls that the answer consists of."""

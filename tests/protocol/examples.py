@@ -22,11 +22,26 @@ from protocol.events import (
     Loading,
     Logprobs,
     Ready,
+    ReasoningPart,
     Step,
+    TextPart,
     TokenLogprob,
+    ToolCallPart,
     Usage,
 )
-from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
+from protocol.request import (
+    Bias,
+    ChatInput,
+    Grammar,
+    Limits,
+    Message,
+    Sampling,
+    TemplateOptions,
+    TextInput,
+    TokensInput,
+    ToolCall,
+    ToolChoice,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 GAUGES = Gauges(3, 2, 640, 1000, 1, 900, 4096, 2700, 12, 9, 31, 320, 4, 512, 77, 1)
@@ -80,6 +95,44 @@ COMMANDS: dict[str, Command] = {
         Sampling(),
         Limits(),
     ),
+    "submit_chat_tools": Submit(
+        6,
+        "chatcmpl-6",
+        ChatInput(
+            (
+                Message("user", "Weather in Bern?"),
+                Message(
+                    "assistant", "", tool_calls=(ToolCall("call_1", "weather", '{"city":"Bern"}'),), reasoning="Hm."
+                ),
+                Message("tool", "12 C", tool_call_id="call_1"),
+            ),
+            '[{"type":"function","function":{"name":"weather"}}]',
+            tool_choice=ToolChoice("required", "weather", False),
+            parse_tools=True,
+            parse_reasoning=True,
+        ),
+        Sampling(),
+        Limits(stop_ids=(2,), keep_stop=True, reasoning_tokens=64),
+    ),
+    "submit_grammar": Submit(
+        7,
+        "cmpl-7",
+        TextInput("Answer:"),
+        Sampling(
+            typical_p=0.5,
+            xtc_probability=0.25,
+            xtc_threshold=0.125,
+            dry_multiplier=0.5,
+            dry_base=2.0,
+            dry_allowed_length=3,
+            dry_range=64,
+            dry_breakers=("\n",),
+            bad_words=("no",),
+        ),
+        Limits(),
+        grammar=Grammar("json_schema", '{"type":"object"}', "response_format"),
+        unset=("temperature", "top_p"),
+    ),
     "cancel": Cancel(3),
     "drain": Drain(30_000),
     "stop": Stop(),
@@ -93,8 +146,16 @@ EVENTS: dict[str, Event] = {
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
+    "step_parts": Step(
+        (
+            Delta(1, (12,), parts=(ReasoningPart("Hm."), TextPart("Hi"))),
+            Delta(2, (7,), parts=(ToolCallPart(0, "weather", '{"city"'),)),
+        ),
+        GAUGES,
+    ),
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
+    "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), parts=(ToolCallPart(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
     "beat": Heartbeat(GAUGES),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),

@@ -11,8 +11,34 @@ from msgspec import inspect as types
 from protocol.codec import decode_command, decode_event, encode
 from protocol.commands import Submit
 from protocol.errors import ProtocolError
-from protocol.events import Capabilities, Delta, Finished, Gauges, Heartbeat, Logprobs, Ready, Step, TokenLogprob, Usage
-from protocol.request import Bias, ChatInput, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
+from protocol.events import (
+    Capabilities,
+    Delta,
+    Finished,
+    Gauges,
+    Heartbeat,
+    Logprobs,
+    Ready,
+    ReasoningPart,
+    Step,
+    TextPart,
+    TokenLogprob,
+    ToolCallPart,
+    Usage,
+)
+from protocol.request import (
+    Bias,
+    ChatInput,
+    Grammar,
+    Limits,
+    Message,
+    Sampling,
+    TemplateOptions,
+    TextInput,
+    TokensInput,
+    ToolCall,
+    ToolChoice,
+)
 from tests.protocol import vocabulary
 
 AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
@@ -23,12 +49,22 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     TemplateOptions: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), options=inner), Sampling(), Limits()
     ),
+    ToolCall: lambda inner: Submit(
+        1, "r", ChatInput((Message("assistant", "", tool_calls=(inner,)),)), Sampling(), Limits()
+    ),
+    ToolChoice: lambda inner: Submit(
+        1, "r", ChatInput((Message("user", "x"),), tool_choice=inner), Sampling(), Limits()
+    ),
+    Grammar: lambda inner: Submit(1, "r", TextInput(""), Sampling(), Limits(), grammar=inner),
     Sampling: lambda inner: Submit(1, "r", TextInput(""), inner, Limits()),
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
     Limits: lambda inner: Submit(1, "r", TextInput(""), Sampling(), inner),
     Capabilities: lambda inner: Ready(inner),
     Gauges: lambda inner: Heartbeat(inner),
     Delta: lambda inner: Step((inner,)),
+    TextPart: lambda inner: Step((Delta(1, (), parts=(inner,)),)),
+    ReasoningPart: lambda inner: Step((Delta(1, (), parts=(inner,)),)),
+    ToolCallPart: lambda inner: Step((Delta(1, (), parts=(inner,)),)),
     Logprobs: lambda inner: Step((Delta(1, (), "", (inner,)),)),
     TokenLogprob: lambda inner: Step((Delta(1, (), "", (Logprobs(inner),)),)),
     Usage: lambda inner: Finished(1, "stop", inner),

@@ -11,7 +11,7 @@ import pytest
 from protocol import bounds
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Capabilities, Gauges
-from protocol.request import TemplateOptions
+from protocol.request import TemplateOptions, ToolChoice
 from tests.protocol import vocabulary
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def in_numbers(cell: str) -> str:
 @pytest.mark.parametrize("struct", vocabulary.structs(), ids=lambda struct: struct.__name__)
 def test_every_field_is_on_the_page_as_it_is_in_the_code(struct: type[msgspec.Struct]) -> None:
     stated = [[name, kind, default, in_numbers(bound)] for name, kind, default, bound, _ in rows(struct.__name__)]
-    zero = {repr(Gauges()): "all zero", repr(TemplateOptions()): "all nil"}
+    zero = {repr(Gauges()): "all zero", repr(TemplateOptions()): "all nil", repr(ToolChoice()): "auto"}
     actual = [
         [
             f"`{field.name}`",

@@ -1,5 +1,6 @@
 """Golden bytes of every frame: detect changes that an older peer would misread."""
 
+import msgspec
 import pytest
 
 from protocol.codec import decode_command, decode_event, encode
@@ -45,9 +46,8 @@ def test_the_hello_of_another_version_can_be_read() -> None:
 
 
 def test_a_chat_of_a_gateway_without_names_and_options_can_be_read() -> None:
-    golden = bytes.fromhex((GOLDEN / "submit_chat.hex").read_text())
-    old = golden.replace(b"\x95\xa4chat", b"\x94\xa4chat").replace(b"\x94\xc0\xc0\xc0\xc0", b"")
-    old = old.replace(b"\x93\xa6system", b"\x92\xa6system").replace(b"brief.\xa0", b"brief.")
-    old = old.replace(b"\x93\xa4user", b"\x92\xa4user").replace("👋".encode() + b"\xa0", "👋".encode())
-    assert len(old) == len(golden) - 7
-    assert decode_command(old) == COMMANDS["submit_chat"]
+    frame = msgspec.msgpack.decode(bytes.fromhex((GOLDEN / "submit_chat.hex").read_text()))
+    chat = frame[3]
+    tag, messages, tools, now = chat[:4]
+    frame[3] = [tag, [message[:2] for message in messages], tools, now]
+    assert decode_command(msgspec.msgpack.encode(frame)) == COMMANDS["submit_chat"]
