@@ -5,8 +5,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
-    MAX_PARTS,
     MAX_PIECE_BYTES,
+    MAX_SEGMENTS,
     MAX_SLOTS,
     MAX_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -135,30 +135,30 @@ class Logprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
 LogprobsList = Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_TOKENS)]
 
 
-class TextPart(Struct, frozen=True, array_like=True, tag="text", gc=False):
+class TextSegment(Struct, frozen=True, array_like=True, tag="text", gc=False):
     """Text of the answer."""
 
     text: Text
 
 
-class ReasoningPart(Struct, frozen=True, array_like=True, tag="reasoning", gc=False):
+class ReasoningSegment(Struct, frozen=True, array_like=True, tag="reasoning", gc=False):
     """Text that the model thought before its answer."""
 
     text: Text
 
 
-class ToolCallPart(Struct, frozen=True, array_like=True, tag="call", omit_defaults=True, gc=False):
+class ToolCallSegment(Struct, frozen=True, array_like=True, tag="call", omit_defaults=True, gc=False):
     """A part of a tool call. The first part of a call has its name."""
 
-    call: Annotated[int, Meta(ge=0, le=MAX_PARTS)]
+    call: Annotated[int, Meta(ge=0, le=MAX_SEGMENTS)]
     """The position of the call among those of the answer, from 0."""
     name: Label = ""
     arguments: Text = ""
     """The arguments of all parts of a call are one JSON text."""
 
 
-Part = TextPart | ReasoningPart | ToolCallPart
-Parts = Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
+Segment = TextSegment | ReasoningSegment | ToolCallSegment
+Segments = Annotated[tuple[Segment, ...], Meta(max_length=MAX_SEGMENTS)]
 
 
 class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -170,7 +170,7 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     text: Text = ""
     logprobs: LogprobsList = ()
     """One for each token, if requested."""
-    parts: Parts = ()
+    segments: Segments = ()
     """The output in the order of generation, if it is parsed; `text` is empty then."""
 
 
@@ -195,7 +195,7 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):
-    """Successful end of a sequence; its last frame. `text`, `parts` and `tokens` are what no delta contained."""
+    """Successful end of a sequence; its last frame. `text`, `segments` and `tokens` are what no delta contained."""
 
     stream: StreamId
     reason: FinishReason
@@ -204,7 +204,7 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     text: Text = ""
     logprobs: LogprobsList = ()
     """One for each of these tokens, if requested."""
-    parts: Parts = ()
+    segments: Segments = ()
     """As in `Delta`."""
 
 

@@ -113,9 +113,9 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     """Variables that the client sets. None leaves a variable undefined."""
     tool_choice: ToolChoice = ToolChoice()
     parse_tools: bool = False
-    """Report tool calls as parts of the output. Without it the model's own notation of a call is text."""
+    """Report tool calls as segments of the output. Without it the model's own notation of a call is text."""
     parse_reasoning: bool = False
-    """Report reasoning as parts of the output. Without it the model's own notation of it is text."""
+    """Report reasoning as segments of the output. Without it the model's own notation of it is text."""
 
 
 Input = TextInput | TokensInput | ChatInput

@@ -34,7 +34,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "body_budget": {"errors"},
         "answer_budget": set(),
         "loop_lag": set(),
-        "generation": {"errors"},
+        "generation": {"errors", "settings"},
         "routing": _GATEWAY_BASE | {"generation"},
         "http": _GATEWAY_BASE,
         "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from protocol.request import Input, Limits, Sampling
+from protocol.commands import SamplingDefault
+from protocol.request import Grammar, Input, Limits, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,9 @@ class SequenceRequest:
     limits: Limits
     cache_salt: str = ""
     """KV is shared only between requests of the same API key with the same salt."""
+    grammar: Grammar | None = None
+    unset: tuple[SamplingDefault, ...] = ()
+    """Sampling parameters that the client left open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Decodes bodies into typed structs, and turns them into generation requests."""
 
-import secrets
 import time
 from typing import Any
 
@@ -8,14 +7,15 @@ import msgspec
 from msgspec import structs
 
 from gateway.errors import invalid
-from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
+from gateway.generation.builder import RequestParameters, build_request, resumable_for
+from gateway.generation.request import OutputOptions
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SECONDS, MAX_SEED, MAX_TEXT, MAX_TOP_LOGPROBS
+from protocol.bounds import MAX_SECONDS, MAX_TEXT, MAX_TOP_LOGPROBS
 from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
@@ -73,33 +73,12 @@ class RequestDecoder:
     def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
     ) -> Decoded:
-        n = body.n or 1
-        self._check_fanout(len(inputs), n, size)
         options = body.stream_options or StreamOptions()
         refuse_set(options, "stream_options.")
         if options.resume_s and not body.stream:
             raise invalid("stream_options.resume_s", "`stream_options.resume_s` goes with `stream: true` only")
         if limit is not None and (body.min_tokens or 0) > limit:
             raise invalid("min_tokens", f"`min_tokens` is over the {limit} tokens that are generated at most")
-        limits = Limits(
-            max_tokens=limit,
-            stop=_stops(body.stop),
-            ignore_eos=bool(body.ignore_eos),
-            deadline_ms=int(self._settings.request_timeout_s * 1000),
-            min_tokens=body.min_tokens or 0,
-        )
-        # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
-        given = None if body.seed == RANDOM_SEED else body.seed
-        first = secrets.randbits(63) if given is None else given
-        seeds = (first + (index if given is None else index % n) for index in range(len(inputs) * n))
-        # The sequences share what is large about their sampling, and differ in the seed.
-        sampling = _sampling(body, top)
-        sequences = tuple(
-            SequenceRequest(
-                inputs[index // n], structs.replace(sampling, seed=seed & MAX_SEED), limits, body.cache_salt or ""
-            )
-            for index, seed in enumerate(seeds)
-        )
         answer = OpenAIAnswer(
             chat=isinstance(body, ChatBody),
             include_usage=bool(options.include_usage),
@@ -108,28 +87,26 @@ class RequestDecoder:
         )
         output = OutputOptions(
             stream=bool(body.stream),
-            per_prompt=n,
+            per_prompt=body.n or 1,
             with_tokens=answer.token_ids or answer.logprobs,
             limit_field=_limit_field(body),
-            resume_s=self._resume_s(options),
+            resume_s=resumable_for(self._settings, options.resume_s or 0.0, "stream_options.resume_s"),
         )
-        return Decoded(GenerationRequest(body.model, sequences, output), answer)
-
-    def _resume_s(self, options: StreamOptions) -> float:
-        wanted, most = options.resume_s or 0.0, self._settings.resume_most_s
-        if wanted > most:
-            kept = f"for {most:g} s at most" if most else "not"
-            raise invalid("stream_options.resume_s", f"`stream_options.resume_s`: streams are kept {kept} here")
-        return wanted
-
-    def _check_fanout(self, prompts: int, n: int, size: int) -> None:
-        settings, count = self._settings, prompts * n
-        field = "n" if n > 1 else "prompt"
-        if count > settings.max_choices:
-            asked = f"prompts times n, {prompts} x {n}, are {count} sequences"
-            raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
-        if count > 1 and count * size > min(settings.max_fanout_bytes, settings.max_total_body_bytes):
-            raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")
+        wanted = RequestParameters(
+            model=body.model,
+            inputs=inputs,
+            sampling=_sampling(body, top),
+            limits=Limits(
+                max_tokens=limit,
+                stop=_stops(body.stop),
+                ignore_eos=bool(body.ignore_eos),
+                min_tokens=body.min_tokens or 0,
+            ),
+            output=output,
+            seed=None if body.seed == RANDOM_SEED else body.seed,
+            cache_salt=body.cache_salt or "",
+        )
+        return Decoded(build_request(self._settings, wanted, size), answer)
 
 
 def _prompts(prompt: Any) -> list[Input]:

@@ -121,7 +121,16 @@ class Router(Actor[WorkerNotice | Terminated]):
     def _submit(self, group: RequestGroup, wanted: SequenceRequest, key: bytes) -> Submit:
         self._admitted += 1
         tenant = tenant_of(key, wanted.cache_salt)
-        return Submit(self._admitted, group.request_id, wanted.input, wanted.sampling, wanted.limits, tenant=tenant)
+        return Submit(
+            self._admitted,
+            group.request_id,
+            wanted.input,
+            wanted.sampling,
+            wanted.limits,
+            tenant=tenant,
+            grammar=wanted.grammar,
+            unset=wanted.unset,
+        )
 
     def _release(self, group: RequestGroup) -> None:
         """Cancel the live sequences of a request, as its client does not read it any more."""

@@ -22,11 +22,11 @@ from protocol.events import (
     Loading,
     Logprobs,
     Ready,
-    ReasoningPart,
+    ReasoningSegment,
     Step,
-    TextPart,
+    TextSegment,
     TokenLogprob,
-    ToolCallPart,
+    ToolCallSegment,
     Usage,
 )
 from protocol.request import (
@@ -146,16 +146,16 @@ EVENTS: dict[str, Event] = {
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
-    "step_parts": Step(
+    "step_segments": Step(
         (
-            Delta(1, (12,), parts=(ReasoningPart("Hm."), TextPart("Hi"))),
-            Delta(2, (7,), parts=(ToolCallPart(0, "weather", '{"city"'),)),
+            Delta(1, (12,), segments=(ReasoningSegment("Hm."), TextSegment("Hi"))),
+            Delta(2, (7,), segments=(ToolCallSegment(0, "weather", '{"city"'),)),
         ),
         GAUGES,
     ),
     "step_idle": Step(()),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
-    "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), parts=(ToolCallPart(0, arguments="}"),)),
+    "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
     "beat": Heartbeat(GAUGES),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),

@@ -1,0 +1,81 @@
+"""Builds generation requests from what a dialect has decoded: the sequences, their seeds and their limits."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from gateway.errors import invalid
+from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
+from gateway.settings import GatewaySettings
+from protocol.bounds import MAX_SEED
+from protocol.commands import SamplingDefault
+from protocol.request import Grammar, Input, Limits, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParameters:
+    """What the sequences of one request have in common."""
+
+    model: str
+    inputs: Sequence[Input]
+    """The prompts."""
+    sampling: Sampling
+    """Its seed is not used: see `seed`."""
+    limits: Limits
+    """Its deadline is not used: the gateway's own is."""
+    output: OutputOptions
+    """`per_prompt` sequences are made of each prompt."""
+    seed: int | None = None
+    """None: a random one."""
+    cache_salt: str = ""
+    grammar: Grammar | None = None
+    unset: tuple[SamplingDefault, ...] = ()
+    fields: tuple[str, str] = ("n", "prompt")
+    """The request fields of the number of sequences and of the prompts, for errors."""
+
+
+def build_request(settings: GatewaySettings, wanted: RequestParameters, size: int) -> GenerationRequest:
+    """Return the request that a body of `size` bytes asks for. Raises `RequestError` if it asks for too much."""
+    n, inputs = wanted.output.per_prompt, wanted.inputs
+    _check_fanout(settings, wanted, size)
+    limits = structs.replace(wanted.limits, deadline_ms=int(settings.request_timeout_s * 1000))
+    # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
+    first = secrets.randbits(63) if wanted.seed is None else wanted.seed
+    seeds = (first + (index if wanted.seed is None else index % n) for index in range(len(inputs) * n))
+    # The sequences share what is large about their sampling, and differ in the seed.
+    sequences = tuple(
+        SequenceRequest(
+            inputs[index // n],
+            structs.replace(wanted.sampling, seed=seed & MAX_SEED),
+            limits,
+            wanted.cache_salt,
+            wanted.grammar,
+            wanted.unset,
+        )
+        for index, seed in enumerate(seeds)
+    )
+    return GenerationRequest(wanted.model, sequences, wanted.output)
+
+
+def resumable_for(settings: GatewaySettings, wanted: float, field: str) -> float:
+    """Return the seconds that a stream is kept for its client. Raises `RequestError` for more than the gateway
+    allows."""
+    most = settings.resume_most_s
+    if wanted > most:
+        kept = f"for {most:g} s at most" if most else "not"
+        raise invalid(field, f"`{field}`: streams are kept {kept} here")
+    return wanted
+
+
+def _check_fanout(settings: GatewaySettings, wanted: RequestParameters, size: int) -> None:
+    n, prompts = wanted.output.per_prompt, len(wanted.inputs)
+    count = prompts * n
+    number_field, prompt_field = wanted.fields
+    field = number_field if n > 1 else prompt_field
+    if count > settings.max_choices:
+        asked = f"prompts times {number_field}, {prompts} x {n}, are {count} sequences"
+        raise invalid(field, f"{asked}; one request may have {settings.max_choices}")
+    if count > 1 and count * size > min(settings.max_fanout_bytes, settings.max_total_body_bytes):
+        raise invalid(field, f"{count} sequences of a body of {size} bytes are too much for one request")

@@ -1,0 +1,1 @@
+"""Tests of requests and their output, independent of the API dialect."""
