@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Incremented when a frame changes in a way that an older peer would misread."""
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024

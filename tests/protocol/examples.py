@@ -6,6 +6,7 @@ When a field is appended, the diff may only lengthen frames.
 
 from pathlib import Path
 
+from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode
@@ -140,7 +141,7 @@ COMMANDS: dict[str, Command] = {
 
 EVENTS: dict[str, Event] = {
     "hello": Hello(
-        1, "w0", 7, 4242, "baton-tiny", "iree", "local-task", 8, 4096, "9f86d081884c7d65", "60303ae22b998861"
+        PROTOCOL_VERSION, "w0", 7, 4242, "baton-tiny", "iree", "local-task", 8, 4096, "9f86d081884c7d65", "60303ae22b998861"
     ),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),

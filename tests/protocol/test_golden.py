@@ -40,9 +40,9 @@ def test_a_field_unknown_to_an_older_peer_takes_its_default() -> None:
 
 def test_the_hello_of_another_version_can_be_read() -> None:
     golden = bytes.fromhex((GOLDEN / "hello.hex").read_text())
-    newer = golden.replace(b"\xa5hello\x01", b"\xa5hello\x02", 1)
+    newer = golden.replace(b"\xa5hello\x02", b"\xa5hello\x03", 1)
     hello = decode_event(newer)
-    assert (hello.protocol, hello.worker, hello.incarnation) == (2, "w0", 7)  # type: ignore[union-attr]
+    assert (hello.protocol, hello.worker, hello.incarnation) == (3, "w0", 7)  # type: ignore[union-attr]
 
 
 def test_a_chat_of_a_gateway_without_names_and_options_can_be_read() -> None:
