@@ -86,7 +86,7 @@ def run(
         print(f"{found.outcome}: {place} ({mutant.operator}) {found.reason}", file=sys.stderr, flush=True)
         return found
 
-    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="m-", ignore_cleanup_errors=True) as folder:
         copies = [CheckoutCopy(ROOT, Path(folder) / str(job)) for job in range(jobs)]
         for copy in copies:
             idle.put(copy)

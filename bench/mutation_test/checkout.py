@@ -77,6 +77,7 @@ class CheckoutCopy:
         Raises `CopyStopped`.
         """
         options = ["-x", "-q", "-n0", "-rfE", "--tb=no", "-p", "no:cacheprovider", SEED]
+        options += [f"--basetemp={self._tmp / 'pytest'}"]  # a short path: sockets in it have 108 bytes at most
         options += [f"--deselect={test}" for test in skipped]
         limited = f'ulimit -v {MEMORY_KIB} 2>/dev/null; exec "$@"'
         log = self._tmp / "output.txt"  # not a pipe, which a process that outlives the tests would keep open
