@@ -91,6 +91,22 @@ def test_tests_that_fail_without_a_mutant_tell_nothing(repository: Path, tmp_pat
         try_mutant(mutant("None returned"), STAGES, copy, TimeLimits())
 
 
+def test_a_test_that_fails_once_without_a_mutant_is_left_out_of_the_time_of_its_suite(
+    repository: Path, tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    text = f"""
+from pathlib import Path
+
+def test_once():
+    assert Path({str(once)!r}).exists() or Path({str(once)!r}).touch()
+"""
+    (repository / "tests" / "test_nothing.py").write_text(text)
+    copy = CheckoutCopy(repository, tmp_path / "copy")
+    assert try_mutant(mutant("None returned"), STAGES, copy, TimeLimits()).outcome is Outcome.NOTICED
+    assert once.exists()
+
+
 def test_a_test_that_fails_only_once_has_not_noticed_the_mutant(repository: Path, tmp_path: Path) -> None:
     """As a test over sockets may on a busy machine."""
     once = tmp_path / "once"
