@@ -197,15 +197,15 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
 
     async def protocol_send(self, event: Event) -> None:
         """Called by Hypercorn with bytes to send and with changes of the connection."""
-        if isinstance(event, Updated):
+        if isinstance(event, RawData):  # first: a check that fails is slow, for these are abstract base classes
+            await self._write(event.data)
+        elif isinstance(event, Updated):
             if not (self.left or self._lingering):
                 self._set_idle(event.idle)
         elif isinstance(event, Lingering):
             self._linger()
         elif isinstance(event, Closed):
             await self._close()
-        else:
-            await self._write(event.data)
         if self._retired:
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 
