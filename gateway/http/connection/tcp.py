@@ -96,7 +96,7 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         place = (self.app, self.config, self.context, self._task_group)
         arguments = (*place, state, False, client, server, self.protocol_send)
         return Negotiation(
-            partial(Http1, *arguments, settings=self._settings, refusals=self._refusals),
+            partial(Http1, *arguments, settings=self._settings, refusals=self._refusals, write=self._write),
             partial(Http2, *arguments, settings=self._settings, refusals=self._refusals),
             self.protocol_send,
         )
