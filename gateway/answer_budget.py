@@ -16,11 +16,11 @@ class AnswerBudget:
 
     def __init__(self, bound: int, bound_each: int) -> None:
         """`bound_each` is the bound of each single answer."""
-        self._bound = bound
-        self._bound_each = bound_each
+        self.bound = bound
+        self.bound_each = bound_each
         self._answers: dict[HeldAnswer, None] = {}
         self.held = 0
-        """Bytes that count now."""
+        """Bytes that count now: the sum of the sizes of its answers, which change it with their own."""
 
     @property
     def count(self) -> int:
@@ -33,15 +33,13 @@ class AnswerBudget:
         self._answers[answer] = None
         return answer
 
-    def grow(self, answer: "HeldAnswer", count: int) -> None:
-        """Count so many bytes more of an answer, or fewer."""
-        self.held += count
-        answer.size += count
-        if answer.size > self._bound_each:
-            answer.give_way(f"it takes over {self._bound_each} bytes (max_answer_bytes)", alone=True)
-        elif self.held > self._bound:
+    def make_room(self, grown: "HeldAnswer") -> None:
+        """End the answer that has to give way, as this one has grown over a bound."""
+        if grown.size > self.bound_each:
+            grown.give_way(f"it takes over {self.bound_each} bytes (max_answer_bytes)", alone=True)
+        else:
             largest = max(self._answers, key=lambda each: each.size)
-            text = f"all answers together take over {self._bound} bytes (max_total_answer_bytes)"
+            text = f"all answers together take over {self.bound} bytes (max_total_answer_bytes)"
             largest.give_way(f"{text}, and this one the most of them", alone=False)
 
     def close(self, answer: "HeldAnswer") -> None:
@@ -64,9 +62,20 @@ class HeldAnswer:
         """Bytes that it counts for."""
 
     def grow(self, count: int) -> None:
-        """Count so many bytes more, or fewer."""
+        """Count so many bytes more."""
+        if self._closed:
+            return
+        budget = self._budget
+        self.size += count
+        budget.held += count
+        if self.size > budget.bound_each or budget.held > budget.bound:
+            budget.make_room(self)
+
+    def shrink(self, count: int) -> None:
+        """Count so many bytes fewer. Makes no room: less than before is over no bound."""
         if not self._closed:
-            self._budget.grow(self, count)
+            self.size -= count
+            self._budget.held -= count
 
     def give_way(self, reason: str, *, alone: bool) -> None:
         """End the answer, as there is no room for it."""

@@ -6,10 +6,10 @@ It does no I/O and reads no clock; it logs, and counts what it rejects. Its meth
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from actors.join.request import DECLINE_LINGER_S
 from actors.process.exit_cause import Origin

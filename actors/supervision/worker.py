@@ -1,7 +1,7 @@
 """The status of a worker, local or remote, and the notices that its watchers get."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -39,8 +39,7 @@ class LastFailure:
     """Event loop time."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(Struct, frozen=True):
     """A worker at one moment. `incarnation` counts its starts, `restarts` those that followed a failure. Fields after
     `running` are those of the current incarnation, if there is one."""
 
@@ -57,7 +56,7 @@ class WorkerStatus:
     pid: int | None = None
     hello: Hello | None = None
     ready: Ready | None = None
-    gauges: Gauges = field(default_factory=Gauges)
+    gauges: Gauges = Gauges()
     loading: Loading | None = None
     last_progress: float = 0.0
     """Event loop time of the last frame with progress: with work in flight, `gauges.steps` must have advanced."""

@@ -26,7 +26,8 @@ class LiveRequest(ABC):
         """The digest of the first worker that took one of its sequences."""
         self.failure: RequestFailure | None = None
         """The failure of the first sequence that failed; the request fails with it."""
-        self._stream = output.stream
+        self.streamed = output.stream
+        """Its client takes the answer while it is generated."""
         self._live = count
         self._waiting = 0
         self._ready: dict[int, None] = {}
@@ -57,13 +58,13 @@ class LiveRequest(ABC):
     def suspended(self, count: int) -> None:
         """Note that so many more (or fewer) of its sequences wait for a worker."""
         self._waiting += count
-        if count > 0 and self._stream:
+        if count > 0 and self.streamed:
             self._wake()
 
     def changed(self, index: int) -> None:
         """Note that a sequence got something. The client of a whole answer is not woken for each token."""
         self._ready[index] = None
-        if self._stream:
+        if self.streamed:
             self._changed = True
             self._wake()
 
@@ -74,7 +75,7 @@ class LiveRequest(ABC):
         if not self._live:
             self.body.release()
         self.failure = self.failure or failure
-        if self._stream or self.ended:
+        if self.streamed or self.ended:
             self._changed = True
             self._wake()
 

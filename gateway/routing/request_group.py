@@ -37,6 +37,8 @@ class RequestGroup(LiveRequest):
         self.deadline: asyncio.TimerHandle | None = None
         self.room = MAX_TOKENS
         """Tokens that are taken at once. Set by the router."""
+        self.unread = False
+        """The last `take` has left something."""
         self.on_give_way: Callable[[], None] | None = None
         """Called when the answer has to be ended while it is sent."""
         self._sent: list[Logprobs] = []
@@ -48,11 +50,6 @@ class RequestGroup(LiveRequest):
     def continued(self) -> bool:
         """A worker of another kind continued one of its sequences: its tokens may differ from there on."""
         return any(sequence.continued for sequence in self.sequences)
-
-    @property
-    def unread(self) -> bool:
-        """There is more to take now."""
-        return bool(self._ready)
 
     def take(self) -> list[OutputDelta]:
         """New deltas, the oldest first: of all sequences, unless `unread` is true afterwards."""
@@ -75,7 +72,7 @@ class RequestGroup(LiveRequest):
                     continue
             left[index] = None
         self._ready = left
-        self._changed = bool(left)
+        self._changed = self.unread = bool(left)
         return deltas
 
     def give_way(self, failure: RequestFailure) -> None:

@@ -138,9 +138,10 @@ class LiveSequence:
         if delta.logprobs:
             self._logprobs += delta.logprobs
             size += logprobs_bytes(delta.logprobs)
-        self.request.changed(self.index)
-        if self.request.answer is not None:
-            self.request.answer.grow(size)
+        request = self.request
+        request.changed(self.index)
+        if request.answer is not None:
+            request.answer.grow(size)
         return True
 
     def finish(self, reason: StopReason, usage: Usage) -> None:
@@ -177,17 +178,25 @@ class LiveSequence:
         begin, end = self._taken, len(self.tokens)
         last = end - begin <= room
         if last:
-            steps, reports = len(self._text), len(self._logprobs)
+            texts, logprobs = self._text, tuple(self._logprobs)
+            self._text = []
+            del self._text_ends[:]
+            if logprobs:
+                self._logprobs.clear()
         else:
             end = begin + room
-            steps, reports = bisect_right(self._text_ends, end), room
-        text = "".join(self._text[:steps])
+            steps = bisect_right(self._text_ends, end)
+            texts, logprobs = self._text[:steps], tuple(self._logprobs[:room])
+            del self._text[:steps], self._text_ends[:steps], self._logprobs[:room]
+        text = "".join(texts)
         tokens = tuple(self.tokens[begin:end]) if with_tokens else ()
-        logprobs = tuple(self._logprobs[:reports])
-        del self._text[:steps], self._text_ends[:steps], self._logprobs[:reports]
         self._taken = end
-        if self.request.answer is not None and self.request.output.stream:
-            self.request.answer.grow(-(TEXT_BYTES * steps + len(text) + logprobs_bytes(logprobs)))
+        request = self.request
+        if request.streamed and request.answer is not None:
+            size = TEXT_BYTES * len(texts) + len(text)
+            if logprobs:
+                size += logprobs_bytes(logprobs)
+            request.answer.shrink(size)
         reason = self.reason if last else None
         if text or tokens or reason is not None:
             deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))

@@ -49,7 +49,7 @@ def test_an_answer_that_was_released_counts_no_more() -> None:
     budget = AnswerBudget(100, 100)
     answer = budget.open(lambda reason, alone: None)
     answer.grow(70)
-    answer.grow(-20)
+    answer.shrink(20)
     assert budget.held == answer.size == 50
     answer.release()
     answer.release()

@@ -47,4 +47,4 @@ class AllowedHosts:
         parsed = parse_host(value)
         if parsed is None:
             return False
-        return is_address(parsed[0]) or any(matches(parsed[0], pattern) for pattern in self._patterns)
+        return any(matches(parsed[0], pattern) for pattern in self._patterns) or is_address(parsed[0])

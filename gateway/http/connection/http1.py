@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
@@ -55,8 +55,16 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
     while the client still sends, which can destroy the answer on its way (RFC 9112, 9.6).
     """
 
-    def __init__(self, *arguments: Any, settings: GatewaySettings, refusals: RefusalRenderer) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        settings: GatewaySettings,
+        refusals: RefusalRenderer,
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """`write` takes the bytes of responses."""
         super().__init__(*arguments)
+        self._write = write
         self.stream: RequestStream | None = None
         self.connection._receive_buffer = _StrictBuffer()
         self._settings = settings
@@ -163,6 +171,16 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
         """See `H11Protocol`."""
         if not self._over:
             await super().stream_send(event)
+
+    async def _send_h11_event(self, event: h11.Event) -> None:
+        """See `H11Protocol`. The bytes go to the connection without an event: each token of a stream passes here."""
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+        else:
+            await self._write(data)
 
     async def _maybe_recycle(self) -> None:
         """The response has ended: take the next request, once the body of this one has been read."""

@@ -96,7 +96,7 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
         place = (self.app, self.config, self.context, self._task_group)
         arguments = (*place, state, False, client, server, self.protocol_send)
         return Negotiation(
-            partial(Http1, *arguments, settings=self._settings, refusals=self._refusals),
+            partial(Http1, *arguments, settings=self._settings, refusals=self._refusals, write=self._write),
             partial(Http2, *arguments, settings=self._settings, refusals=self._refusals),
             self.protocol_send,
         )
@@ -197,15 +197,15 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
 
     async def protocol_send(self, event: Event) -> None:
         """Called by Hypercorn with bytes to send and with changes of the connection."""
-        if isinstance(event, Updated):
+        if isinstance(event, RawData):  # first: a check that fails is slow, for these are abstract base classes
+            await self._write(event.data)
+        elif isinstance(event, Updated):
             if not (self.left or self._lingering):
                 self._set_idle(event.idle)
         elif isinstance(event, Lingering):
             self._linger()
         elif isinstance(event, Closed):
             await self._close()
-        else:
-            await self._write(event.data)
         if self._retired:
             self.loop.call_soon(self._end_if_idle)  # when it has noted what it has just sent
 

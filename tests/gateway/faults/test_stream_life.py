@@ -7,7 +7,6 @@ the table was taken by some sequence.
 """
 
 import asyncio
-import dataclasses
 import functools
 import json
 import logging
@@ -85,7 +84,7 @@ class StreamLife(RuleBasedStateMachine):
         status = self.workers[UNLIKE].status
         assert status.hello is not None
         other = msgspec.structs.replace(status.hello, config_digest="another")
-        self.workers[UNLIKE].status = dataclasses.replace(status, hello=other)
+        self.workers[UNLIKE].status = msgspec.structs.replace(status, hello=other)
         for name, worker in self.workers.items():
             worker.join(self.router, roles.get(name, Role.ACTIVE))
 

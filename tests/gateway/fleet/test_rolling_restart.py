@@ -1,10 +1,11 @@
 """The order of a rolling restart: what happens to which worker, without processes."""
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from actors.supervision.worker import WorkerState, WorkerStatus
 from gateway.fleet.launch import WorkerLaunch
@@ -47,7 +48,7 @@ class RecordedSteps:
         return command
 
     def use(self, member: Member, command: Any, checkpoint: str) -> None:
-        self.members[member.name] = replace(self.members[member.name], checkpoint=checkpoint)
+        self.members[member.name] = dataclasses.replace(self.members[member.name], checkpoint=checkpoint)
 
     async def renew(self, member: Member) -> WorkerStatus:
         checkpoint = self.members[member.name].checkpoint

@@ -1,11 +1,11 @@
 """Workers that leave, fail or fall silent, and what they had and would have got."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import IncarnationLost, WorkerState

@@ -1,10 +1,10 @@
 """Requests that come while their model has no worker."""
 
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
