@@ -8,7 +8,7 @@ import pytest
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
 from gateway.body_budget import HeldBody
-from gateway.routing.placement import GIVEN_UP_AT_ONCE, SERVED_BYTES
+from gateway.routing.placement import ENDED_AT_ONCE, SERVED_BYTES
 from protocol.errors import ErrorCode
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.harness.world import World, failure
@@ -23,14 +23,14 @@ def anyio_backend() -> Any:
 
 async def test_sequences_without_hope_are_ended_in_portions() -> None:
     world = World(slots=600)
-    groups = [world.open() for _ in range(2 * GIVEN_UP_AT_ONCE + 1)]
+    groups = [world.open() for _ in range(2 * ENDED_AT_ONCE + 1)]
     world["a"].die()
     world["a"].change(state=WorkerState.GIVEN_UP)
     ended = []
     for _ in range(3):
         ended.append(sum(group.ended for group in groups))
         await anyio.lowlevel.checkpoint()
-    assert ended == [GIVEN_UP_AT_ONCE, 2 * GIVEN_UP_AT_ONCE, 2 * GIVEN_UP_AT_ONCE + 1]
+    assert ended == [ENDED_AT_ONCE, 2 * ENDED_AT_ONCE, 2 * ENDED_AT_ONCE + 1]
     assert {failure(group) for group in groups} == {ErrorCode.LOST}
 
 
