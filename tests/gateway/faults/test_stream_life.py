@@ -158,6 +158,7 @@ class StreamLife(RuleBasedStateMachine):
     def steps_fail(self, name: str, times: int) -> None:
         for _ in range(times):
             if self._runs(name):
+                self._do(self.workers[name].answer)  # what ends makes room for others, which then are in the step
                 ran = list(self.router.pool[name].live.values())
                 self.deaths.update(dict.fromkeys(ran, MAX_TRIES // 2))
                 self._do(self.workers[name].fail_step)
