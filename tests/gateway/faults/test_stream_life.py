@@ -281,6 +281,7 @@ class StreamLife(RuleBasedStateMachine):
                 break
             self._do(lambda: None, 0.3)
         self._check_ends()
+        self.journal.forget()
         self.loop.close()
 
     def _check_ends(self) -> None:
