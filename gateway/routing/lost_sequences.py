@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.turn_budget import TurnBudget
 
-MOVED_AT_ONCE = 512
-"""Sequences that leave their workers in one turn of the event loop, which takes 15 to 30 ms with their log lines. A
-worker has some 270 by default."""
+MOVED_AT_ONCE = 300
+"""Sequences that leave their workers in one turn of the event loop, which takes 10 to 30 ms with their log lines. A
+worker has up to 272 by default."""
 
 
 class LostSequences:
