@@ -166,7 +166,7 @@ async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None
 
 
 async def test_only_internal_errors_use_up_exemptions_and_count_without_one() -> None:
-    """Of a worker's bugs, some are taken for those of requests; what other failures there were makes no difference."""
+    """Other failures before them make no difference."""
     router, _, _ = pair()
     handle = router.pool["a"]
     for number, code in enumerate(sorted(set(ErrorCode) - {ErrorCode.INTERNAL, ErrorCode.STEP}) * MAX_EXEMPT):

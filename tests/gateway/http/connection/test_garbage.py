@@ -35,8 +35,8 @@ class Left:
 
 @pytest.fixture
 def left() -> Iterator[Left]:
-    """What is left of this test alone, without garbage collections. An earlier test in the process, of which a failure
-    may be kept, is no matter of this one."""
+    """Disable garbage collections, and find the objects of this test alone: earlier tests in the process may keep
+    some of theirs."""
     gc.collect()
     gc.disable()
     yield Left()
