@@ -75,6 +75,9 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._delays = 0
+        self._reports: deque[msg.WorkerReport] = deque()
+        """Those that wait until what had arrived on the link before them has been handled."""
+        self._report_delays = 0
         self._deferred = DeferredReplies()
         self._idle = anyio.Event()
         self._ended_again = 0  # the number of the last incarnation whose end had failed
@@ -144,16 +147,36 @@ class WorkerActor(Actor[msg.WorkerMessage]):
     # Input from the peer and the timer.
 
     def _report(self, message: msg.WorkerReport) -> None:
-        """Called from callbacks of the event loop. If the mailbox has no room for frames, the link is closed and counts
-        as lost: frames after a gap must not be handled."""
+        """Called from callbacks of the event loop. What has arrived on the link is handled before anything else, in
+        several turns of the loop if there is much; a flood that never ends delays it no further than `MAX_DELAYS`."""
+        if isinstance(message, msg.Frames | msg.LinkLost):  # a link is drained before its loss is reported
+            self._post(message)
+            return
+        self._reports.append(message)
+        if len(self._reports) == 1:
+            self._post_report()
+
+    def _post_report(self) -> None:
+        """Post the report that has waited longest, if what has arrived on the link is handled."""
+        if self._link is not None and self._report_delays < MAX_DELAYS and self._link.drain_now():
+            self._report_delays += 1
+            self._loop.call_soon(self._post_report)
+            return
+        self._report_delays = 0
+        message = self._reports.popleft()
+        if self._reports:
+            self._loop.call_soon(self._post_report)
+        self._post(message)
+
+    def _post(self, message: msg.WorkerReport) -> None:
+        """If the mailbox has no room for frames, the link is closed and counts as lost: frames after a gap must not be
+        handled."""
         try:
-            if not isinstance(message, msg.Frames) and self._link is not None:
-                self._link.drain_now()
             self.context.ref.tell(message, urgent=not isinstance(message, msg.Frames | msg.Admit))
         except MailboxFull as error:
             match message:
                 case msg.Frames(number):
-                    self._close()  # first, as a link is drained before its loss is reported
+                    self._close()
                     self._report(msg.LinkLost(number, str(error), Origin.WITHIN, final=True))
                 case msg.Admit(request):
                     request.decline("the gateway has no room for another join request: come again")

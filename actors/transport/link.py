@@ -29,6 +29,8 @@ DRAIN_FRAMES = 128
 DRAIN_BYTES = 512 * 1024
 """Bytes of messages after which that turn ends: steps of many sequences with log-probabilities take 10 ms a
 megabyte."""
+DRAIN_TURNS = 4
+"""Such turns in which messages are handled before others get theirs, when the peer is about to be judged by them."""
 _EVENTS = int(zmq.EVENTS)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.SNDMORE)
@@ -202,13 +204,14 @@ class Link:
             self._come_back()
         return more
 
-    def drain_now(self) -> None:
-        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has sent."""
+    def drain_now(self) -> bool:
+        """Deliver what has arrived, at once: for a caller that is about to judge the peer by what it has sent. True
+        when that is too much for one turn of the event loop: the rest is delivered in later ones."""
         self._on_monitor()
-        bound = self.received + 2 * HIGH_WATER  # what can have been waiting; not what a flood adds meanwhile
-        for _ in range(2 * HIGH_WATER):
-            if self._closed or self._lost or self.received >= bound or not self._drain():
-                break
+        more = self._drain_turns()
+        if more:
+            self._come_back()
+        return more
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close this end, giving unsent messages up to `linger_s` seconds (blocking). No callback is called after."""
@@ -273,6 +276,10 @@ class Link:
         finally:
             self._draining = False
 
+    def _drain_turns(self) -> bool:
+        """Deliver messages, up to the bounds of several turns; true when more may be waiting."""
+        return not (self._closed or self._lost) and all(self._drain() for _ in range(DRAIN_TURNS))
+
     def _identify(self, first: zmq.Frame) -> None:
         """The first message: it is known from now on whose connection this is."""
         here, self.peer_key = self._monitor.identify(first), key_of(first)
@@ -309,11 +316,15 @@ class Link:
     def _lose(self, reason: str) -> None:
         if self._closed or self._lost:
             return
+        self._torn = True
+        more = False
         try:
-            while self._drain():  # libzmq reports the loss after it queued what had come before
-                pass
+            more = self._drain_turns()  # libzmq reports the loss after it queued what had come before
         finally:
-            self._end(reason)
+            if more:
+                self._loop.call_soon(self._lose, reason)
+            else:
+                self._end(reason)
 
     def _end(self, reason: str) -> None:
         """Take nothing more, and report it: once."""

@@ -50,11 +50,12 @@ class LoopWatchdog:
         run = asyncio.events.Handle._run  # every callback of a loop goes through it
 
         def measured_run(handle: asyncio.Handle) -> None:
+            callback = handle._callback  # type: ignore[attr-defined]  # none afterwards, if the handle is cancelled
             cpu, wall, collected = time.thread_time_ns(), time.perf_counter_ns(), self._collected_ns
             run(handle)
             spent = time.thread_time_ns() - cpu
             if spent > self._longest_ns:
-                self._note(handle, spent, time.perf_counter_ns() - wall, self._collected_ns - collected)
+                self._note(callback, spent, time.perf_counter_ns() - wall, self._collected_ns - collected)
 
         asyncio.events.Handle._run = measured_run  # type: ignore[method-assign,assignment]
         gc.callbacks.append(self._on_collection)
@@ -67,10 +68,10 @@ class LoopWatchdog:
         else:
             self._collected_ns += now - self._collects_since
 
-    def _note(self, handle: asyncio.Handle, cpu_ns: int, wall_ns: int, gc_ns: int) -> None:
+    def _note(self, callback: object, cpu_ns: int, wall_ns: int, gc_ns: int) -> None:
         self._longest_ns = cpu_ns
-        owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-        ran = owner.get_coro() if isinstance(owner, asyncio.Task) else handle._callback  # type: ignore[attr-defined]
+        owner = getattr(callback, "__self__", None)
+        ran = owner.get_coro() if isinstance(owner, asyncio.Task) else callback
         with self._file.open("a") as file:
             file.write(
                 f"{cpu_ns / 1e6:.1f} {wall_ns / 1e6:.1f} {gc_ns / 1e6:.1f} {getattr(ran, '__qualname__', ran)}\n"

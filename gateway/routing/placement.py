@@ -10,16 +10,20 @@ from actors.supervision.worker import WorkerUnavailable
 from gateway.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
+from gateway.routing.lost_sequences import LostSequences
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.sequence import LiveSequence
+from gateway.routing.turn_budget import TurnBudget
 from gateway.routing.wait_queue import WaitQueue
 from gateway.routing.worker_handle import FULL_S, WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 
-GIVEN_UP_AT_ONCE = 256
-"""Sequences that are ended in one turn of the event loop when no worker is left for them."""
+ENDED_AT_ONCE = 256
+"""Sequences that are ended in one turn of the event loop, when no worker is left for them or the gateway ends."""
+SENT_AT_ONCE = 300
+"""Waiting sequences that are sent to workers in one turn, which takes 10 to 30 ms."""
 SERVED_BYTES = 16 * 1024 * 1024
 """Bytes of bodies that are sent to workers in one turn when waiting sequences are served."""
 
@@ -29,8 +33,8 @@ _log = structlog.get_logger("gateway.routing.placement")
 class Placement:
     """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
-    A live sequence is in one place: in `live` of one worker handle, or in the queue. `fail` is called for a sequence
-    that cannot continue, after which it is in neither.
+    A live sequence is in one place: in `live` of one worker handle, in the queue, or lost, which means on its way from
+    the one to the other. `fail` is called for a sequence that cannot continue, after which it is in none of them.
     """
 
     def __init__(
@@ -52,16 +56,21 @@ class Placement:
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
         self._retries: dict[str, asyncio.TimerHandle] = {}
+        self._lost = LostSequences(self.serve)
+        self._sends = TurnBudget(SENT_AT_ONCE)
+        self.ends = TurnBudget(ENDED_AT_ONCE)
+        """Counts the ends of sequences for which nothing can be done."""
 
     def live(self) -> list[LiveSequence]:
         """All live sequences."""
-        return [*itertools.chain.from_iterable(handle.live.values() for handle in self._pool), *self.queue]
+        on_workers = itertools.chain.from_iterable(handle.live.values() for handle in self._pool)
+        return [*on_workers, *self.queue, *self._lost]
 
     def has(self, sequence: LiveSequence) -> bool:
-        """It is on a worker or in the queue."""
+        """It is on a worker, in the queue, or on its way there."""
         handle = self._pool.find(sequence.worker)
         on_worker = handle is not None and handle.live.get(sequence.submit.stream) is sequence
-        return on_worker or sequence in self.queue
+        return on_worker or sequence in self.queue or sequence in self._lost
 
     def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
         """Place the sequences of a new request: all on one worker, in one message, or all in the queue while there is
@@ -85,11 +94,13 @@ class Placement:
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove a sequence that has ended, which may make room for others."""
-        if sequence.worker:
+        if sequence in self._lost:
+            self._lost.remove(sequence)
+        elif sequence.worker:
             self._pool[sequence.worker].remove(sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
-        if not self.queue and not any(handle.live for handle in self._pool):
+        if not (self.queue or self._lost or any(handle.live for handle in self._pool)):
             self.idle.set()
         if sequence.worker:
             self.serve(sequence.request.model)
@@ -99,24 +110,26 @@ class Placement:
         sequences = list(handle.live.values())
         handle.live.clear()
         handle.close()
-        attributed = self._attribute_loss(handle, sequences, cause)
-        for sequence in sequences:
-            try:
-                self.settle(sequence, "lost_again")
-                sequence.leave(cause, reason)
-                if sequence in attributed:
-                    self._quarantine(sequence, reason)
-                else:
-                    self._wait([sequence])
-            except Exception as error:  # noqa: BLE001  the others continue all the same
-                _log.error("replay_failed", request=sequence.request.request_id, exc_info=error)
-                sequence.worker = ""
-                self._fail(sequence, RequestFailure(ErrorCode.LOST, f"{reason}, and it cannot be replayed"))
-        if sequences:
-            _log.warning(
-                "streams_replayed", worker=handle.name, streams=len(sequences), cause=str(cause), reason=reason
-            )
-        self.serve(handle.model)
+        if not sequences:
+            self.serve(handle.model)
+            return
+        attributed = set(self._attribute_loss(handle, sequences, cause))
+        _log.warning("streams_replayed", worker=handle.name, streams=len(sequences), cause=str(cause), reason=reason)
+        self._lost.add(sequences, lambda each: self._move(each, cause, reason, attributed=each in attributed))
+
+    def _move(self, sequence: LiveSequence, cause: Cause, reason: str, *, attributed: bool = False) -> None:
+        """Put a sequence that lost its worker into the queue, or end it if the loss is attributed to it."""
+        try:
+            self.settle(sequence, "lost_again")
+            sequence.leave(cause, reason)
+            if attributed:
+                self._quarantine(sequence, reason)
+            else:
+                self._wait([sequence])
+        except Exception as error:  # noqa: BLE001  the others continue all the same
+            _log.error("replay_failed", request=sequence.request.request_id, exc_info=error)
+            sequence.worker = ""
+            self._fail(sequence, RequestFailure(ErrorCode.LOST, f"{reason}, and it cannot be replayed"))
 
     def _quarantine(self, sequence: LiveSequence, reason: str) -> None:
         """End a sequence to which the losses of its workers are attributed."""
@@ -156,12 +169,8 @@ class Placement:
 
     def suspend(self, sequence: LiveSequence, cause: Cause, reason: str) -> None:
         """Take one sequence off its worker, which lives on."""
-        handle = self._pool[sequence.worker]
-        handle.remove(sequence)
-        self.settle(sequence, "lost_again")
-        sequence.leave(cause, reason)
-        self._wait([sequence])
-        self.serve(handle.model)
+        self._pool[sequence.worker].remove(sequence)
+        self._lost.add([sequence], lambda each: self._move(each, cause, reason))
 
     def postpone(self, sequence: LiveSequence) -> None:
         """Return a sequence to the queue, as the worker that was to continue it had no room."""
@@ -194,17 +203,21 @@ class Placement:
         if not waiting:
             return
         if self._pool.hopeless(model) is not None:
-            for sequence in waiting[:GIVEN_UP_AT_ONCE]:
+            for sequence in waiting:
+                if not self.ends.has_room(self.serve, model):
+                    return
+                self.ends.spend()
                 self._give_up(sequence)
-            if len(waiting) > GIVEN_UP_AT_ONCE:
-                self._loop.call_soon(self.serve, model)
             return
         kept = size = 0
         for sequence in waiting:
             # The other sequences of a failed request are about to be cancelled.
             if sequence.request.failure is not None or (kept and suspect(sequence)):
                 continue
+            if not self._sends.has_room(self.serve, model):
+                return
             if self._try(sequence, kept):
+                self._sends.spend()
                 size += sequence.request.body.size
                 if size > SERVED_BYTES:
                     self._loop.call_soon(self.serve, model)

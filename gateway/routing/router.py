@@ -374,9 +374,13 @@ class Router(Actor[WorkerNotice | Terminated]):
         await self._placement.idle.wait()
 
     def fail_all(self, text: str) -> None:
-        """End all live sequences with an error."""
+        """End all live sequences with an error, thousands of them in several turns of the event loop."""
+        ends = self._placement.ends
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in reversed(self._placement.live()):
+            if not ends.has_room(self.fail_all, text):
+                return
+            ends.spend()
             self._fail(sequence, RequestFailure(ErrorCode.DRAINING, text))
 
     # State that others read.

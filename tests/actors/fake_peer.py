@@ -29,12 +29,13 @@ class FakeLink:
         self.closed = False
         """Nothing more is delivered."""
         self.waiting: list[list[bytes]] = []
+        self.at_once = 1000
+        """Messages that `drain_now` delivers."""
         self.sent: list[Command] = []
         self._on_message = on_message
 
-    def drain_now(self) -> None:
-        while self.waiting and not self.closed:
-            self.deliver(self.waiting.pop(0))
+    def drain_now(self) -> bool:
+        return all(self.drain_turn() for _ in range(self.at_once))
 
     def drain_turn(self) -> bool:
         if self.waiting and not self.closed:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from actors.transport.link import Link, LinkClosed, LinkFull
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+from actors.transport.link import DRAIN_FRAMES, Link, LinkClosed, LinkFull
 from protocol.codec import encode
 from protocol.events import Event
 
@@ -33,9 +32,10 @@ class Outbox:
         return bool(self._waiting)
 
     def send_nowait(self, events: Sequence[Event]) -> None:
-        """Send frames as one message, or as several if one cannot hold them. Frames for a lost link are dropped."""
-        for start in range(0, len(events), MAX_FRAMES_PER_MESSAGE):
-            frames = [encode(event) for event in events[start : start + MAX_FRAMES_PER_MESSAGE]]
+        """Send frames as one message, or as several if they are more than the gateway handles in one turn of its event
+        loop. Frames for a lost link are dropped."""
+        for start in range(0, len(events), DRAIN_FRAMES):
+            frames = [encode(event) for event in events[start : start + DRAIN_FRAMES]]
             self.sent += 1
             if not self._waiting:
                 try:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import structlog
 
@@ -14,7 +15,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.life import Terms
 from actors.supervision.messages import Admit, Exited, LinkLost, RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
-from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerState
+from actors.supervision.worker import IncarnationLost, WorkerChanged, WorkerEvent, WorkerState
 from actors.system import ActorSystem
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
@@ -132,6 +133,51 @@ async def test_a_mailbox_without_room_for_frames_closes_the_link_and_reports_one
         assert [(each.incarnation, each.reason) for each in inbox.messages] == [
             (1, f"its link was lost: {CAPACITY} messages wait already")
         ]
+
+
+async def test_much_that_arrived_before_an_exit_is_handled_before_it_in_several_turns() -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, _ = await started(system, peer)
+        worker.ref.watch(inbox.ref, WorkerEvent, IncarnationLost)
+        peer.serve()
+        peer.link.at_once, peer.link.waiting = 4, [[encode(Step(()))] for _ in range(10)]
+        peer.report(Exited(1, "exited with status 3", Origin.WITHIN, clean=False))
+        handled = []
+        for _ in range(3):
+            handled.append(len(inbox.messages))
+            await anyio.lowlevel.checkpoint()
+        assert handled == [4, 8, 10]
+        peer.report(LinkLost(1, "it is gone", Origin.WITHIN, final=True))
+        assert inbox.messages[-1].reason == "its process exited with status 3"
+
+
+async def test_a_flood_that_never_ends_does_not_hide_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, _ = await started(system, peer)
+        worker.ref.watch(inbox.ref, IncarnationLost)
+        peer.serve()
+        monkeypatch.setattr(peer.link, "drain_now", lambda: True)
+        monkeypatch.setattr(peer.link, "drain_turn", lambda: True)
+        peer.report(Exited(1, "exited with status 3", Origin.WITHIN, clean=False))
+        await until(lambda: bool(inbox.messages))
+        assert inbox.messages[0].reason == "its process exited with status 3"
+
+
+async def test_reports_that_wait_keep_their_order() -> None:
+    async with ActorSystem() as system:
+        peer, inbox = FakePeer(), Inbox()
+        worker, _ = await started(system, peer)
+        worker.ref.watch(inbox.ref, IncarnationLost)
+        peer.serve()
+        peer.link.at_once, peer.link.waiting = 1, [[encode(Step(()))] for _ in range(3)]
+        for reason in ("first", "second", "third"):
+            peer.report(Exited(1, reason, Origin.WITHIN, clean=False))
+        for _ in range(3 + 3):
+            await anyio.lowlevel.checkpoint()
+        peer.report(LinkLost(1, "it is gone", Origin.WITHIN, final=True))
+        assert inbox.messages[0].reason == "its process third", "of several the last one counts"
 
 
 class Busy(Actor[Callable[[], None]]):

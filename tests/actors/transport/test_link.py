@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from actors.transport.endpoint import LocalEndpoint
-from actors.transport.link import DRAIN_BATCH, DRAIN_FRAMES, Link, LinkClosed, LinkFull
+from actors.transport.link import DRAIN_BATCH, DRAIN_FRAMES, DRAIN_TURNS, Link, LinkClosed, LinkFull
 from actors.transport.message import number_frame
 from tests.actors.transport.ends import End, pair, raw_peer, settle
 
@@ -202,6 +202,28 @@ async def test_drain_now_delivers_without_a_turn_of_the_loop(endpoint: str) -> N
         while len(here.messages) < 1 + 3 * DRAIN_BATCH:
             assert poller.poll(10_000)
             here.link.drain_now()
+
+
+async def test_what_came_before_a_loss_is_delivered_in_several_turns(endpoint: str) -> None:
+    """Nothing is sent meanwhile, and the loss is reported once, after the last message."""
+    count = 3 * DRAIN_TURNS * DRAIN_BATCH
+    async with raw_peer(endpoint) as (here, peer):
+        peer.send(b"open")
+        await here.until(lambda: bool(here.messages))
+        here.messages.clear()
+        for _ in range(count):
+            peer.send(b"x")
+        peer.socket.close()
+        while not here.link.closed:
+            here.link._on_monitor()  # the loop does not turn
+        assert here.lost == []
+        assert len(here.messages) == DRAIN_TURNS * DRAIN_BATCH
+        with pytest.raises(LinkClosed):
+            here.link.send_nowait([b"x"])
+        await here.until(lambda: bool(here.lost))
+        assert len(here.messages) == count
+        await settle()
+        assert len(here.lost) == 1
 
 
 async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:

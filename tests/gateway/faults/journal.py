@@ -83,6 +83,11 @@ class Journal:
             kinds.clear()  # nothing has come of where it was before
         kinds.append(kind)
 
+    def forget(self) -> None:
+        """Forget the sequences, which have ended. Hypothesis keeps a state machine as long as the process lives."""
+        self._phases.clear()
+        self._kinds.clear()
+
     def mixed(self, sequence: LiveSequence) -> bool:
         """Workers of several kinds had it, the second one when there were tokens already."""
         return len(set(self._kinds.get(sequence, ()))) > 1

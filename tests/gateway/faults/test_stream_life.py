@@ -157,6 +157,7 @@ class StreamLife(RuleBasedStateMachine):
     def steps_fail(self, name: str, times: int) -> None:
         for _ in range(times):
             if self._runs(name):
+                self._do(self.workers[name].answer)  # what ends makes room for others, which then are in the step
                 ran = list(self.router.pool[name].live.values())
                 self.deaths.update(dict.fromkeys(ran, MAX_TRIES // 2))
                 self._do(self.workers[name].fail_step)
@@ -279,6 +280,7 @@ class StreamLife(RuleBasedStateMachine):
                 break
             self._do(lambda: None, 0.3)
         self._check_ends()
+        self.journal.forget()
         self.loop.close()
 
     def _check_ends(self) -> None:

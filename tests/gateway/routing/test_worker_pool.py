@@ -21,7 +21,7 @@ from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
-from protocol.events import SILENT_S, Gauges, Step
+from protocol.events import SILENT_S, Failed, Gauges, Step
 from tests.gateway.harness.fakes import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -163,6 +163,20 @@ async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None
         for _ in range(TRIP_AFTER):
             active.fail(router.open(plan(), "r").sequences[0].submit.stream, code)
     assert router.open(plan(), "r").worker == "a"
+
+
+async def test_only_internal_errors_use_up_exemptions_and_count_without_one() -> None:
+    """Other failures before them make no difference."""
+    router, _, _ = pair()
+    handle = router.pool["a"]
+    for number, code in enumerate(sorted(set(ErrorCode) - {ErrorCode.INTERNAL, ErrorCode.STEP}) * MAX_EXEMPT):
+        router.pool.note_end(handle, Failed(number, code, ""))
+    for number in range(1000, 1000 + MAX_EXEMPT):
+        router.pool.note_end(handle, Failed(number, ErrorCode.INTERNAL, ""))
+    for number in range(2000, 2000 + TRIP_AFTER):
+        assert circuit(router) is Circuit.CLOSED
+        router.pool.note_end(handle, Failed(number, ErrorCode.INTERNAL, ""))
+    assert circuit(router) is Circuit.OPEN
 
 
 async def test_one_clients_failing_requests_open_nothing_for_the_others() -> None:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from actors.transport.link import LinkClosed, LinkFull
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE
+from actors.transport.link import DRAIN_FRAMES, LinkClosed, LinkFull
 from protocol.codec import decode_event
 from protocol.events import Event, Gauges, Heartbeat
 from workers.process.outbox import Outbox
@@ -60,8 +59,8 @@ def test_a_message_is_sent_at_once_if_there_is_room() -> None:
 
 def test_a_message_has_its_bound_of_frames() -> None:
     link = NarrowLink(9)
-    outbox(link, []).send_nowait([heartbeat(n) for n in range(MAX_FRAMES_PER_MESSAGE + 1)])
-    assert [len(message) for message in link.messages] == [MAX_FRAMES_PER_MESSAGE, 1]
+    outbox(link, []).send_nowait([heartbeat(n) for n in range(2 * DRAIN_FRAMES + 1)])
+    assert [len(message) for message in link.messages] == [DRAIN_FRAMES, DRAIN_FRAMES, 1]
 
 
 def test_messages_keep_their_order_without_room() -> None:
