@@ -52,11 +52,15 @@ class DryPenalty:
         self._tokens[: self._count] = tokens
         self._free = self._since_breaker()
         self._ends, self._lengths = self._search()
+        self._matched = np.zeros(len(self._tokens), np.int64)
+        """The lengths by their places, 0 elsewhere."""
+        self._matched[self._ends] = self._lengths
 
     def accept(self, token: int) -> None:
         """Append a token."""
         if self._count == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._matched = np.concatenate([self._matched, np.zeros_like(self._matched)])
         self._tokens[self._count] = token
         self._count += 1
         self._free = 0 if self._ends_with_breaker(self._count) else self._free + 1
@@ -70,11 +74,11 @@ class DryPenalty:
         # Neither the repetition nor the tokens that it repeats begin before the range.
         lengths = np.minimum(self._lengths, np.minimum(self._ends + 1 - first, self._free))
         long = lengths >= self._allowed
-        found: dict[int, float] = {}
-        followers = self._tokens[self._ends[long] + 1]
-        for token, length in zip(followers.tolist(), lengths[long].tolist(), strict=True):
-            found[token] = max(found.get(token, 0.0), self._penalties[length - self._allowed])
-        return found
+        followers, which = np.unique(self._tokens[self._ends[long] + 1], return_inverse=True)
+        longest = np.zeros(len(followers), np.int64)
+        np.maximum.at(longest, which, lengths[long])
+        over = longest - self._allowed
+        return {token: self._penalties[count] for token, count in zip(followers.tolist(), over.tolist(), strict=True)}
 
     def _first(self) -> int:
         """Return the place of the first token of the range."""
@@ -98,12 +102,10 @@ class DryPenalty:
         """Update the places and lengths for the last token: what matched before it is longer by one."""
         first = self._first()
         ends = np.flatnonzero(self._tokens[first : self._count - 1] == token) + first
-        lengths = np.ones(len(ends), np.int64)
-        if len(ends) and len(self._ends):
-            at = np.minimum(np.searchsorted(self._ends, ends - 1), len(self._ends) - 1)
-            continued = self._ends[at] == ends - 1
-            lengths[continued] += self._lengths[at[continued]]
-        self._ends, self._lengths = ends, np.minimum(lengths, MAX_MATCH)
+        lengths = np.minimum(self._matched[ends - 1] + 1, MAX_MATCH)  # before the first token nothing matched
+        self._matched[self._ends] = 0
+        self._matched[ends] = lengths
+        self._ends, self._lengths = ends, lengths
 
     def _since_breaker(self) -> int:
         """Return the number of tokens after the last breaker."""
