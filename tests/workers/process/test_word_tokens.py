@@ -54,7 +54,7 @@ def test_breakers_are_the_tokens_that_contain_them_and_their_own_tokens() -> Non
     found = index.of(["\n"])
     assert (singles(found.tokens), found.sequences) == ([0, 1, 6, 8], ())
     found = index.of(["ab", "ba"])
-    assert (singles(found.tokens), found.sequences) == ([4, 7], ((5, 2),)), "none spans two tokens by accident"
+    assert (singles(found.tokens), found.sequences) == ([4, 7], ((5, 2),)), "not two tokens that meet"
     assert index.of([]).tokens == b""
 
 
