@@ -16,7 +16,7 @@ from msgspec import structs
 
 from protocol.request import Bias, Sampling
 from workers.engine.chunking import chunk_lengths
-from workers.engine.dry import Breakers
+from workers.engine.edits.dry import Breakers
 from workers.engine.engine import BatchEngine
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy

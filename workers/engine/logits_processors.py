@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.banned_sequences import BannedSequences
-from workers.engine.dry import DryPenalty
+from workers.engine.edits.banned_sequences import BannedSequences
+from workers.engine.edits.dry import DryPenalty
 from workers.engine.request import Constraint, EngineRequest
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 

@@ -22,7 +22,7 @@ from protocol.bounds import (
 )
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from workers.engine.dry import NO_BREAKERS, Breakers
+from workers.engine.edits.dry import NO_BREAKERS, Breakers
 
 GREEDY = Sampling()
 

@@ -11,7 +11,7 @@ from typing import Any
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, Sampling, TextInput
-from workers.engine.dry import NO_BREAKERS, Breakers
+from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.process.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError

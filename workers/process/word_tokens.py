@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.dry import Breakers
+from workers.engine.edits.dry import Breakers
 from workers.text.tokenizer import Tokenizer
 
 MAX_CACHED = 256

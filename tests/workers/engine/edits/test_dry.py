@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.workers.engine.scheduler.test_scheduler import refusal, request, scheduler
-from workers.engine.dry import MAX_MATCH, MAX_PENALTY, NO_BREAKERS, Breakers, DryPenalty
+from workers.engine.edits.dry import MAX_MATCH, MAX_PENALTY, NO_BREAKERS, Breakers, DryPenalty
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.request import EngineRequest
 

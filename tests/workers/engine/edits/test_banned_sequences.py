@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.workers.engine.scheduler.test_scheduler import refusal, request, scheduler
-from workers.engine.banned_sequences import BannedSequences
+from workers.engine.edits.banned_sequences import BannedSequences
 from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
 from workers.engine.request import EngineRequest
 
