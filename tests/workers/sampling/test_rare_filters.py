@@ -43,7 +43,7 @@ def of_probabilities(*probabilities: float) -> Floats:
     "others", [{}, {"top_k": 30}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 200, "top_p": 0.9, "min_p": 0.01}], ids=str
 )
 def test_typical_p_keeps_what_sorting_keeps(temperature: float, typical_p: float, others: dict[str, Any]) -> None:
-    """Where a bound is met to 1 part in 10,000, a token more or less may be kept."""
+    """A row in which a bound is met to 1 part in 10,000 is not compared: a token more or less may be kept."""
     logits = random_logits(30, 250, seed=int(1000 * typical_p))
     fields = {"temperature": temperature, "typical_p": typical_p} | others
     decided = 0

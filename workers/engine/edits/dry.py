@@ -88,14 +88,16 @@ class DryPenalty:
         """Return the places of the last token before the end, and how many tokens up to each equal the last ones."""
         tokens = self._tokens[: self._count]
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-        lengths = np.ones(len(ends), np.int64)
-        left = np.arange(len(ends))
-        for back in range(1, MAX_MATCH):
-            left = left[ends[left] >= back]
-            left = left[tokens[ends[left] - back] == tokens[self._count - 1 - back]]
+        lengths = np.full(len(ends), MAX_MATCH)
+        left, at = np.arange(len(ends)), ends
+        for length in range(1, min(MAX_MATCH, self._count)):
+            at = at - 1
+            same = (at >= 0) & (tokens[at] == tokens[-1 - length])
+            if not same.all():
+                lengths[left[~same]] = length
+                left, at = left[same], at[same]
             if not len(left):
                 break
-            lengths[left] += 1
         return ends, lengths
 
     def _extend(self, token: int) -> None:
