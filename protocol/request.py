@@ -144,8 +144,10 @@ class Bias(Struct, frozen=True, array_like=True, gc=False):
 class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Sampling parameters. The noise depends on (seed, position) alone, never on the batch.
 
-    The order is logit_bias, repetition_penalty, then frequency_penalty and presence_penalty together
-    (`workers/sampling/logit_edits.py`), then temperature, top_k, top_p, min_p (`workers/sampling/sample.py`).
+    The order is logit_bias and bad_words, repetition_penalty, then frequency_penalty, presence_penalty and DRY together
+    (`workers/sampling/logit_edits.py`), then temperature, top_k, typical_p, top_p, min_p, XTC
+    (`workers/sampling/sample.py`). The temperature comes before the filters, as in vLLM and transformers; the filters
+    are in llama.cpp's order.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.0
@@ -181,7 +183,7 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     dry_breakers: Annotated[tuple[Stop, ...], Meta(max_length=MAX_BREAKERS)] = ()
     """Texts that a repetition does not extend over."""
     bad_words: Annotated[tuple[Stop, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
-    """Texts whose tokens may not be generated one after the other."""
+    """Texts whose tokens, with and without a space before them, may not be generated one after the other."""
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -195,9 +197,9 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     deadline_ms: Milliseconds = 0
     """Milliseconds from receipt by the worker until the request fails with `DEADLINE`; 0 means no deadline."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """Minimum number of generated tokens before an end-of-sequence token may be sampled."""
+    """Minimum number of generated tokens before an end-of-sequence token, or one of `stop_ids`, may be sampled."""
     stop_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)] = ()
-    """Tokens that end the answer, as an end-of-sequence token does."""
+    """Tokens that end the answer, as an end-of-sequence token does; `ignore_eos` does not concern them."""
     keep_stop: bool = False
     """The stop string that ended the answer, or the text of the token, is part of the text."""
     reasoning_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None

@@ -2,8 +2,8 @@
 
 `run_gate(make_runner)` sends at least 32 requests with mixed prompt lengths (around every chunk boundary) through the
 runner's slots: admitted while others run, some cancelled, some resumed, some ended by a token, greedy and seeded. It
-compares every stream, token by token, with the same request run alone. Some have penalties, a bias, a mask, a minimum
-length or log-probabilities, which must be equal as well. It raises `AssertionError` on a difference.
+compares every stream, token by token, with the same request run alone. Some have penalties, a bias, a mask, banned
+sequences, every filter, or log-probabilities, which must be equal as well. It raises `AssertionError` on a difference.
 """
 
 import random
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from protocol.request import Bias, Sampling
 from workers.engine.chunking import chunk_lengths
+from workers.engine.edits.dry import Breakers
 from workers.engine.engine import BatchEngine
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
@@ -33,7 +34,14 @@ SAMPLINGS = (
     Sampling(presence_penalty=1.5, frequency_penalty=0.5, logprobs=3),
     Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.3, logit_bias=(Bias(97, 4.0), Bias(98, -100.0)), seed=3),
     Sampling(temperature=1.0, frequency_penalty=2.0, logprobs=0, seed=5),
+    Sampling(temperature=1.1, typical_p=0.8, top_p=0.97, seed=17),
+    Sampling(dry_multiplier=3.0, dry_allowed_length=1),
+    Sampling(temperature=1.2, xtc_probability=0.5, xtc_threshold=0.02, min_p=0.01, seed=19),
+    Sampling(temperature=0.9, typical_p=0.9, xtc_probability=0.4, dry_multiplier=1.0, dry_range=16, top_k=60, seed=23),
 )
+
+
+BREAKERS = Breakers(bytes(token % 16 == 0 for token in range(64)), ((5, 7),))
 
 
 @dataclass(frozen=True)
@@ -132,9 +140,17 @@ def _requests(
             randomness.randint(max_tokens // 2, max_tokens),
             # Of every other token, so that many rows are masked beside others that are not.
             constraint=partial(AllowedTokens, range(stream % 2, vocab, 2), vocab) if stream % 7 == 6 else None,
+            bad_sequences=_bad_sequences(vocab) if stream % 6 == 5 else (),
+            breakers=BREAKERS,
         )
         for stream, length in enumerate(lengths)
     ]
+
+
+def _bad_sequences(vocab: int) -> tuple[tuple[int, ...], ...]:
+    """Every fifth token is never generated, and some tokens not after others."""
+    alone = ((token,) for token in range(0, vocab, 5))
+    return (*alone, *((token, token) for token in range(1, vocab, 5)))
 
 
 def replace_seed(sampling: Sampling, stream: int) -> Sampling:

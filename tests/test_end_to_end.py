@@ -34,6 +34,16 @@ PROMPTS = (
 )
 
 
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dry_multiplier": 2, "dry_allowed_length": 1, "dry_sequence_breakers": ["."]},
+    {"typical_p": 0.8},
+    {"bad_words": ["the", "is"]},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+)
+"""Parameters of some requests; of `bodies`, the even ones are sampled and the odd ones greedy."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A running server, and the local model that gives the expected answers."""
@@ -68,6 +78,7 @@ def bodies(count: int) -> list[dict[str, Any]]:
             "seed": number,
             "ignore_eos": True,
             "return_token_ids": True,
+            **EXTRAS[number % len(EXTRAS)],
         }
         for number in range(count)
     ]
@@ -87,7 +98,8 @@ async def send_all(url: str, requests: list[dict[str, Any]]) -> list[dict[str, A
 def assert_as_alone(served: Served, requests: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
     """Check that each request got the tokens and the text that it gets alone."""
     for body, choice in zip(requests, answers, strict=True):
-        sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], seed=body["seed"])
+        given = {name: value for name, value in body.items() if name in Sampling.__struct_fields__}
+        sampling = Sampling(**given | {"dry_breakers": tuple(body.get("dry_sequence_breakers", ()))})
         alone = served.model.generate(body["prompt"], sampling, Limits(body["max_tokens"], ignore_eos=True))
         assert tuple(choice["token_ids"]) == alone.tokens, body
         assert choice["text"] == alone.text
@@ -99,6 +111,15 @@ def test_concurrent_requests_get_what_each_gets_alone(served: Served) -> None:
     requests = bodies({"iree": 32, "mlx": 20}[served.backend])  # MLX is slower here
     answers = asyncio.run(send_all(served.url, requests))
     assert_as_alone(served, requests, answers)
+
+
+def test_open_parameters_are_those_of_the_checkpoint(served: Served) -> None:
+    """The built-in model recommends greedy answers."""
+    body = {"model": "baton-tiny", "prompt": PROMPTS[2], "max_tokens": 12, "return_token_ids": True}
+    free, hot = asyncio.run(send_all(served.url, [body, body | {"temperature": 3, "seed": 1}]))
+    greedy = served.model.generate(PROMPTS[2], Sampling(), Limits(12))
+    assert tuple(free["token_ids"]) == greedy.tokens
+    assert tuple(hot["token_ids"]) != greedy.tokens
 
 
 def test_the_server_answers_what_generate_answers(served: Served) -> None:

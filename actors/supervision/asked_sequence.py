@@ -92,7 +92,8 @@ class AskedSequence:
         limits = self._limits
         if reason == "length" and not self.complete and usage.prompt_tokens + self._tokens < self._context:
             raise PeerLied(f"stream {stream} ended for its length after {self._tokens} of {self._most} tokens")
-        if reason == "stop" and not limits.stop and (limits.ignore_eos or self._tokens < limits.min_tokens):
+        endless = limits.ignore_eos and not limits.stop_ids
+        if reason == "stop" and not limits.stop and (endless or self._tokens < limits.min_tokens):
             raise PeerLied(f"stream {stream} stopped after {self._tokens} tokens, where nothing may stop it")
 
     def fail(self, event: Failed) -> None:

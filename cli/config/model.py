@@ -61,6 +61,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         parse_special=settings.parse_special,
+        generation_config=settings.generation_config,
         cache_dir=settings.cache_dir,
         threads=settings.threads,
         workers=max(1, workers),

@@ -94,6 +94,12 @@ class Settings(BaseSettings):
         ENGINE,
         "Parse control tokens in the text of chat messages. Otherwise they are ordinary text there.",
     )
+    generation_config: Literal["auto", "none"] = _field(
+        "auto",
+        ENGINE,
+        "auto: temperature, top_k, top_p, min_p and repetition_penalty that a request leaves open are those of the "
+        "model's generation_config.json. none: the API's defaults.",
+    )
     threads: int = _field(
         0,
         ENGINE,

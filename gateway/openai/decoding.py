@@ -11,12 +11,13 @@ from gateway.generation.builder import RequestParameters, build_request, resumab
 from gateway.generation.request import OutputOptions
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.sampling import one_of, sampling_of, unset_sampling
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_SECONDS, MAX_TEXT, MAX_TOP_LOGPROBS
-from protocol.request import Bias, ChatInput, Input, Limits, Message, Sampling, TemplateOptions, TextInput, TokensInput
+from protocol.request import ChatInput, Input, Limits, Message, TemplateOptions, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's completions endpoint."""
@@ -95,16 +96,19 @@ class RequestDecoder:
         wanted = RequestParameters(
             model=body.model,
             inputs=inputs,
-            sampling=_sampling(body, top),
+            sampling=sampling_of(body, top),
             limits=Limits(
                 max_tokens=limit,
                 stop=_stops(body.stop),
                 ignore_eos=bool(body.ignore_eos),
                 min_tokens=body.min_tokens or 0,
+                stop_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
+                keep_stop=bool(body.include_stop_str_in_output),
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
+            unset=unset_sampling(body),
         )
         return Decoded(build_request(self._settings, wanted, size), answer)
 
@@ -145,7 +149,7 @@ def _now() -> int:
 
 def _limit_field(body: CompletionBody | ChatBody) -> str:
     """The name by which the limit of tokens was given, or could be."""
-    name, limit = _one_of(body, *LIMIT_NAMES)
+    name, limit = one_of(body, *LIMIT_NAMES)
     return "max_tokens" if limit is None else name
 
 
@@ -157,34 +161,8 @@ def _stops(stop: str | tuple[str | None, ...] | None) -> tuple[str, ...]:
 
 def _limit(body: CompletionBody | ChatBody, default: int) -> int | None:
     """The most tokens to generate, in whichever of its names it was given; None is the rest of the context."""
-    name, limit = _one_of(body, *LIMIT_NAMES)
+    name, limit = one_of(body, *LIMIT_NAMES)
     if limit == 0:
         raise invalid(name, f"`{name}` is 1 and up, or {NO_LIMIT} for no limit")
     chosen = default if limit is None else limit
     return None if chosen == NO_LIMIT else chosen
-
-
-def _one_of(body: CompletionBody | ChatBody, *names: str) -> tuple[str, Any]:
-    """An option that has several names: the name that was used and the value, or None. Raises `RequestError` if two of
-    them differ."""
-    given = [(name, value) for name in names if (value := getattr(body, name, None)) is not None]
-    for name, value in given[1:]:
-        if value != given[0][1]:
-            raise invalid(name, f"`{name}` and `{given[0][0]}` differ; send one of them")
-    return given[0] if given else (names[0], None)
-
-
-def _sampling(body: CompletionBody | ChatBody, logprobs: int | None) -> Sampling:
-    """The sampling of every sequence, without its seed."""
-    _, repetition = _one_of(body, "repetition_penalty", "repeat_penalty")
-    return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if repetition is None else repetition,
-        logit_bias=tuple(Bias(token, bias) for token, bias in (body.logit_bias or {}).items()),
-        logprobs=logprobs,
-    )

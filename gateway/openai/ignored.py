@@ -8,7 +8,6 @@ from gateway.openai.unsupported import UnsupportedOptions
 
 MAX_LABEL = 512
 MAX_METADATA = 16
-MAX_BREAKERS = 256
 
 Label = Annotated[str, Meta(max_length=MAX_LABEL)]
 
@@ -38,11 +37,6 @@ class IgnoredOptions(UnsupportedOptions, kw_only=True):
     # Details of options that are refused unless they are off: see `gateway.openai.unsupported`.
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
-    xtc_threshold: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: Annotated[tuple[Label, ...], Meta(max_length=MAX_BREAKERS)] | Label | None = None
     dynatemp_exponent: float | None = None
     smoothing_curve: float | None = None
     length_penalty: float | None = None

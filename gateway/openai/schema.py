@@ -6,14 +6,18 @@ from msgspec import Meta, Struct
 
 from gateway.openai.ignored import CacheControl, IgnoredOptions
 from protocol.bounds import (
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
+    MAX_BREAKERS,
+    MAX_DRY,
     MAX_FRAMES_PER_MESSAGE,
     MAX_MESSAGES,
     MAX_NAME,
     MAX_REPETITION,
     MAX_SEED,
     MAX_STOP_CHARS,
+    MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
     MAX_TOKENS,
@@ -21,6 +25,7 @@ from protocol.bounds import (
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
     Name,
+    Stop,
     Text,
     TokenId,
 )
@@ -40,6 +45,13 @@ Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS
 StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 """A stop string; an empty one is ignored."""
 Stops = StopText | Annotated[tuple[StopText | None, ...], Meta(max_length=MAX_STOPS)]
+BadWords = Annotated[tuple[Stop, ...], Meta(max_length=MAX_BAD_WORDS)]
+StopIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+TypicalP = Annotated[float, Meta(gt=0, le=1)]
+BreakerList = Annotated[str, Meta(max_length=(MAX_STOP_CHARS + 8) * MAX_BREAKERS)]
+"""Breakers in JSON, as some clients send them."""
+Breakers = BreakerList | Annotated[tuple[Stop, ...], Meta(max_length=MAX_BREAKERS)]
 TokenPrompt = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
 # No mixture, which the decoder refuses.
 _OneKind = Meta(extra_json_schema={"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]})
@@ -60,8 +72,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 class _SharedFields(IgnoredOptions, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-    `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM. `repeat_penalty` and
-    `n_predict` are llama.cpp's names of `repetition_penalty` and `max_tokens`."""
+    `stop_token_ids`, `include_stop_str_in_output`, `bad_words`, `ignore_eos` and `return_token_ids` are additions, with
+    the names that they have in vLLM. `typical_p`, XTC and DRY have llama.cpp's names; `repeat_penalty`, `n_predict` and
+    `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
@@ -77,8 +90,20 @@ class _SharedFields(IgnoredOptions, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     repeat_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
+    typical_p: TypicalP | None = None
+    typ_p: TypicalP | None = None
+    xtc_probability: Fraction | None = None
+    xtc_threshold: Fraction | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0, le=MAX_DRY)] | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=MAX_DRY)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    dry_sequence_breakers: Breakers | None = None
+    bad_words: BadWords | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     stop: Stops | None = None
+    stop_token_ids: StopIds | None = None
+    include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None

@@ -15,14 +15,12 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "annotations": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
     "continuous_usage_stats": (False,),
     "documents": ([],),
     "draft_model": (),
-    "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "echo": (False,),
     "epsilon_cutoff": (0,),
@@ -36,7 +34,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "id_slot": (-1,),
-    "include_stop_str_in_output": (False,),
     "json_schema": (),
     "logits_processors": ([],),
     "lora": ([],),
@@ -68,7 +65,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "smoothing_factor": (0,),
-    "stop_token_ids": ([],),
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
@@ -85,12 +81,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "top_a": (0,),
     "top_n_sigma": (-1, 0),
     "truncate_prompt_tokens": (),
-    "typ_p": (1,),
-    "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "xtc_probability": (0,),
 }
 """The values of each option that change nothing, besides `null`."""
 
@@ -103,25 +96,21 @@ class UnsupportedOptions(Struct, kw_only=True):
     store: Any = None
     # vLLM
     allowed_token_ids: Any = None
-    bad_words: Any = None
     best_of: Any = None
     echo: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None
     guided_regex: Any = None
-    include_stop_str_in_output: Any = None
     logits_processors: Any = None
     priority: Any = None
     prompt_logprobs: Any = None
     return_tokens_as_token_ids: Any = None
     skip_special_tokens: Any = None
-    stop_token_ids: Any = None
     structured_outputs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     # llama.cpp
-    dry_multiplier: Any = None
     dynatemp_range: Any = None
     grammar: Any = None
     id_slot: Any = None
@@ -138,8 +127,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     t_max_predict_ms: Any = None
     timings_per_token: Any = None
     top_n_sigma: Any = None
-    typ_p: Any = None
-    xtc_probability: Any = None
     # Text generation web UI and SillyTavern
     epsilon_cutoff: Any = None
     eta_cutoff: Any = None
@@ -149,7 +136,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     tfs: Any = None
     tfs_z: Any = None
     top_a: Any = None
-    typical_p: Any = None
     # Ollama and LM Studio
     draft_model: Any = None
     format: Any = None

@@ -1,21 +1,24 @@
-"""Logits processors of a sequence: penalties, bias, minimum length, and a constraint.
+"""Logits processors of a sequence: penalties, bias, minimum length, banned sequences, DRY, and a constraint.
 
 They depend only on the request, its prompt and the tokens so far. A sequence that resumes on another worker, from its
 prompt and the delivered tokens, therefore continues unchanged.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from workers.engine.edits.banned_sequences import BannedSequences
+from workers.engine.edits.dry import DryPenalty
 from workers.engine.request import Constraint, EngineRequest
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 _SPARE = 64
+_NONE: Mapping[int, float] = {}
 _BIAS, _UP, _DOWN, _MINUS = range(4)
 
 
@@ -91,10 +94,24 @@ class Penalties:
         """Tokens that may not be sampled yet."""
         return self._banned if self._generated < self._min_tokens else ()
 
-    def edits(self) -> LogitEdits | None:
-        """Return the current edits; None if there are none."""
-        count = len(self._columns)
-        return LogitEdits(self._tokens[:count].copy(), *self._values[:, :count].copy()) if count else None
+    def edits(self, banned: Collection[int] = (), penalties: Mapping[int, float] = _NONE) -> LogitEdits | None:
+        """Return the current edits; None if there are none.
+
+        Of this position alone are `banned` tokens, and `penalties`, which are subtracted in addition.
+        """
+        columns, count = self._columns, len(self._columns)
+        others = dict.fromkeys((*banned, *penalties))
+        at = {token: columns[token] for token in others if token in columns}
+        new = [token for token in others if token not in at]
+        at.update((token, count + index) for index, token in enumerate(new))
+        if not count and not new:
+            return None
+        values = np.zeros((4, count + len(new)), np.float32)
+        values[:, :count] = self._values[:, :count]
+        values[(_UP, _DOWN), count:] = 1.0
+        values[_BIAS, [at[token] for token in banned]] = -math.inf
+        values[_MINUS, [at[token] for token in penalties]] += np.array(list(penalties.values()), np.float32)
+        return LogitEdits(np.concatenate([self._tokens[:count], np.array(new, np.int32)]), *values)
 
     def _repeat(self, column: int) -> None:
         """Set the repetition penalty. The device multiplies rather than divides, because products round identically
@@ -119,9 +136,18 @@ class Penalties:
 class LogitsProcessors:
     """All logits processors of one sequence; owned by the scheduler, and new each time a sequence starts or resumes."""
 
-    def __init__(self, penalties: Penalties | None, constraint: Constraint | None) -> None:
+    def __init__(
+        self,
+        penalties: Penalties | None,
+        constraint: Constraint | None,
+        sequences: BannedSequences | None = None,
+        dry: DryPenalty | None = None,
+    ) -> None:
+        """All have the resumed tokens already. `penalties` is not None if `sequences` or `dry` is not."""
         self._penalties = penalties
         self._constraint = constraint
+        self._sequences = sequences
+        self._dry = dry
         self._mask: NDArray[np.uint32] | None = None
 
     @classmethod
@@ -133,24 +159,30 @@ class LogitsProcessors:
             or sampling.presence_penalty
             or sampling.frequency_penalty
             or sampling.repetition_penalty != 1.0
+            or sampling.dry_multiplier
+            or request.bad_sequences
             or (request.min_tokens and request.eos)
         )
         if not sparse and request.constraint is None:
             return None
         penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
-        processors = cls(penalties, None if request.constraint is None else request.constraint())
+        sequences = BannedSequences(request.bad_sequences) if request.bad_sequences else None
+        constraint = None if request.constraint is None else request.constraint()
         for token in request.resume:
-            processors.accept(token)
-        return processors
+            for each in (penalties, sequences, constraint):
+                if each is not None:
+                    each.accept(token)
+        tokens = (*request.prompt, *request.resume)  # taken at once, which costs less than one after the other
+        dry = DryPenalty(sampling, tokens, request.breakers) if sampling.dry_multiplier else None
+        return cls(penalties, constraint, sequences, dry)
 
     @property
     def exhausted(self) -> bool:
-        """No token may follow: the constraint is at its end, or allows only tokens that `min_tokens` bans."""
+        """No token may follow: the constraint is at its end, or allows only tokens that are banned."""
         mask = self._allowed()
         if mask is None:
             return False
-        banned = () if self._penalties is None else self._penalties.banned
-        if banned:
+        if banned := self._banned():
             mask = mask.copy()
             for token in banned:
                 mask[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
@@ -160,15 +192,28 @@ class LogitsProcessors:
         """Append a token to the sequence."""
         if self._penalties is not None:
             self._penalties.accept(token)
+        if self._sequences is not None:
+            self._sequences.accept(token)
+        if self._dry is not None:
+            self._dry.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
             self._mask = None
 
     def sample_spec(self, sampling: Sampling, position: int) -> SampleSpec:
         """Return how to sample the next token. At least one token must be allowed."""
-        return SampleSpec(
-            sampling, position, None if self._penalties is None else self._penalties.edits(), self._allowed()
-        )
+        return SampleSpec(sampling, position, self._edits(), self._allowed())
+
+    def _edits(self) -> LogitEdits | None:
+        if self._penalties is None:
+            return None
+        banned = () if self._sequences is None else self._sequences.banned()
+        return self._penalties.edits(banned, _NONE if self._dry is None else self._dry.penalties())
+
+    def _banned(self) -> Collection[int]:
+        """Tokens that may not be sampled at this position, beside those that the constraint excludes."""
+        early = () if self._penalties is None else self._penalties.banned
+        return early if self._sequences is None else {*early, *self._sequences.banned()}
 
     def _allowed(self) -> NDArray[np.uint32] | None:
         if self._mask is None and self._constraint is not None:

@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,
+    MAX_DRY,
     MAX_PENALTY,
     MAX_REPETITION,
     MAX_SEED,
     MAX_TEMPERATURE,
+    MAX_TOKENS,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
 )
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
+from workers.engine.edits.dry import NO_BREAKERS, Breakers
 
 GREEDY = Sampling()
 
@@ -44,7 +47,7 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate. `eos` is empty if end-of-sequence tokens are to be ignored."""
+    """One sequence to generate."""
 
     stream: int
     """The caller's number of this sequence, unique among running sequences."""
@@ -53,6 +56,7 @@ class EngineRequest:
     max_tokens: int | None = None
     """Maximum number of generated tokens, resumed ones included; None means up to the end of the context."""
     eos: frozenset[int] = frozenset()
+    """Tokens that end the answer: end-of-sequence tokens, unless they are to be ignored, and the request's own."""
     resume: tuple[int, ...] = ()
     """Tokens that an earlier run generated. They are not emitted again, and the answer continues after them."""
     tenant: str = ""
@@ -61,6 +65,10 @@ class EngineRequest:
     """Minimum number of generated tokens, resumed ones included, before a token of `eos` may be sampled."""
     constraint: Callable[[], Constraint] | None = None
     """Makes a new constraint for this sequence."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """The tokens of `sampling.bad_words`: sequences that the answer may not contain."""
+    breakers: Breakers = NO_BREAKERS
+    """The tokens of `sampling.dry_breakers`."""
 
 
 class RequestRefused(Exception):
@@ -99,6 +107,7 @@ def check(request: EngineRequest, vocab_size: int, context: int) -> None:
     check_sampling(request.sampling)
     biased = [each.token for each in request.sampling.logit_bias]
     _check_tokens("logit_bias", biased, vocab_size)
+    _check_bad_sequences(request, vocab_size)
 
 
 def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:
@@ -126,6 +135,8 @@ def check_sampling(sampling: Sampling) -> None:
     if not (0 <= sampling.seed <= MAX_SEED):
         raise _invalid("seed", f"seed must be within 0 and {MAX_SEED}, not {sampling.seed}")
     _check_penalties(sampling)
+    _check_truncation(sampling)
+    _check_dry(sampling)
     if not (0 <= (sampling.logprobs or 0) <= MAX_TOP_LOGPROBS):
         raise _invalid("logprobs", f"logprobs must be within 0 and {MAX_TOP_LOGPROBS}, not {sampling.logprobs}")
 
@@ -147,6 +158,38 @@ def _check_penalties(sampling: Sampling) -> None:
         if not (-MAX_BIAS <= each.bias <= MAX_BIAS):
             text = f"logit_bias of token {each.token} must be within {-MAX_BIAS} and {MAX_BIAS}, not {each.bias}"
             raise _invalid("logit_bias", text)
+
+
+def _check_truncation(sampling: Sampling) -> None:
+    if not (0.0 < sampling.typical_p <= 1.0):
+        raise _invalid("typical_p", f"typical_p must be above 0 and at most 1, not {sampling.typical_p}")
+    for name, value in (("xtc_probability", sampling.xtc_probability), ("xtc_threshold", sampling.xtc_threshold)):
+        if not (0.0 <= value <= 1.0):
+            raise _invalid(name, f"{name} must be within 0 and 1, not {value}")
+
+
+def _check_dry(sampling: Sampling) -> None:
+    bounds = {
+        "dry_multiplier": (0.0, MAX_DRY),
+        "dry_base": (1.0, MAX_DRY),
+        "dry_allowed_length": (1, MAX_TOKENS),
+        "dry_range": (0, MAX_TOKENS),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(sampling, name)
+        if not (low <= value <= high):
+            raise _invalid(name, f"{name} must be within {low} and {high}, not {value}")
+
+
+def _check_bad_sequences(request: EngineRequest, vocab_size: int) -> None:
+    """Refuse sequences that could leave no token to sample."""
+    sequences = request.bad_sequences
+    for sequence in sequences:
+        if not sequence:
+            raise _invalid("bad_words", "bad_words has a text without tokens")
+    ends = {sequence[-1] for sequence in sequences}
+    if sequences and len(ends.union(request.eos if request.min_tokens else ())) >= vocab_size:
+        raise _invalid("bad_words", f"bad_words could ban all {vocab_size} tokens: give fewer of them")
 
 
 def _check_tokens(field: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -106,7 +106,7 @@ class Scheduler:
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
         check(request, self._capabilities.vocab_size, context)
-        request = _with_real_eos(request, self._capabilities.vocab_size)
+        request = _within_vocabulary(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
         # Prompt and resumed tokens are split separately, so that the prompt has the same chunks as in the first run.
@@ -293,7 +293,11 @@ class Scheduler:
         return -(-rows // block) * block
 
 
-def _with_real_eos(request: EngineRequest, vocab_size: int) -> EngineRequest:
-    """Drop end-of-sequence tokens outside of the vocabulary, which some checkpoints name: they cannot be sampled."""
-    real = frozenset(token for token in request.eos if token < vocab_size)
-    return request if len(real) == len(request.eos) else replace(request, eos=real)
+def _within_vocabulary(request: EngineRequest, vocab_size: int) -> EngineRequest:
+    """Drop tokens that cannot be sampled: some checkpoints name end-of-sequence tokens, or have a tokenizer with
+    tokens, outside of the vocabulary."""
+    eos = frozenset(token for token in request.eos if token < vocab_size)
+    bad = tuple(sequence for sequence in request.bad_sequences if max(sequence) < vocab_size)
+    if len(eos) == len(request.eos) and len(bad) == len(request.bad_sequences):
+        return request
+    return replace(request, eos=eos, bad_sequences=bad)

@@ -17,6 +17,7 @@ from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED
 
 Call = Callable[..., list[rt.HalBufferView]]
@@ -89,20 +90,23 @@ class Sampler:
 
     def _all_at_once(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         filled = [*specs, *[_FILLER] * (logits.shape[0] - len(specs))]
-        words = [values.view(np.int32) for values in sampling.sampling_arrays(filled)]
+        words = [values.view(np.int32) for values in sampling_arrays(filled)]
         (tokens,) = self._call(SAMPLE, logits, self._device.upload(np.stack(words, axis=1)))
         return self._device.numbers(tokens)
 
     def _in_turn(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         """Sample from the top candidates first, and by the filters where these do not decide; by numpy where a graph is
-        not ready."""
+        not ready. A row with typical_p or XTC takes all rows to the graph that has them."""
         filters = sampling.needs_filters(specs)
-        tokens = self._tokens("narrow" if filters else "unfiltered", logits, specs)
-        if tokens is None or UNDECIDED in tokens[: len(specs)]:
-            tokens = self._tokens("filter", logits, specs) if filters else None
+        if sampling.needs_rare_filters(specs):
+            tokens = self._tokens("full", logits, specs)
+        else:
+            tokens = self._tokens("narrow" if filters else "unfiltered", logits, specs)
+            if tokens is None or UNDECIDED in tokens[: len(specs)]:
+                tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
             some = self._device.download(logits)[: len(specs)]
-            tokens = list(sampling.sample(np, some, sampling.sampling_arrays(specs), filters=filters).tolist())
+            tokens = list(sampling.sample(np, some, sampling_arrays(specs), filters=filters).tolist())
         return tokens
 
     def _tokens(self, kind: str, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int] | None:
@@ -110,7 +114,8 @@ class Sampler:
         if size is None:
             return None
         filled = [*specs, *[_FILLER] * (size - len(specs))]
-        wanted = [self._device.upload(values) for values in sampling.sampling_arrays(filled)]
+        arrays = sampling_arrays(filled)
+        wanted = [self._device.upload(values) for values in (arrays if kind == "full" else arrays.common).given]
         (tokens,) = self._call(f"{kind}_{size}", self._padded(logits, size), *wanted)
         return self._device.numbers(tokens)
 

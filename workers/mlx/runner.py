@@ -35,8 +35,9 @@ from workers.mlx.probe import gpu_advice
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
-from workers.sampling.sample import SamplingArrays, greedy, needs_filters, needs_sampling, sample, sampling_arrays
+from workers.sampling.sample import greedy, needs_filters, needs_rare_filters, needs_sampling, sample
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 PREFILL_CHUNKS = (32, 128, 512)
@@ -209,13 +210,15 @@ class MlxRunner:
         """Sample one token per row; None for a row with non-finite logits."""
         self._sampled = None
         if needs_sampling(specs):
-            arrays = SamplingArrays(*map(mx.array, sampling_arrays(specs)))
-            changed, filters = process_logits(mx, logits, specs), needs_filters(specs)
-            sampled = (
-                sample_top_candidates(mx, changed, arrays) if filters else sample(mx, changed, arrays, filters=False)
-            )
-            if filters and (sampled == UNDECIDED).any().item():
-                sampled = sample(mx, changed, arrays)
+            changed = process_logits(mx, logits, specs)
+            given, filters, rare = sampling_arrays(specs), needs_filters(specs), needs_rare_filters(specs)
+            arrays = SamplingArrays(*map(mx.array, (given if rare else given.common).given))
+            if not filters or rare:
+                sampled = sample(mx, changed, arrays, filters=filters)
+            else:
+                sampled = sample_top_candidates(mx, changed, arrays)
+                if (sampled == UNDECIDED).any().item():
+                    sampled = sample(mx, changed, arrays)
         else:
             sampled = greedy(mx, logits)
         tokens: list[int] = np.array(sampled).tolist()

@@ -51,6 +51,8 @@ def describe(spec: WorkerSpec) -> Described:
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
     if spec.parse_special:
         settings += " parse_special"
+    if spec.generation_config == "none":  # the digest of the model covers the file
+        settings += " generation_config none"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
     return Described(backend, device[:MAX_NAME], context, digest, model)
 

@@ -4,10 +4,11 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.request import Sampling
+from workers.checkpoints.generation_config import SamplingDefaults, read_sampling_defaults
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
@@ -34,6 +35,8 @@ class Loaded:
     """Seconds that a step with a full budget of prompt tokens may take, see `warm_up`; 0 if not measured."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end an answer of a model without a tokenizer."""
+    sampling_defaults: SamplingDefaults = field(default_factory=dict)
+    """Sampling parameters of requests that leave them open."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -43,6 +46,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     """
     tokenizer = _load_tokenizer(spec, progress)
     eos_ids = _config_eos_ids(spec) if tokenizer is None else frozenset()
+    sampling_defaults = _sampling_defaults(spec)
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
@@ -60,7 +64,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids)
+    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids, sampling_defaults)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -118,3 +122,9 @@ def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:
     from workers.checkpoints.eos_ids import read_eos_ids
 
     return read_eos_ids(Path(spec.model_path))
+
+
+def _sampling_defaults(spec: WorkerSpec) -> SamplingDefaults:
+    if spec.backend == "scripted" or spec.generation_config == "none":
+        return {}
+    return read_sampling_defaults(Path(spec.model_path))

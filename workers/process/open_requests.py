@@ -58,6 +58,7 @@ class OpenRequests:
             clock=loop.time,
             context=loaded.context,
             eos_ids=loaded.eos_ids,
+            sampling_defaults=loaded.sampling_defaults,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
         self._timer: asyncio.TimerHandle | None = None

@@ -14,7 +14,8 @@ from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
-from protocol.request import ChatInput, FinishReason
+from protocol.request import ChatInput, FinishReason, Sampling
+from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.request import EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
@@ -72,6 +73,8 @@ class _OpenSequence:
     """A stop string was found: later tokens are dropped."""
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
+    keep_stop: bool = False
+    """The token of `eos` that ends the answer is part of its text."""
     top: int = 0
     """Number of most likely tokens to report with each token."""
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -88,11 +91,13 @@ class OutputProcessor:
         clock: Callable[[], float],
         context: int = MAX_TOKENS,
         eos_ids: frozenset[int] = frozenset(),
+        sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context` and
-        `eos_ids` as in `PromptBuilder`."""
+        `eos_ids` as in `PromptBuilder`. `sampling_defaults` stand for parameters that a request leaves open."""
         self._tokenizer = tokenizer
         self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids)
+        self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _OpenSequence] = {}
@@ -135,7 +140,8 @@ class OutputProcessor:
         text, limits = prompt.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, top=submit.sampling.logprobs or 0)
+        live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, keep_stop=limits.keep_stop)
+        live.top = submit.sampling.logprobs or 0
         if text is not None and text.stopped:
             return SubmitResult(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
         self._live[stream] = live
@@ -145,12 +151,14 @@ class OutputProcessor:
         request = EngineRequest(
             stream,
             prompt.tokens,
-            submit.sampling,
+            self._sampling(submit),
             limits.max_tokens,
             prompt.eos,
             submit.resume,
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
+            bad_sequences=prompt.bad_sequences,
+            breakers=prompt.breakers,
         )
         return SubmitResult(request, None)
 
@@ -213,6 +221,12 @@ class OutputProcessor:
         self._deadlines.clear()
         return failed
 
+    def _sampling(self, submit: Submit) -> Sampling:
+        """Return the sampling of a request, with the defaults where it leaves parameters open."""
+        defaults = self._sampling_defaults
+        given = {name: defaults[name] for name in submit.unset if name in defaults}
+        return replace(submit.sampling, **given) if given else submit.sampling
+
     def _deltas(self, step: StepResult, done: ProcessedOutput) -> tuple[Delta, ...]:
         touched: dict[int, _OpenSequence] = {}
         for item in step.tokens:
@@ -225,7 +239,7 @@ class OutputProcessor:
             try:
                 if item.logprobs is not None:
                     live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
-                if live.text is not None and item.token not in live.eos:
+                if live.text is not None and (live.keep_stop or item.token not in live.eos):
                     live.pieces.append(live.text.push(item.token))
             except Exception as error:  # noqa: BLE001  a bug in text code must end this request only
                 done.text_errors[item.stream] = error

@@ -10,16 +10,22 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, TextInput
+from protocol.request import ChatInput, Input, Sampling, TextInput
+from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.process.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
+WORDS = frozenset({"bad_words", "dry_sequence_breakers"})
+"""Request fields, besides the prompt, that have texts to tokenize."""
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
 CHARACTERS_PER_TOKEN = 4
 """Characters to tokenize that cost as much as detokenizing one resumed token."""
+CHARACTERS_PER_BREAKER = 4096
+"""Characters to tokenize that cost as much as looking for one breaker in the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,11 @@ class TokenizedPrompt:
     text: IncrementalDetokenizer | None
     """Detokenizer that has consumed the resumed tokens, whose text the client has. None without a tokenizer."""
     eos: frozenset[int]
+    """Tokens that end the answer: end-of-sequence tokens and the request's own."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """The tokens of words that may not be generated."""
+    breakers: Breakers = NO_BREAKERS
+    """The tokens of breakers of the DRY penalty."""
 
 
 class PromptRefused(Exception):
@@ -56,19 +67,22 @@ def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) ->
 def tokenize_cost(submit: Submit) -> int:
     """Estimate the cost of building a prompt, in characters of text to tokenize: about 1 us each for a model's
     tokenizer."""
-    source, resumed = submit.input, CHARACTERS_PER_TOKEN * len(submit.resume)
+    source, sampling = submit.input, submit.sampling
+    others = CHARACTERS_PER_TOKEN * len(submit.resume) + 2 * sum(map(len, sampling.bad_words))
+    if sampling.dry_multiplier:
+        others += CHARACTERS_PER_BREAKER * len(sampling.dry_breakers)
     if isinstance(source, TextInput):
-        return resumed + len(source.text)
+        return others + len(source.text)
     if isinstance(source, ChatInput):
         characters = len(source.tools_json) + sum(
             len(message.content) + len(message.name) for message in source.messages
         )
-        return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
-    return resumed
+        return others + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
+    return others
 
 
 class PromptBuilder:
-    """Builds prompts for one model. Stateless."""
+    """Builds prompts for one model. Its only state is a cache of the tokens of breakers."""
 
     def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
@@ -76,17 +90,29 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
+        self._breakers: BreakerTokens | None = None
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
-        eos = frozenset() if submit.limits.ignore_eos else self._eos_ids
+        limits = submit.limits
+        eos = frozenset(limits.stop_ids) if limits.ignore_eos else self._eos_ids.union(limits.stop_ids)
         for token in submit.resume:
             # The client has this text; what was held back of it is sent with the next token.
-            if text is not None and token not in eos:
+            if text is not None and (limits.keep_stop or token not in eos):
                 text.push(token)
-        return TokenizedPrompt(tokens, text, eos)
+        bad, breakers = self._words(submit.sampling)
+        return TokenizedPrompt(tokens, text, eos, bad, breakers)
+
+    def _words(self, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], Breakers]:
+        """Return the tokens of texts that the sampling parameters name."""
+        bad = bad_sequences(self._require_text("bad_words"), sampling.bad_words) if sampling.bad_words else ()
+        if not sampling.dry_multiplier or not sampling.dry_breakers:
+            return bad, NO_BREAKERS
+        if self._breakers is None:
+            self._breakers = BreakerTokens(self._require_text("dry_sequence_breakers"))
+        return bad, self._breakers.of(sampling.dry_breakers)
 
     def _tokens(self, source: Input) -> tuple[int, ...]:
         if isinstance(source, TextInput):
@@ -138,13 +164,12 @@ class PromptBuilder:
             return None
         # An answer in a chat starts a new text; any other continues the text of its prompt.
         context = () if isinstance(submit.input, ChatInput) else prompt
-        return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop)
+        return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop, keep_stop=submit.limits.keep_stop)
 
     def _require_text(self, field: str) -> Tokenizer:
         if self._tokenizer is None:
-            raise PromptRefused(
-                ErrorCode.UNSUPPORTED, "the model has no tokenizer: give the prompt as token ids", field
-            )
+            advice = f"leave {field} out" if field in WORDS else "give the prompt as token ids"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, f"the model has no tokenizer: {advice}", field)
         return self._tokenizer
 
 

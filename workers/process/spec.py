@@ -10,6 +10,7 @@ from workers.faults.plan import Fault, of_incarnation
 from workers.precision import Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
+GenerationConfig = Literal["auto", "none"]
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +49,9 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum bytes retained so; 0 retains the last sequence of every slot."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
+    generation_config: GenerationConfig = "auto"
+    """`auto` takes sampling parameters that a client leaves open from the checkpoint's generation_config.json, `none`
+    does not."""
     cache_dir: str = ""
     """Folder of IREE's compiled graphs and packed weights; empty means the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0

@@ -14,12 +14,17 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 GROUPS = 5
 """Groups of four rounds; part of the key is added after each."""
+COIN = 1
+"""The stream of the coins of XTC. That of the sampled tokens is 0."""
 
 
-def noise(xp: Any, seed_low: Array, seed_high: Array, position: Array) -> Array:
-    """Return 32 uniform random bits for each row: uint32 [B] from three uint32 [B]. The counter is (position, 0)."""
+def noise(xp: Any, seed_low: Array, seed_high: Array, position: Array, stream: int = 0) -> Array:
+    """Return 32 uniform random bits for each row: uint32 [B] from three uint32 [B]. The counter is (position,
+    stream)."""
     keys = (seed_low, seed_high, seed_low ^ seed_high ^ xp.array(PARITY, dtype=xp.uint32))
     left, right = position + keys[0], keys[1]
+    if stream:
+        right = right + xp.array(stream, dtype=xp.uint32)
     for group in range(GROUPS):
         for rotation in ROTATIONS[group % 2]:
             left = left + right

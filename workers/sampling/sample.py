@@ -5,16 +5,23 @@ subtraction and one multiplication per logit all arithmetic is on integers, whos
 Equal logits therefore give the same token on every backend, at every batch size and in every compiled graph. Rows are
 independent of each other.
 
-Semantics, in this order, as in transformers and vLLM:
+Semantics, in this order: the temperature before the filters, as in transformers and vLLM, and the filters in the order
+of llama.cpp.
 
 1. temperature: logits are divided by it. 0 (or below) is greedy: the smallest id among the highest logits.
    A positive temperature acts as at least `MIN_TEMPERATURE`.
 2. top_k: keeps tokens with at least the k-th highest logit, ties with the k-th included; 0 keeps all, 1 is greedy.
    The order is that of the float32 distances to the highest logit.
-3. top_p: keeps, of these, the smallest set of most likely tokens whose share of their mass is at least top_p. Ties with
-   the last one and the most likely token are always kept. 1 keeps all.
-4. min_p: keeps, of these, tokens with at least min_p times the probability of the most likely token.
-5. One of the remaining tokens is sampled in proportion to its probability: by inverting their cumulative distribution,
+3. typical_p: keeps, of these, the tokens whose information (minus the logarithm of the probability) is closest to its
+   mean, the entropy: the smallest set whose share of their mass is at least typical_p, ties included. 1 keeps all.
+   "Locally typical sampling", Meister, Pimentel, Wiher, Cotterell, TACL 2023.
+4. top_p: keeps, of these, the smallest set of most likely tokens whose share of their mass is at least top_p. Ties with
+   the last one and the most likely of these tokens are always kept. 1 keeps all.
+5. min_p: keeps, of these, tokens with at least min_p times the probability of the most likely one that typical_p keeps.
+6. XTC ("exclude top choices", by p-e-w, github.com/oobabooga/text-generation-webui/pull/6335): with xtc_probability,
+   removes all tokens whose share of the mass that is left is at least xtc_threshold, except the least likely of them,
+   ties included. Whether it does depends on (seed, position) alone.
+7. One of the remaining tokens is sampled in proportion to its probability: by inverting their cumulative distribution,
    in the order of ids, at a random point that depends on (seed, position) alone (`workers.sampling.noise`).
 
 Probabilities are integers: `WEIGHT_ONE` times the ratio to the most likely token, with a relative error below 2e-5 and
@@ -25,50 +32,17 @@ Thresholds are found bit by bit on integers, and maxima and sums are computed by
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from workers.sampling.fixed_point import FAR, MIN_TEMPERATURE, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
+from workers.sampling.filters import filter_weights
+from workers.sampling.fixed_point import distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.vocabulary_blocks import BLOCK, LOW, best_of, blocks_of, first, fold, limbs, sum_of, take
 
 GROUP = 32
 """Blocks in a group."""
-
-
-class SamplingArrays(NamedTuple):
-    """Sampling parameters of the rows of a call: arrays [B] of the caller's namespace."""
-
-    temperature: Array
-    """float32, as are `top_p` and `min_p`."""
-    top_k: Array
-    """int32."""
-    top_p: Array
-    min_p: Array
-    seed_low: Array
-    """uint32, as are `seed_high` and `position`."""
-    seed_high: Array
-    position: Array
-
-
-def sampling_arrays(specs: Sequence[SampleSpec]) -> SamplingArrays:
-    """Gather the parameters of rows into numpy arrays."""
-    samplings = [spec.sampling for spec in specs]
-    # A device may flush smaller numbers to 0, which would mean greedy.
-    heats = [
-        max(sampling.temperature, MIN_TEMPERATURE) if sampling.temperature > 0.0 else 0.0 for sampling in samplings
-    ]
-    return SamplingArrays(
-        np.array(heats, np.float32),
-        np.array([sampling.top_k for sampling in samplings], np.int32),
-        np.array([sampling.top_p for sampling in samplings], np.float32),
-        np.array([sampling.min_p for sampling in samplings], np.float32),
-        np.array([sampling.seed & 0xFFFFFFFF for sampling in samplings], np.uint32),
-        np.array([sampling.seed >> 32 for sampling in samplings], np.uint32),
-        np.array([spec.position for spec in specs], np.uint32),
-    )
 
 
 def needs_sampling(specs: Sequence[SampleSpec]) -> bool:
@@ -82,9 +56,19 @@ def needs_sampling(specs: Sequence[SampleSpec]) -> bool:
 
 
 def needs_filters(specs: Sequence[SampleSpec]) -> bool:
-    """Return False if no sampled row uses top_k, top_p or min_p, so that `sample(filters=False)` suffices."""
+    """Return False if no sampled row uses a filter, so that `sample(filters=False)` suffices."""
     samplings = [spec.sampling for spec in specs if spec.sampling.temperature > 0.0]
-    return any(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p for sampling in samplings)
+    return needs_rare_filters(specs) or any(
+        sampling.top_k or sampling.top_p < 1.0 or sampling.min_p for sampling in samplings
+    )
+
+
+def needs_rare_filters(specs: Sequence[SampleSpec]) -> bool:
+    """Return False if no sampled row uses typical_p or XTC, so that `SamplingArrays.common` suffices."""
+    return any(
+        spec.sampling.temperature > 0.0 and (spec.sampling.typical_p < 1.0 or spec.sampling.xtc_probability)
+        for spec in specs
+    )
 
 
 def greedy(xp: Any, logits: Array) -> Array:
@@ -108,8 +92,8 @@ def sample(
 ) -> Array:
     """Sample a token for each row: int32 [B], -1 for a row without a finite maximum (NaN, an infinity, all -inf).
 
-    `logits` is float32 [B, V]. A logit of -inf is never sampled. `filters=False` ignores top_k, top_p and min_p, for
-    calls in which no row uses them: the tokens are the same, for less work.
+    `logits` is float32 [B, V]. A logit of -inf is never sampled. `filters=False` ignores all filters, for calls in
+    which no row uses them: the tokens are the same, for less work.
     """
     blocks = blocks_of(xp, logits)
     maxima, best = best_of(xp, blocks)
@@ -140,77 +124,6 @@ def filtered_weights(xp: Any, logits: Array, arrays: SamplingArrays) -> Array:
     blocks = blocks_of(xp, logits)
     distance = distances(xp, blocks, best_of(xp, blocks)[1])
     return filter_weights(xp, distance, arrays)
-
-
-def filter_weights(xp: Any, distance: Array, arrays: SamplingArrays, mass: Array | None = None) -> Array:
-    """Return the weights of tokens at these distances, [B, n, BLOCK], 0 for those that the filters remove.
-
-    `mass` [B] is the mass of all tokens, if `distance` has only some of them. Rows with top_k use the mass of the given
-    tokens.
-    """
-    steps = steps_of(xp, distance, arrays.temperature)
-    weights = weights_of(xp, steps)
-    nearest = _nearest(xp, distance, arrays.top_k)
-    weights = weights * (distance.view(xp.uint32) <= nearest).astype(xp.uint32)
-    whole = mass_of(xp, weights)
-    wanted = arrays.top_p * (whole if mass is None else xp.where(arrays.top_k > 0, whole, mass))
-    likely = _likely(xp, steps, weights, arrays.top_p, wanted)
-    least = (arrays.min_p * WEIGHT_ONE).astype(xp.uint32)[:, None, None]
-    return weights * ((steps <= likely) & (weights >= least)).astype(xp.uint32)
-
-
-def _nearest(xp: Any, distance: Array, top_k: Array) -> Array:
-    """Return the k-th smallest distance as bits [B, 1, 1]: non-negative floats are ordered as their bits are.
-
-    Finds two bits at a time. The counts of the three candidates are summed in one float32 per block, eight bits each: a
-    block's sum is below 2**24 and so exact, and compilers sum float32 fastest.
-    """
-    bits = distance.view(xp.uint32)
-    length = bits.shape[1] * bits.shape[2]  # padding is farther than any token
-    wanted = xp.minimum(xp.where(top_k > 0, top_k, length), length).astype(xp.float32)
-    none = xp.array(0, dtype=xp.float32)
-    ones = [xp.array(1 << place, dtype=xp.float32) for place in (0, 8, 16)]
-    found = xp.zeros(top_k.shape, dtype=xp.uint32)
-    for shift in range(30, -1, -2):
-        limits = [found + xp.array((digit << shift) - 1, dtype=xp.uint32) for digit in (1, 2, 3)]
-        near = [xp.where(bits <= limit[:, None, None], one, none) for limit, one in zip(limits, ones, strict=True)]
-        counts = xp.sum(near[0] + near[1] + near[2], axis=2).astype(xp.uint32)
-        for place in (0, 8, 16):
-            # The digit is the number of candidates that are too near. Rows have fewer than 2**24 tokens, so it is
-            # exact.
-            count = xp.sum(((counts >> place) & 0xFF).astype(xp.float32), axis=1)
-            found = found + ((count < wanted).astype(xp.uint32) << shift)
-    return found[:, None, None]
-
-
-def _likely(xp: Any, steps: Array, weights: Array, top_p: Array, wanted: Array) -> Array:
-    """Return the smallest number of steps, [B, 1, 1], within which the tokens have the wanted mass."""
-
-    def enough(limit: Array) -> Array:
-        return mass_of(xp, weights * (steps <= limit[:, None, None]).astype(xp.uint32)) >= wanted
-
-    likely = _bisect(xp, enough, top_p.shape[0], FAR)
-    # The mass is rounded: without this, a tail below its last place would be dropped from rows that keep all.
-    keeps_all = (top_p >= 1.0)[:, None, None]
-    return xp.where(keeps_all, xp.array(FAR, dtype=xp.uint32), likely)
-
-
-def _bisect(xp: Any, enough: Any, rows: int, highest: int) -> Array:
-    """Return the smallest uint32 in 0 .. highest for which `enough` holds in each row; it must hold for `highest`."""
-    low = xp.zeros((rows,), dtype=xp.uint32)
-    high = low + xp.array(highest, dtype=xp.uint32)
-    for _ in range(highest.bit_length()):
-        middle = (low + high) >> 1
-        held = enough(middle)
-        low, high = xp.where(held, low, middle + 1), xp.where(held, middle, high)
-        low = xp.minimum(low, high)
-    return high[:, None, None]
-
-
-def mass_of(xp: Any, weights: Array) -> Array:
-    """Return each row's sum of weights as float32 [B], rounded monotonically."""
-    high, low = limbs(xp, sum_of(xp, weights, 2), 1)
-    return high.astype(xp.float32) * 65536.0 + low.astype(xp.float32)
 
 
 def sample_at(xp: Any, sums: Array, fetch: Callable[[Array], Array], bits: Array) -> Array:

@@ -9,9 +9,11 @@ exactly that of `sample`: the thresholds are the same, and the sums are of integ
 import math
 from typing import Any
 
+from workers.sampling.filters import filter_weights, mass_of
 from workers.sampling.fixed_point import FAR, WEIGHT_ONE, distances, is_finite, steps_of, weights_of
 from workers.sampling.noise import Array, noise
-from workers.sampling.sample import SamplingArrays, filter_weights, mass_of, sample_at
+from workers.sampling.sample import sample_at
+from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.vocabulary_blocks import BLOCK, best_of, blocks_of, fold, sum_of, take
 
 CELL = 16
@@ -29,7 +31,8 @@ def sample_top_candidates(
     logits: Array,
     arrays: SamplingArrays,
 ) -> Array:
-    """Return the tokens of `sample` with the same arguments, or `UNDECIDED`: int32 [B]."""
+    """Return the tokens of `sample` with the same arguments, or `UNDECIDED`: int32 [B]. `arrays` are those of
+    `SamplingArrays.common`."""
     temperature, top_k, top_p, min_p = arrays[:4]
     cells = fold(xp, logits, CELL, -math.inf)
     maxima, best = best_of(xp, cells)

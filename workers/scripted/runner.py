@@ -223,6 +223,8 @@ class ScriptedRunner:
         if spec.edits is not None:
             value = _mix(value + _fingerprint(spec.edits))
         alphabet = self._alphabet if spec.mask is None else self._allowed(spec.mask)
+        if spec.edits is not None and (banned := set(spec.edits.tokens[spec.edits.bias == -math.inf].tolist())):
+            alphabet = [token for token in alphabet if token not in banned] or alphabet
         return alphabet[value % len(alphabet)]
 
     def _allowed(self, mask: NDArray[np.uint32]) -> Sequence[int]:

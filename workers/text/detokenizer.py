@@ -17,10 +17,13 @@ class IncrementalDetokenizer:
     cannot become UTF-8 any more. The cost of a token does not depend on the tokens before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = (), *, keep_stop: bool = False
+    ) -> None:
         """`prompt` is the text that the answer continues: its last bytes may be part of a character, and a leading
-        space after it is kept. It is empty for an answer that begins a new text, as in a chat."""
-        self._scanner = StopScanner(stops)
+        space after it is kept. It is empty for an answer that begins a new text, as in a chat. With `keep_stop` the
+        text ends after the stop string, not before it."""
+        self._scanner = StopScanner(stops, keep=keep_stop)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         tail = _last_bytes(tokenizer, prompt)
         self._decode(tail)

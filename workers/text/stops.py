@@ -11,7 +11,9 @@ class StopScanner:
     per character, and no more text held back than the longest stop.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """With `keep`, the text ends after the stop string, not before it, and nothing is held back."""
+        self._keep = keep
         self._stops = tuple(stop for stop in stops if stop)
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
@@ -23,15 +25,15 @@ class StopScanner:
         """Add text and return what can be sent now: nothing after a stop."""
         if self.stopped:
             return ""
-        if not self._held and self._firsts.isdisjoint(text):
+        if not any(self._matched) and self._firsts.isdisjoint(text):
             return text  # the common case: no stop begins here
         text = self._held + text
         for end in range(len(self._held), len(text)):
             complete = self._advance(text[end])
             if complete:
                 self.stopped, self._held = True, ""
-                return text[: end + 1 - complete]
-        keep = max(self._matched)
+                return text[: end + 1 if self._keep else end + 1 - complete]
+        keep = 0 if self._keep else max(self._matched)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

@@ -63,6 +63,11 @@ LONG = "x" * (MAX_PIECE_BYTES + HELD_BACK)
 HONEST: dict[str, tuple[OutputCheck, list[Event]]] = {
     "all tokens": (asked(max_tokens=3), [delta(2, "ab"), delta(1, "c"), finished("length", 3)]),
     "an end of sequence": (asked(), [delta(2, "ab"), finished("stop", 2)]),
+    "a stop token": (asked(stop_ids=(5,), ignore_eos=True), [delta(2), finished("stop", 2)]),
+    "a stop token after min_tokens": (
+        asked(stop_ids=(5,), ignore_eos=True, min_tokens=2),
+        [delta(2), finished("stop", 2)],
+    ),
     "a stop string before min_tokens": (asked(stop=("ab",), min_tokens=9), [delta(2), finished("stop", 2)]),
     "the end of the context": (asked(), [delta(CONTEXT - 2), finished("length", CONTEXT - 2)]),
     "text of the longest token": (asked(), [delta(1, LONG), finished("stop", 1)]),
@@ -101,6 +106,11 @@ LIES: dict[str, tuple[OutputCheck, Event, str]] = {
     "too many likely ones": (asked(logprobs=2), delta(1, "", (likely(3),)), "3 most likely tokens, 2 asked for"),
     "cancelled": (asked(), finished("cancelled", 0), "cancelled unasked"),
     "length too early": (asked(max_tokens=3), finished("length", 0), "after 0 of 3 tokens"),
+    "stopped by nothing, with a stop token": (
+        asked(ignore_eos=True, stop_ids=(5,), min_tokens=4, resume=3),
+        finished("stop", 3),
+        "nothing may stop it",
+    ),
     "stopped by nothing": (asked(ignore_eos=True, resume=3), finished("stop", 3), "nothing may stop it"),
     "stopped too early": (asked(min_tokens=3, resume=2), finished("stop", 2), "nothing may stop it"),
     "more tokens than came": (asked(), finished("stop", 1), "ended with 1 tokens, and 0 came"),

@@ -30,6 +30,16 @@ PHASES: dict[str, Callable[[Real, int], bool]] = {
 """The moment of the kill; `before` is the number of tokens that the worker had prefilled before the requests came."""
 
 
+EXTRAS: dict[int, dict[str, Any]] = {
+    1: {"bad_words": ["q", "th", "e "], "presence_penalty": 0.5},
+    2: {"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_penalty_last_n": 40, "dry_sequence_breakers": [" ", "re"]},
+    3: {"stop_token_ids": [200], "ignore_eos": True, "include_stop_str_in_output": True, "stop": ["\n"]},
+    5: {"dry_multiplier": 1, "dry_allowed_length": 1, "dry_sequence_breakers": [], "bad_words": ["a"]},
+    7: {"typical_p": 0.9, "xtc_probability": 0.5, "min_tokens": 10},
+}
+"""What some of the requests ask for besides."""
+
+
 def delivered(real: Real) -> list[list[int]]:
     return [stream.tokens for handle in real.router.handles() for stream in handle.live.values()]
 
@@ -44,6 +54,7 @@ def body(index: int) -> dict[str, Any]:
         "return_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **EXTRAS.get(index, {}),
     }
 
 

@@ -26,17 +26,16 @@ IGNORED: dict[str, list[Any]] = {
     "n_discard": [0],
     "mirostat_tau": [5],
     "mirostat_eta": [0.1],
-    "xtc_threshold": [0.1],
-    "dry_base": [1.75],
-    "dry_allowed_length": [2],
-    "dry_penalty_last_n": [-1],
-    "dry_sequence_breakers": [["\n", ":"], '["\\n"]', []],
     "dynatemp_exponent": [1],
     "smoothing_curve": [1],
     "length_penalty": [1],
     "early_stopping": [False],
     "spaces_between_special_tokens": [True, False],
 }
+
+
+DRY = {"dry_multiplier": 1, "dry_sequence_breakers": ["x", "\n"]}
+OFF = {"dry_base": 3, "dry_allowed_length": 7, "dry_penalty_last_n": 64, "dry_sequence_breakers": '["x"]'}
 
 
 def plain(request: GenerationRequest) -> Any:
@@ -67,6 +66,20 @@ def test_every_ignored_option_is_tried() -> None:
         ({"logit_bias": {}}, {}),
         ({"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
         ({"repeat_penalty": 1.25, "repetition_penalty": 1.25}, {"repetition_penalty": 1.25}),
+        ({"typ_p": 0.5}, {"typical_p": 0.5}),
+        ({"typical_p": 1, "typ_p": 1}, {}),
+        ({"stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False}, {}),
+        ({"stop_token_ids": [5, 6, 5]}, {"stop_token_ids": [5, 6]}),
+        ({"xtc_threshold": 0.5}, {}),
+        ({"xtc_probability": 0, "xtc_threshold": 0.5}, {}),
+        ({"xtc_probability": 0.5, "xtc_threshold": 0.1}, {"xtc_probability": 0.5}),
+        (OFF | {"dry_multiplier": 0}, {}),
+        (OFF, {}),
+        ({"dry_multiplier": 1, "dry_penalty_last_n": 0}, {}),
+        ({"dry_multiplier": 1, "dry_penalty_last_n": -1}, {"dry_multiplier": 1}),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["\n", ":", '"', "*"]}, {"dry_multiplier": 1}),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ' ["x", "\\n"]'}, DRY),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": '"x", "\\n"'}, DRY),
         ({"n_predict": 9}, {"max_tokens": 9}),
         ({"n_predict": MAX_TOKENS}, {"max_tokens": MAX_TOKENS}),
         ({"n_predict": -1, "max_tokens": -1}, {"max_tokens": -1}),
@@ -104,6 +117,7 @@ def test_minus_one_is_no_limit(call: Any, name: str) -> None:
         ({"max_tokens": 5, "n_predict": 6}, "n_predict"),
         ({"max_tokens": 5, "n_predict": -1}, "n_predict"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
+        ({"typical_p": 0.5, "typ_p": 0.6}, "typ_p"),
     ],
 )
 def test_two_names_of_one_option_must_agree(fields: dict[str, Any], named: str) -> None:

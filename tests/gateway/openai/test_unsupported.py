@@ -49,6 +49,6 @@ def test_every_option_is_offered_somewhere() -> None:
 
 @pytest.mark.parametrize("value", [1, 1.0])
 def test_numbers_are_compared_as_json_has_them(value: float) -> None:
-    completion(typical_p=value)
-    assert refusal(completion, typical_p=True).field == "typical_p"
+    completion(tfs=value)
+    assert refusal(completion, tfs=True).field == "tfs"
     assert refusal(completion, mirostat=False).field == "mirostat"

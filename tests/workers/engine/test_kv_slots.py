@@ -129,8 +129,7 @@ def test_slots_and_rows_always_add_up(actions: list[tuple[str, int, int]]) -> No
             fits = rows <= room + retained[slot]
             assert table.take_over(slot, 99, rows) == fits
             if fits:
-                del retained[slot]
-                held[slot] = 0, rows
+                held[slot] = 0, max(rows, retained.pop(slot))  # its rows stay reserved
         elif action == "evict" and slot in retained:
             table.evict(slot)
             del retained[slot]

@@ -22,7 +22,7 @@ from workers.sampling.sample_spec import SampleSpec
 CONTEXT = 64
 """Two chunk lengths: what has no kernels of ours takes its time to compile."""
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 30))
-SAMPLING = ("unfiltered_4", "edit_4", "report_4")
+SAMPLING = ("unfiltered_4", "full_4", "edit_4", "report_4")
 SEEDED = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
 
 

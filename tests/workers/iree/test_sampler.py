@@ -13,15 +13,17 @@ from workers.engine.request import EngineRequest
 from workers.iree.sampler import Sampler
 from workers.sampling.logit_edits import apply_edits, apply_mask
 from workers.sampling.logprobs import report
-from workers.sampling.sample import SamplingArrays, greedy, sample, sampling_arrays
+from workers.sampling.sample import greedy, sample
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 VOCAB = 5000
 LOGITS = (np.random.default_rng(0).standard_normal((4, VOCAB)) * 2).astype(np.float32)
 WIDE = Sampling(temperature=1.0, top_k=4000, seed=3)
 CLOSE = Sampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
-ALL = ("unfiltered", "narrow", "filter", "edit", "mask", "report")
+RARE = Sampling(temperature=1.0, typical_p=0.7, xtc_probability=0.5, xtc_threshold=0.01, seed=8)
+ALL = ("unfiltered", "narrow", "filter", "full", "edit", "mask", "report")
 CPU = ("sample", "edit", "mask", "report")
 
 
@@ -66,7 +68,7 @@ class Numpy:
             case "edit":  # in place, as on the device
                 arguments[0][...] = apply_edits(np, *arguments)
                 return [arguments[0]]
-        return [sample(np, arguments[0], SamplingArrays(*arguments[1:]), filters=kind == "filter")]
+        return [sample(np, arguments[0], SamplingArrays(*arguments[1:]), filters=kind != "unfiltered")]
 
 
 def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
@@ -93,6 +95,18 @@ def test_filters_give_the_same_tokens(ready: tuple[str, ...]) -> None:
     assert device.called == ["sample"] or "sample" not in ready
     assert sampler.sample(result(), [specs[0], None, None, specs[3]], [3, 0]) == [expected[2], expected[0]]
     assert device.called.count("filter_4") <= 1 or "narrow" not in ready  # what is decided is sampled once
+
+
+@pytest.mark.parametrize("ready", [(), ("narrow", "filter"), ALL, CPU], ids="-".join)
+def test_rare_filters_give_the_same_tokens_beside_other_rows(ready: tuple[str, ...]) -> None:
+    specs = [SampleSpec(CLOSE, 7), SampleSpec(RARE, 8), SampleSpec(WIDE, 9), SampleSpec(Sampling(), 4)]
+    expected = [int(sample(np, LOGITS[row : row + 1], sampling_arrays([spec]))[0]) for row, spec in enumerate(specs)]
+    sampler, device = make(*ready)
+    assert sampler.sample(result(), specs, range(4)) == expected
+    kinds = [name.partition("_")[0] for name in device.called]
+    assert kinds == [kind for kind in ("sample", "full") if kind in ready]
+    assert sampler.sample(result(), [specs[0], None, None, specs[3]], [3, 0]) == [expected[3], expected[0]]
+    assert "full_4" not in device.called[1:], "other rows do not pay for it"
 
 
 @pytest.mark.parametrize("ready", [(), ALL, CPU], ids="-".join)

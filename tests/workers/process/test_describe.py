@@ -48,7 +48,14 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "float32"}, {"quantize": "int8"}, {"context": 64}, {"device": "cpu"}, {"parse_special": True}],
+    [
+        {"dtype": "float32"},
+        {"quantize": "int8"},
+        {"context": 64},
+        {"device": "cpu"},
+        {"parse_special": True},
+        {"generation_config": "none"},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_the_digest_covers_everything_that_determines_tokens(checkpoint: Path, change: dict[str, Any]) -> None:
@@ -108,3 +115,11 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mlx.core")
     with pytest.raises(CheckpointError, match=r"config\.json"):
         describe_model(tmp_path)
+
+
+def test_recommended_sampling_determines_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("mlx.core")
+    path = make_checkpoint(tmp_path, max_positions=512)
+    before = describe_model(path).digest
+    (path / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert describe_model(path).digest != before

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workers.sampling.noise import noise
+from workers.sampling.noise import COIN, noise
 
 
 def threefry(counter: tuple[int, int], key: tuple[int, int]) -> tuple[int, int]:
@@ -29,8 +29,9 @@ def test_threefry_matches_the_vectors_published_with_random123() -> None:
 def test_the_noise_is_threefry_of_the_seed_at_the_position() -> None:
     words = np.random.default_rng(3).integers(0, 1 << 32, (3, 200), dtype=np.uint32)
     words[:, 0], words[:, 1] = 0, 0xFFFFFFFF
-    expected = [threefry((int(p), 0), (int(low), int(high)))[0] for low, high, p in words.T]
-    assert noise(np, *words).tolist() == expected
+    for stream in (0, COIN):
+        expected = [threefry((int(p), stream), (int(low), int(high)))[0] for low, high, p in words.T]
+        assert noise(np, words[0], words[1], words[2], stream).tolist() == expected
 
 
 def test_each_bit_of_seed_and_position_changes_about_half_of_the_noise() -> None:

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from tests.workers.sampling.plain_sampling import kept
 from workers.sampling import fixed_point as ratios
 from workers.sampling.sample import (
     GROUP,
-    SamplingArrays,
     filtered_weights,
     greedy,
     needs_filters,
     needs_sampling,
     sample,
     sample_at,
-    sampling_arrays,
 )
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
 from workers.sampling.vocabulary_blocks import BLOCK, take
 
 Floats = NDArray[np.float32]
@@ -53,6 +53,9 @@ def random_parameters(count: int, seed: int = 0) -> SamplingArrays:
         r.integers(0, 1 << 32, count, dtype=np.uint32),
         r.integers(0, 1 << 31, count, dtype=np.uint32),
         r.integers(0, 1 << 20, count, dtype=np.uint32),
+        r.choice(np.array([1e-9, 0.2, 0.9, 1.0, 1.0, 1.0], np.float32), count),
+        r.choice(np.array([0.0, 0.0, 0.5, 1.0], np.float32), count),
+        r.choice(np.array([0.0, 0.05, 0.1, 0.5], np.float32), count),
     )
 
 
@@ -64,14 +67,8 @@ def weights_of(logits: Floats, **fields: Any) -> NDArray[np.uint32]:
 
 
 def by_sorting(row: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Return the kept ids of one row by the definition, in float64 and with sorts."""
-    z = (row.astype(np.float64) - row.max()) / temperature
-    p = np.exp(z)
-    keep = row >= np.sort(row)[::-1][min(top_k, len(row)) - 1] if top_k else np.ones(len(row), bool)
-    order = np.argsort(-p[keep], kind="stable")
-    mass = np.cumsum(p[keep][order]) / p[keep].sum()
-    last = p[keep][order][min(int((mass < top_p).sum()), len(order) - 1)]
-    return set(np.flatnonzero(keep & (p >= last) & (p >= min_p)).tolist())
+    """Return the kept ids of one row by the plain definition."""
+    return kept(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def test_weights_are_monotonic_powers_of_two() -> None:
@@ -169,15 +166,7 @@ def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
 
 
 def pick(p: SamplingArrays, chosen: NDArray[np.int64]) -> SamplingArrays:
-    return SamplingArrays(
-        p.temperature[chosen],
-        p.top_k[chosen],
-        p.top_p[chosen],
-        p.min_p[chosen],
-        p.seed_low[chosen],
-        p.seed_high[chosen],
-        p.position[chosen],
-    )
+    return SamplingArrays(*(field[chosen] for field in p))
 
 
 def without_seed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -338,8 +327,10 @@ def test_needs_sampling_and_needs_filters() -> None:
 
 
 def test_parameters_split_the_seed() -> None:
-    p = sampling_arrays([SampleSpec(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7), 11)])
-    assert [value.tolist() for value in p] == [[0.5], [3], [np.float32(0.9)], [np.float32(0.1)], [7], [5], [11]]
+    p = sampling_arrays([SampleSpec(Sampling(0.5, 3, 0.9, 0.1, (5 << 32) + 7, xtc_threshold=0.25), 11)])
+    common = [[0.5], [3], [np.float32(0.9)], [np.float32(0.1)], [7], [5], [11]]
+    assert [value.tolist() for value in p] == [*common, [1.0], [0.0], [0.25]]
+    assert [value.tolist() for value in p.common.given] == common
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-39, 1e-7])

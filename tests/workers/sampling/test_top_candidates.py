@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.sampling.sample import SamplingArrays, sample, sampling_arrays
+from workers.sampling.sample import sample
 from workers.sampling.sample_spec import SampleSpec
+from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
 from workers.sampling.top_candidates import CELLS, UNDECIDED, sample_top_candidates
 
 Floats = NDArray[np.float32]
@@ -54,7 +55,7 @@ def test_what_is_decided_is_what_sample_returns(vocab: int, scale: float) -> Non
 def test_every_backend_decides_the_same() -> None:
     logits, p = make(5000, 3.0)
     expected = sample_top_candidates(np, logits, p).tolist()
-    assert sample_top_candidates(mx, mx.array(logits), SamplingArrays(*map(mx.array, p))).tolist() == expected
+    assert sample_top_candidates(mx, mx.array(logits), SamplingArrays(*map(mx.array, p.given))).tolist() == expected
     assert jitted(logits, p).tolist() == expected
 
 

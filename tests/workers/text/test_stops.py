@@ -37,6 +37,26 @@ def test_any_split_gives_the_same_text(text: str, stops: list[str], splits: list
     assert sent + scanner.finish() == expected
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text("abc", max_size=60),
+    stops=st.lists(st.text("abc", min_size=1, max_size=6), max_size=4),
+    splits=st.lists(st.integers(0, 60)),
+)
+def test_a_stop_that_is_kept_is_the_end_of_the_text_and_nothing_is_held_back(
+    text: str, stops: list[str], splits: list[int]
+) -> None:
+    ends = [end for end in range(1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    expected = text[: ends[0]] if ends else text
+    edges = sorted({0, len(text), *(split for split in splits if split < len(text))})
+    scanner, sent = StopScanner(stops, keep=True), ""
+    for start, end in pairwise(edges):
+        sent += scanner.push(text[start:end])
+        assert sent == expected[:end]
+    assert scanner.stopped == bool(ends)
+    assert scanner.finish() == ""
+
+
 def test_case_counts() -> None:
     scanner = StopScanner(["END"])
     assert scanner.push("the end") + scanner.finish() == "the end"

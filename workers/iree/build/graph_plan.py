@@ -25,6 +25,7 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
 from workers.sampling import logprobs
 from workers.sampling import sample as sampling
+from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.top_candidates import sample_top_candidates
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
@@ -43,8 +44,9 @@ SAMPLING = (("unfiltered", "narrow"),)
 """Graphs that sample on other devices, those of one module together."""
 ON_DEMAND = (("edit", "mask"), ("report",))
 """Graphs that edit, mask and report logits: compiled when a request first needs one."""
-WIDE_SAMPLING = (("filter",),)
-"""The graph that samples on other devices if the top candidates do not contain all tokens that the filters keep."""
+WIDE_SAMPLING = (("filter",), ("full",))
+"""The graphs that sample on other devices if the top candidates do not contain all tokens that the filters keep, and if
+a row has typical_p or XTC."""
 ROWS, KV = 3, 5
 """The positions of the cache rows and of the KV cache among a step's inputs."""
 FEW_ROWS = 4
@@ -275,10 +277,12 @@ class GraphPlan:
         """Logits [rows, vocab] and arguments -> tokens [rows], changed logits, or what `workers.sampling.logprobs`
         needs."""
         parameters = ("float32", "int32", "float32", "float32", "uint32", "uint32", "uint32")
+        rare = ("float32", "float32", "float32")
         entries = ("int32", "float32", "float32", "float32", "float32")
         arguments = {
             "unfiltered": [struct((rows,), kind) for kind in parameters],
             "filter": [struct((rows,), kind) for kind in parameters],
+            "full": [struct((rows,), kind) for kind in (*parameters, *rare)],
             "narrow": [struct((rows,), kind) for kind in parameters],
             "edit": [struct((rows, edits.ENTRIES), kind) for kind in entries],
             "mask": [struct((rows, -(-self.config.vocab_size // 32)), "uint32")],
@@ -296,8 +300,8 @@ class GraphPlan:
                 case "report":
                     return logprobs.report(xp, *arrays)
                 case "narrow":
-                    return (sample_top_candidates(xp, arrays[0], sampling.SamplingArrays(*arrays[1:])),)
-            return (sampling.sample(xp, arrays[0], sampling.SamplingArrays(*arrays[1:]), filters=kind == "filter"),)
+                    return (sample_top_candidates(xp, arrays[0], SamplingArrays(*arrays[1:])),)
+            return (sampling.sample(xp, arrays[0], SamplingArrays(*arrays[1:]), filters=kind != "unfiltered"),)
 
         # IREE scatters into the argument, whether it is marked or not.
         in_place = (0, 0) if kind == "edit" else None

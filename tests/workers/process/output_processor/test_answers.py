@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
-from protocol.request import ChatInput, Message, TokensInput
+from protocol.request import ChatInput, Message, Sampling, TokensInput
 from tests.workers.process.output_processor.stepped_worker import (
     GAUGES,
     Worker,
@@ -21,7 +21,7 @@ from tests.workers.process.output_processor.stepped_worker import (
 )
 from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import raising
-from workers.process.output_processor import EngineOutput
+from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 from workers.text.detokenizer import IncrementalDetokenizer
 
@@ -63,6 +63,51 @@ def test_the_request_has_the_tokens_that_end_it() -> None:
     table = processor()
     assert request_of(table.admit(submit(1))).eos == {EOS_ID}
     assert request_of(table.admit(submit(2, ignore_eos=True))).eos == frozenset()
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_request_may_name_further_tokens_that_end_it(ignore_eos: bool) -> None:
+    table = processor()
+    ends = request_of(table.admit(submit(1, stop_ids=(98, 99), ignore_eos=ignore_eos))).eos
+    assert ends == {98, 99} | (set() if ignore_eos else {EOS_ID})
+
+
+@pytest.mark.parametrize(("keep_stop", "text"), [(False, "a"), (True, "ab")])
+def test_the_token_that_ends_an_answer_is_text_if_it_is_kept(keep_stop: bool, text: str) -> None:
+    table = processor()
+    table.admit(submit(stop_ids=(98,), keep_stop=keep_stop))
+    frames = table.process(step(*spell(1, b"ab"), ends=[end(reason="stop", completion=2)])).frames
+    assert frames[0] == Step((Delta(1, (97, 98), text),), Gauges(reached=1))
+    assert isinstance(frames[1], Finished)
+    assert (frames[1].reason, frames[1].text) == ("stop", "")
+
+
+def test_a_stop_token_ends_a_running_sequence_and_its_replay() -> None:
+    whole = Worker()
+    whole.submit(submit(1, "hello", max_tokens=30))
+    whole.run()
+    stop = whole.tokens(1)[7]
+    expected = whole.tokens(1)[: whole.tokens(1).index(stop) + 1]
+    for resumed in range(len(expected) + 1):
+        worker = Worker()
+        worker.submit(
+            submit(1, "hello", max_tokens=30, stop_ids=(stop,), keep_stop=True, resume=tuple(expected[:resumed]))
+        )
+        worker.run()
+        assert [*expected[:resumed], *worker.tokens(1)] == expected
+        assert worker.finished(1).reason == "stop"
+        assert worker.text(1) == bytes(expected[resumed:]).decode()
+
+
+def test_open_sampling_parameters_are_those_of_the_checkpoint() -> None:
+    table = OutputProcessor(
+        ByteTokenizer(), max_live=9, clock=lambda: 0.0, sampling_defaults={"temperature": 0.5, "top_k": 7}
+    )
+    sampling = Sampling(temperature=1.0, top_p=0.9)
+    open_ones = ("temperature", "top_k", "min_p")
+    filled = request_of(table.admit(submit(1, sampling=sampling, unset=open_ones))).sampling
+    assert filled == Sampling(temperature=0.5, top_k=7, top_p=0.9)
+    assert request_of(table.admit(submit(2, sampling=sampling))).sampling == sampling
 
 
 def test_times_are_milliseconds() -> None:

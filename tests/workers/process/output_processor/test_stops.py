@@ -44,6 +44,19 @@ def test_an_end_in_the_same_step_is_a_stop(reason: str) -> None:
     assert [processed.frames[1].reason, table.live] == ["stop", 0]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("resumed", range(6))
+def test_a_stop_that_is_kept_is_sent_once_wherever_the_answer_is_resumed(resumed: int) -> None:
+    answer = b"one END"
+    table = processor()
+    table.admit(submit(stop=("END",), keep_stop=True, resume=tuple(answer[:resumed])))
+    processed = table.process(step(*spell(1, answer[resumed:] + b"more")))
+    delta = processed.frames[0].deltas[0]  # type: ignore[union-attr]
+    assert (delta.text, processed.finish) == (answer[resumed:].decode(), [1])
+    (finished,) = table.process(EngineOutput(None, (end(reason="stop", completion=7),), (), GAUGES)).frames
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.text) == ("stop", "")
+
+
 def test_a_step_that_fails_after_the_stop_changes_nothing() -> None:
     table = processor()
     table.admit(submit(stop=("b",)))

@@ -15,7 +15,7 @@ from workers.iree.kernels.ir.literal import Number, literal
 from workers.iree.kernels.ir.mlir_lines import MlirLines
 from workers.iree.kernels.ir.mlir_types import BITS, INDEX, LANES, Type
 
-Reduction = Literal["add", "maximumf", "maxnumf", "maxsi", "minsi", "minui"]
+Reduction = Literal["add", "maximumf", "maxnumf", "maxsi", "maxui", "minsi", "minui"]
 """The kinds of `vector.reduction` that kernels use: those that end with f are of floats, "add" of all numbers."""
 Predicate = Literal["slt", "sle", "sgt", "sge"]
 """The signed predicates of `arith.cmpi`."""

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p of one row (`workers.sampling.sample.filter_weights`).
+"""The filters of one row (`workers.sampling.filters`).
 
 The thresholds are searched for in the candidates, the cells that have the likeliest tokens, as in
 `workers.sampling.top_candidates`. Where these do not decide what the filters keep, all cells are searched.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.sampling.logits_row import NEAREST, LogitsRow, RowSampling, mass_of
+from workers.sampling.filters import information_of, mean_steps
 from workers.sampling.fixed_point import FAR, WEIGHT_ONE
 from workers.sampling.top_candidates import CELLS
 
@@ -132,18 +133,62 @@ class _Candidates:
         by_top_p = sampling.top_p_of_all & (share >= sampling.top_p * mass_of(sampling.total()))
         beyond = sampling.weights(within + 1)
         by_min_p = (beyond < self._least()) & (sampling.top_k.equals(0) | (sampling.top_p >= 1.0))
-        return by_top_k | by_top_p | by_min_p | (within >= FAR)
+        # typical_p compares with the entropy of what top_k keeps, and XTC only removes tokens.
+        return by_top_k | ((by_top_p | by_min_p) & sampling.typical.equals(0)) | (within >= FAR)
 
     def sample(self) -> tuple[Value, Value]:
         """Return the vector and the lane of the token."""
         row, sampling, code = self.row, self.sampling, self.row.code
         nearest = code.choose(sampling.top_k > 0, self._nearest, lambda: row.number(-1))
         left = self._keep(lambda at: self.distance(at).view("i32") <= nearest)
-        wanted = sampling.top_p * mass_of(code.choose(sampling.top_k > 0, lambda: left, sampling.total))
-        likely = code.choose(sampling.top_p >= 1.0, lambda: row.number(FAR), lambda: self._likely(wanted))
-        least = self._least()
+        left = code.choose(sampling.typical, lambda: self._typical(left), lambda: left)
+        part = sampling.top_k.equals(0) & sampling.typical.equals(0)
+        wanted = sampling.top_p * mass_of(code.choose(part, sampling.total, lambda: left))
+        wanted = row.xp.maximum(wanted, 1.0)
+        likely = code.choose(sampling.top_p >= 1.0, lambda: row.number(FAR), lambda: self._likely(self._steps, wanted))
+        least = code.choose(sampling.typical, self._least_of_highest, self._least)
         total = self._keep(lambda at: (self._steps(at) <= likely) & (self.weight(at) >= least))
+        total = code.choose(sampling.xtc, lambda: self._exclude_top_choices(total), lambda: total)
         return row.search_lane(sampling.point(total), self.count, self.weight)
+
+    def _typical(self, mass: Value) -> Value:
+        """Keep the tokens whose information is closest to the entropy; return the sum of their weights."""
+        row, xp, typical_p = self.row, self.row.xp, self.sampling.typical_p
+        information = row.sum(self.count, lambda at: information_of(self.weight(at), self._steps(at)))
+        mean = mean_steps(xp, mass_of(information), mass_of(mass))
+
+        def shift(at: Value) -> Value:
+            steps = self._steps(at)
+            larger, smaller = xp.maximum(steps, mean), xp.minimum(steps, mean)
+            return larger - smaller
+
+        limit = self._likely(shift, xp.maximum(typical_p * mass_of(mass), 1.0))
+        return self._keep(lambda at: shift(at) <= limit)
+
+    def _exclude_top_choices(self, mass: Value) -> Value:
+        """Remove the top choices but the least likely of them, if the row's coin asks for it; return the sum of the
+        rest."""
+        row, xp = self.row, self.row.xp
+        wanted = self.sampling.xtc_threshold * mass_of(mass)
+
+        def lower(at: Value, lowest: list[Value]) -> list[Value]:
+            weight = self.weight(at)
+            top = (weight > 0) & (weight.astype("f32") >= wanted)
+            return [xp.minimum(xp.where(top, weight, WEIGHT_ONE), lowest[0])]
+
+        (lowest,) = row.code.loop(0, self.count, [row.vector_of(WEIGHT_ONE)], lower)
+        limit = self.sampling.excludes().select(lowest.reduce("minui"), WEIGHT_ONE)
+        return self._keep(lambda at: self.weight(at) <= limit)
+
+    def _least_of_highest(self) -> Value:
+        """Return the smallest weight that min_p keeps, where typical_p may have removed the most likely token."""
+        row, xp = self.row, self.row.xp
+
+        def higher(at: Value, highest: list[Value]) -> list[Value]:
+            return [xp.maximum(self.weight(at), highest[0])]
+
+        (highest,) = row.code.loop(0, self.count, [row.vector_of(0)], higher)
+        return (self.sampling.min_p * highest.reduce("maxui").astype("f32")).astype("i32")
 
     def _nearest(self) -> Value:
         """Return the bits of the k-th smallest distance, as `workers.sampling.sample` has it; all ones where there are
@@ -158,14 +203,14 @@ class _Candidates:
 
         return row.code.loop(0, 31, [row.number(0), row.number(1 << 30)], halve)[0]
 
-    def _likely(self, wanted: Value) -> Value:
-        """Return the smallest number of steps at which the tokens so far have the wanted mass."""
+    def _likely(self, number: Callable[[Value], Value], wanted: Value) -> Value:
+        """Return the smallest limit at which the tokens with no larger number have the wanted mass."""
         row, xp = self.row, self.row.xp
 
         def halve(_: Value, state: list[Value]) -> list[Value]:
             low, high = state
             middle = (low + high) >> 1
-            held = mass_of(self._sum(lambda at: self._steps(at) <= middle)) >= wanted
+            held = mass_of(self._sum(lambda at: number(at) <= middle)) >= wanted
             low, high = xp.where(held, low, middle + 1), xp.where(held, middle, high)
             return [xp.minimum(low, high), high]
 

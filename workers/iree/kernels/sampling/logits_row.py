@@ -9,13 +9,15 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import ROWS, Index
 from workers.iree.kernels.ir.mlir_types import I32, LANES, Type
 from workers.iree.kernels.ir.value import Value
+from workers.sampling.filters import excludes
 from workers.sampling.fixed_point import distances, steps_of, weights_of
 from workers.sampling.noise import noise
+from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.top_candidates import CELLS
 from workers.sampling.vocabulary_blocks import BLOCK
 
-PARAMETERS = 7
-"""Numbers of a row, in the order of `workers.sampling.sample.SamplingArrays`: 32 bits each."""
+PARAMETERS = len(SamplingArrays._fields)
+"""Numbers of a row, in the order of `SamplingArrays`: 32 bits each."""
 CELLS_PER_BLOCK = BLOCK // LANES
 NEAREST = CELLS + LANES
 """The first of the steps of all cells among the candidates, behind their cells."""
@@ -200,9 +202,15 @@ class RowSampling:
         self.top_k = row.parameter(1, "i32")
         self.top_p = row.parameter(2, "f32")
         self.min_p = row.parameter(3, "f32")
+        self.typical_p = row.parameter(7, "f32")
+        self.xtc_probability = row.parameter(8, "f32")
+        self.xtc_threshold = row.parameter(9, "f32")
         self.greedy = (self.temperature <= 0.0) | self.top_k.equals(1)
-        self.unfiltered = self.top_k.equals(0) & (self.top_p >= 1.0) & (self.min_p <= 0.0)
-        self.top_p_of_all = self.top_k.equals(0) & (self.top_p < 1.0)
+        self.typical = self.typical_p < 1.0
+        self.xtc = self.xtc_probability > 0.0
+        common = self.top_k.equals(0) & (self.top_p >= 1.0) & (self.min_p <= 0.0)
+        self.unfiltered = common & self.typical.equals(0) & self.xtc.equals(0)
+        self.top_p_of_all = self.top_k.equals(0) & (self.top_p < 1.0) & self.typical.equals(0)
         """top_p is a fraction of the weight of all tokens."""
         self.best = self._best()
 
@@ -241,10 +249,18 @@ class RowSampling:
         (total,) = row.code.loop(0, row.shape.sum_vectors, [row.vector_of(0, "i64")], add)
         return total.reduce("add")
 
+    def excludes(self) -> Value:
+        """Return whether XTC excludes tokens of the row."""
+        low, high, position = (self._row.parameter(place, "i32") for place in (4, 5, 6))
+        filters = (self.temperature, self.top_k, self.top_p, self.min_p, low, high, position)
+        found: Value = excludes(self._row.xp, SamplingArrays(*filters, self.typical_p, self.xtc_probability))
+        return found
+
     def point(self, total: Value) -> Value:
         """Return the row's noise as a point of a sum below 2**47: floor(noise * total / 2**32)."""
         row = self._row
-        bits: Value = noise(row.xp, *(row.parameter(place, "i32") for place in (4, 5, 6)))
+        low, high, position = (row.parameter(place, "i32") for place in (4, 5, 6))
+        bits: Value = noise(row.xp, low, high, position)
         high, low = (part.astype("i64") * total for part in (bits >> 16, bits & 0xFFFF))
         return (high + (low >> 16)) >> 16
 

@@ -1,0 +1,100 @@
+"""Sampling parameters of a body, in the names of OpenAI, vLLM and llama.cpp."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.openai.schema import ChatBody, CompletionBody
+from protocol.bounds import MAX_BREAKERS, MAX_STOP_CHARS, Stop
+from protocol.commands import SamplingDefault
+from protocol.request import Bias, Sampling
+
+Body = CompletionBody | ChatBody
+
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""llama.cpp's default."""
+ALL_TOKENS = -1
+"""A `dry_penalty_last_n` that looks for repetitions in all tokens."""
+_NAMES: dict[SamplingDefault, tuple[str, ...]] = {
+    "temperature": ("temperature",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+}
+"""The fields of parameters for which a checkpoint may recommend a value."""
+
+
+def sampling_of(body: Body, logprobs: int | None) -> Sampling:
+    """Return the sampling of every sequence, without its seed. Raises `RequestError`."""
+    _, repetition = one_of(body, "repetition_penalty", "repeat_penalty")
+    _, typical = one_of(body, "typical_p", "typ_p")
+    plain = Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if repetition is None else repetition,
+        logit_bias=tuple(Bias(token, bias) for token, bias in (body.logit_bias or {}).items()),
+        logprobs=logprobs,
+        typical_p=1.0 if typical is None else typical,
+        bad_words=body.bad_words or (),
+    )
+    return msgspec.structs.replace(plain, **_xtc(body), **_dry(body))
+
+
+def unset_sampling(body: Body) -> tuple[SamplingDefault, ...]:
+    """Return the parameters that a body leaves open."""
+    return tuple(name for name, names in _NAMES.items() if one_of(body, *names)[1] is None)
+
+
+def one_of(body: Body, *names: str) -> tuple[str, Any]:
+    """An option that has several names: the name that was used and the value, or None. Raises `RequestError` if two of
+    them differ."""
+    given = [(name, value) for name in names if (value := getattr(body, name, None)) is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            raise invalid(name, f"`{name}` and `{given[0][0]}` differ; send one of them")
+    return given[0] if given else (names[0], None)
+
+
+def _xtc(body: Body) -> dict[str, Any]:
+    """Without a probability the threshold has no effect, and is left out."""
+    if not body.xtc_probability:
+        return {}
+    threshold = {} if body.xtc_threshold is None else {"xtc_threshold": body.xtc_threshold}
+    return {"xtc_probability": body.xtc_probability} | threshold
+
+
+def _dry(body: Body) -> dict[str, Any]:
+    """Without a multiplier, or with a range of 0 tokens, DRY is off, and its other parameters are left out."""
+    breakers = _breakers(body.dry_sequence_breakers)
+    last = ALL_TOKENS if body.dry_penalty_last_n is None else body.dry_penalty_last_n
+    if not body.dry_multiplier or not last:
+        return {}
+    given = {"dry_base": body.dry_base, "dry_allowed_length": body.dry_allowed_length}
+    return {name: value for name, value in given.items() if value is not None} | {
+        "dry_multiplier": body.dry_multiplier,
+        "dry_range": max(0, last),
+        "dry_breakers": breakers,
+    }
+
+
+def _breakers(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the breakers. In a string they are a list in JSON, with or without its brackets."""
+    if given is None:
+        return DRY_BREAKERS
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    try:
+        found = msgspec.json.decode(text if text.startswith("[") else f"[{text}]", type=tuple[Stop, ...])
+    except msgspec.DecodeError as error:
+        expected = f"a list of texts of 1 to {MAX_STOP_CHARS} characters, or such a list in JSON"
+        raise invalid("dry_sequence_breakers", f"`dry_sequence_breakers` must be {expected}") from error
+    if len(found) > MAX_BREAKERS:
+        raise invalid("dry_sequence_breakers", f"`dry_sequence_breakers` may have {MAX_BREAKERS} texts")
+    return found
