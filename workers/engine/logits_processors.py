@@ -126,7 +126,8 @@ class LogitsProcessors:
 
     @classmethod
     def of(cls, request: EngineRequest) -> Self | None:
-        """Return the processors at the first new token of a request; None if it needs none."""
+        """Return the processors at the first new token of a request, whose constraint has accepted the resumed ones;
+        None if it needs none."""
         sampling = request.sampling
         sparse = (
             sampling.logit_bias
@@ -137,11 +138,12 @@ class LogitsProcessors:
         )
         if not sparse and request.constraint is None:
             return None
-        penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
-        processors = cls(penalties, None if request.constraint is None else request.constraint())
+        if not sparse:
+            return cls(None, request.constraint)
+        penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos)
         for token in request.resume:
-            processors.accept(token)
-        return processors
+            penalties.accept(token)
+        return cls(penalties, request.constraint)
 
     @property
     def exhausted(self) -> bool:
@@ -157,7 +159,7 @@ class LogitsProcessors:
         return not mask.any()
 
     def accept(self, token: int) -> None:
-        """Append a token to the sequence."""
+        """Append a token to the sequence. Raises `ConstraintFailed`, as does `exhausted`."""
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._constraint is not None:
