@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.openai.ignored import CacheControl, IgnoredOptions
+from gateway.openai.ignored import CacheControl
+from gateway.openai.structured import StructuredFields
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,
@@ -58,7 +59,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: Any = None
 
 
-class _SharedFields(IgnoredOptions, kw_only=True):
+class _SharedFields(StructuredFields, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `ignore_eos` and `return_token_ids` are additions, with the names that they have in vLLM. `repeat_penalty` and
     `n_predict` are llama.cpp's names of `repetition_penalty` and `max_tokens`."""
@@ -157,7 +158,6 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     tool_choice: Any = None
     tools: Any = None
     verbosity: Any = None

@@ -31,13 +31,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "id_slot": (-1,),
     "include_stop_str_in_output": (False,),
-    "json_schema": (),
     "logits_processors": ([],),
     "lora": ([],),
     "min_keep": (0, 1),
@@ -60,7 +55,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "refusal": ("",),
     "repeat_last_n": (-1,),
-    "response_format": ({"type": "text"},),
     "return_progress": (False,),
     "return_tokens": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -70,7 +64,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "smoothing_factor": (0,),
     "stop_token_ids": ([],),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "t_max_predict_ms": (0, -1),
     "tfs": (1,),
@@ -106,10 +99,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     bad_words: Any = None
     best_of: Any = None
     echo: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     include_stop_str_in_output: Any = None
     logits_processors: Any = None
     priority: Any = None
@@ -117,7 +106,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     return_tokens_as_token_ids: Any = None
     skip_special_tokens: Any = None
     stop_token_ids: Any = None
-    structured_outputs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     # llama.cpp
@@ -125,7 +113,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     dynatemp_range: Any = None
     grammar: Any = None
     id_slot: Any = None
-    json_schema: Any = None
     lora: Any = None
     min_keep: Any = None
     mirostat: Any = None
