@@ -1,6 +1,7 @@
 """Loads what a worker serves with: tokenizer, runner and engine, warmed up with one step."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
+from workers.grammar.compiler import GrammarCompiler
+from workers.grammar.vocabulary import byte_vocabulary, checkpoint_vocabulary
 from workers.host.memory import rows_of
 from workers.load_options import Progress
 from workers.process.backends import load_runner
@@ -34,6 +37,8 @@ class Loaded:
     """Seconds that a step with a full budget of prompt tokens may take, see `warm_up`; 0 if not measured."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end an answer of a model without a tokenizer."""
+    grammars: GrammarCompiler | None = None
+    """Compiles the grammars of requests; None for a model without a tokenizer. The one who serves closes it."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -60,7 +65,8 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids)
+    grammars = None if tokenizer is None else _grammars(spec, tokenizer, runner.capabilities)
+    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids, grammars)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -112,6 +118,13 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
+
+
+def _grammars(spec: WorkerSpec, tokenizer: Tokenizer, capabilities: RunnerCapabilities) -> GrammarCompiler:
+    if spec.backend == "scripted":
+        return GrammarCompiler(byte_vocabulary)
+    file = Path(spec.model_path) / "tokenizer.json"
+    return GrammarCompiler(functools.partial(checkpoint_vocabulary, file, capabilities.vocab_size, tokenizer.eos_ids))
 
 
 def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:
