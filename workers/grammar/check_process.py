@@ -2,9 +2,10 @@
 
 llguidance bounds most of its work, but not all: a schema with many `multipleOf` compiles for minutes, and a grammar of
 25,000 nested rules overflows the stack. So a worker compiles only what this process has compiled before, with a
-vocabulary of bytes.
+vocabulary of bytes and the model's special tokens.
 
-It reads a line of JSON for each grammar and writes one `CheckResult`. The kernel ends it when a grammar takes more than
+It reads lines of JSON: first `SpecialTokens`, then a grammar each. It answers each line with a `CheckResult`. The
+kernel ends it when a grammar takes more than
 `CHECK_CPU_S`. It ends with its standard input.
 """
 
@@ -23,7 +24,7 @@ from protocol.request import Grammar
 from workers.grammar.location import locate_error
 from workers.grammar.refusal import GrammarRefused
 from workers.grammar.source import llguidance_grammar, parse_schema, parser_limits, schema_grammar
-from workers.grammar.vocabulary import byte_vocabulary
+from workers.grammar.vocabulary import SpecialTokens, byte_vocabulary
 
 CHECK_CPU_S = 0.3
 """Processor time for one grammar."""
@@ -31,6 +32,10 @@ NICENESS = 5
 """Less than the streams that run."""
 CHECK_BYTES = 1 << 30
 """Address space of the process."""
+
+
+MAX_PROBLEM = 1000
+"""Characters of an error text."""
 
 
 class CheckResult(Struct, frozen=True):
@@ -45,20 +50,20 @@ class CheckResult(Struct, frozen=True):
 class GrammarChecker:
     """Checks grammars one after the other."""
 
-    def __init__(self) -> None:
-        self._vocabulary: LLTokenizer = byte_vocabulary()
+    def __init__(self, special: SpecialTokens) -> None:
+        self._vocabulary = byte_vocabulary(special)
 
     def check(self, grammar: Grammar) -> CheckResult:
         """Compile a grammar, and compute the tokens that an answer may begin with."""
         try:
             source = llguidance_grammar(grammar)
         except GrammarRefused as error:
-            return CheckResult(str(error), error.path)
+            return CheckResult(_shortened(str(error)), error.path)
         problem = self._problem(source)
         path = ""
         if problem and grammar.kind == "json_schema":
             path = locate_error(parse_schema(grammar.source), problem, self._schema_problem)
-        return CheckResult(problem, path)
+        return CheckResult(_shortened(problem), path)
 
     def _schema_problem(self, schema: Mapping[str, Any]) -> str:
         try:
@@ -69,6 +74,12 @@ class GrammarChecker:
     def _problem(self, source: str) -> str:
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=parser_limits())
         return first_problem(matcher, self._vocabulary)
+
+
+def _shortened(text: str) -> str:
+    """Leave out the middle of a long text, which repeats the grammar."""
+    half = MAX_PROBLEM // 2
+    return text if len(text) <= MAX_PROBLEM else f"{text[:half]} ... {text[-half:]}"
 
 
 def first_problem(matcher: LLMatcher, vocabulary: LLTokenizer) -> str:
@@ -91,16 +102,19 @@ def dead_end(error: str) -> str:
 
 def main(lines: BinaryIO, results: BinaryIO) -> None:
     """Check a grammar for each line."""
-    checker = GrammarChecker()
-    results.write(b"\n")  # it has started: what follows counts
-    results.flush()
+    checker = GrammarChecker(msgspec.json.decode(lines.readline(), type=SpecialTokens))
+    _answer(results, CheckResult())
     for line in lines:
         grammar = msgspec.json.decode(line, type=Grammar)
         signal.setitimer(signal.ITIMER_PROF, CHECK_CPU_S)
         result = checker.check(grammar)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        results.write(msgspec.json.encode(result) + b"\n")
-        results.flush()
+        _answer(results, result)
+
+
+def _answer(results: BinaryIO, result: CheckResult) -> None:
+    results.write(msgspec.json.encode(result) + b"\n")
+    results.flush()
 
 
 def limit_memory() -> None:

@@ -11,6 +11,7 @@ from baton_serve.start import module_command
 from protocol.request import Grammar
 from workers.grammar.check_process import CHECK_CPU_S, CheckResult
 from workers.grammar.refusal import GrammarRefused
+from workers.grammar.vocabulary import SpecialTokens
 
 START_S = 30.0
 """Time for the process to start."""
@@ -21,17 +22,15 @@ SILENCE_S = 10.0
 class GrammarChecks:
     """Owns the check process, which is started when it is needed first, or again. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, special: SpecialTokens) -> None:
+        """`special` is what grammars can name of the model's vocabulary."""
+        self._special = special
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: Grammar) -> None:
         """Raise `GrammarRefused` if the grammar cannot be used, or takes too long or too much memory to compile."""
         process = self._running()
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died, which the answer says
-            process.stdin.write(msgspec.json.encode(grammar) + b"\n")
-            process.stdin.flush()
-        line = self._read(process, SILENCE_S)
+        line = self._ask(process, grammar, SILENCE_S)
         if not line:
             code = process.wait()
             self.close()
@@ -67,15 +66,19 @@ class GrammarChecks:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # of a panic, whose cause is a grammar
         )
-        if not self._read(self._process, START_S):
+        if not self._ask(self._process, self._special, START_S):
             code = self._process.wait()
             self.close()
             raise GrammarRefused(f"the process that checks grammars did not start: it ended with {code}")
         return self._process
 
-    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """Return the next line; nothing if the process has ended, or is silent for so long and was killed."""
+    def _ask(self, process: subprocess.Popen[bytes], message: Grammar | SpecialTokens, seconds: float) -> bytes:
+        """Return the answer; nothing if the process has ended, or is silent for so long and was killed."""
+        assert process.stdin is not None
         assert process.stdout is not None
+        with contextlib.suppress(OSError):  # it has died, as the empty answer shows
+            process.stdin.write(msgspec.json.encode(message) + b"\n")
+            process.stdin.flush()
         watchdog = threading.Timer(seconds, process.kill)
         watchdog.start()
         try:

@@ -16,6 +16,7 @@ from workers.grammar.checks import GrammarChecks
 from workers.grammar.matcher import GrammarMatcher
 from workers.grammar.refusal import GrammarRefused
 from workers.grammar.source import llguidance_grammar, parser_limits
+from workers.grammar.vocabulary import special_tokens
 
 CACHED_GRAMMARS = 64
 CACHED_CHARACTERS = 1 << 20
@@ -30,10 +31,10 @@ class _Key(NamedTuple):
 class GrammarCompiler:
     """Compiles on any thread, one grammar at a time. Owns the vocabulary, the cache and the check process."""
 
-    def __init__(self, load_vocabulary: Callable[[], LLTokenizer], checks: GrammarChecks | None = None) -> None:
+    def __init__(self, load_vocabulary: Callable[[], LLTokenizer]) -> None:
         """`load_vocabulary` is called for the first grammar: a large vocabulary takes a second and 100 MB."""
         self._load_vocabulary = load_vocabulary
-        self._checks = checks or GrammarChecks()
+        self._checks: GrammarChecks | None = None
         self._vocabulary: LLTokenizer | None = None
         self._problem = ""
         self._compiling = threading.Lock()
@@ -61,9 +62,11 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the check process, and with it a check that runs on another thread."""
-        self._checks.kill()
+        if self._checks is not None:
+            self._checks.kill()
         with self._compiling:
-            self._checks.close()
+            if self._checks is not None:
+                self._checks.close()
 
     def _copy(self, key: _Key) -> LLMatcher | None:
         with self._lock:
@@ -83,9 +86,12 @@ class GrammarCompiler:
                 self._cache.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
+        vocabulary = self._loaded()
+        if self._checks is None:
+            self._checks = GrammarChecks(special_tokens(vocabulary))
         self._checks.check(grammar)
-        matcher = LLMatcher(self._loaded(), llguidance_grammar(grammar), log_level=0, limits=parser_limits())
-        if problem := first_problem(matcher, self._loaded()):
+        matcher = LLMatcher(vocabulary, llguidance_grammar(grammar), log_level=0, limits=parser_limits())
+        if problem := first_problem(matcher, vocabulary):
             raise GrammarRefused(problem)
         return matcher
 
