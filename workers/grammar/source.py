@@ -13,6 +13,7 @@ from workers.grammar.refusal import GrammarRefused
 WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,16}"
 """Whitespace where JSON allows any, at most once at each place: a space, or a line break and an indentation. Models
 would otherwise repeat it until `max_tokens`."""
+_OWN_WHITESPACE = ("whitespace_flexible", "whitespace_pattern")
 MAX_LEVELS = 128
 """Levels of arrays and objects in a schema."""
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
@@ -66,8 +67,12 @@ def parse_schema(source: str) -> dict[str, Any]:
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
     """Return the grammar of a JSON schema. Its own `x-guidance` may set other whitespace."""
+    own = schema.get("x-guidance")
+    sets_whitespace = isinstance(own, dict) and not own.keys().isdisjoint(_OWN_WHITESPACE)
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), defaults=None if sets_whitespace else {"whitespace_pattern": WHITESPACE}
+        )
     except ValueError as error:
         raise GrammarRefused(str(error)) from error
 
