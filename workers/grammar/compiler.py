@@ -35,13 +35,19 @@ class GrammarCompiler:
         """`load_vocabulary` is called for the first grammar: a large vocabulary takes a second and 100 MB."""
         self._load_vocabulary = load_vocabulary
         self._checks: GrammarChecks | None = None
-        self._vocabulary: LLTokenizer | None = None
+        self._known: LLTokenizer | None = None
         self._problem = ""
         self._compiling = threading.Lock()
         self._lock = threading.Lock()
         """Guards the cache and its matchers, which are copied and never advanced."""
         self._cache: OrderedDict[_Key, LLMatcher] = OrderedDict()
         self._log = structlog.get_logger()
+
+    @property
+    def vocabulary(self) -> LLTokenizer:
+        """The vocabulary, loaded now if it is not yet. Raises `GrammarRefused`."""
+        with self._compiling:
+            return self._loaded()
 
     def cached(self, grammar: Grammar) -> bool:
         """`matcher` would not compile this grammar."""
@@ -98,14 +104,14 @@ class GrammarCompiler:
     def _loaded(self) -> LLTokenizer:
         if self._problem:
             raise GrammarRefused(self._problem, unsupported=True)
-        if self._vocabulary is None:
+        if self._known is None:
             try:
-                self._vocabulary = self._load_vocabulary()
+                self._known = self._load_vocabulary()
             except BaseException as error:
                 self._problem = f"the model's tokenizer cannot be used with grammars: {error}"
                 self._log.error("vocabulary_refused", exc_info=error)
                 raise GrammarRefused(self._problem, unsupported=True) from error
-        return self._vocabulary
+        return self._known
 
     def _eos_mask(self) -> NDArray[np.uint32]:
         vocabulary = self._loaded()
