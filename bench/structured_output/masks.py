@@ -21,7 +21,7 @@ SHOWN = 10
 
 @dataclass
 class MaskFigures:
-    """What the schemas gave. Times of masks are processor time of the calling thread, the others wall time."""
+    """Results of the schemas. Times of masks are processor time of the calling thread, the others wall time."""
 
     schemas: int = 0
     refused: int = 0

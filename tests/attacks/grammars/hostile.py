@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 TOO_SLOW = "takes more than 0.3 s to compile"
 TOO_MUCH = "use a simpler grammar"
-"""Of time, of memory or of the stack: which of them ends first depends on the machine."""
+"""The time, the memory or the stack ends first, depending on the machine."""
 
 
 class Hostile(NamedTuple):
