@@ -113,7 +113,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^\| slowest answer to a probe +\| +{P} \|",
         rf"^\| longest turn of the event loop, CPU time \| +{P} \|",
     ],
-    "bench/structured.py": [
+    "bench/structured/output.py": [
         r"^schemas 3, refused 1$",
         r"^valid instances accepted 4 of 4$",
         r"^invalid instances rejected 5 of 5$",

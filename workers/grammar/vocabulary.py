@@ -1,14 +1,13 @@
-"""Vocabularies for llguidance: of a checkpoint's tokenizer.json, or of the byte tokenizer of scripted models."""
+"""Vocabularies for llguidance: of a model's tokenizer, or of bytes beside its special tokens."""
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer
 from msgspec import Struct
 
-from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_text
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
+from workers.text.tokenizer import Tokenizer
 
 
 class SpecialTokens(Struct, frozen=True):
@@ -62,10 +61,49 @@ def special_tokens(vocabulary: LLTokenizer) -> SpecialTokens:
     return SpecialTokens(size, tuple(vocabulary.eos_tokens), {token: name for token, name in names.items() if name})
 
 
-def checkpoint_vocabulary(file: Path, vocab_size: int, eos_ids: frozenset[int]) -> LLTokenizer:
-    """Return the vocabulary of a tokenizer.json, for a model with so many logits. Takes a second for a large one.
+class TokenizerVocabulary:
+    """The tokens of a tokenizer, with the attributes that llguidance expects of one. A token has the bytes that the
+    detokenizer emits for it. Tokens without text are special if they have a name, and never allowed otherwise."""
 
-    Raises what llguidance raises, a panic of Rust code included.
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """For a model with so many logits. Raises `ValueError` for a tokenizer without an end-of-sequence token."""
+        self.eos = sorted(token for token in tokenizer.eos_ids if token < vocab_size)
+        if not self.eos:
+            raise ValueError("it has no end-of-sequence token")
+        self.eos_token_id = self.eos[0]
+        self.tokens = [tokenizer.piece(token) for token in range(vocab_size)]
+        special = {token for token in range(vocab_size) if not self.tokens[token]} | {*self.eos}
+        self.special_token_ids = sorted(token for token in special if tokenizer.label(token))
+        for token in self.special_token_ids:
+            self.tokens[token] = tokenizer.label(token)
+        self._tokenizer = tokenizer
+        self._greedy: LLTokenizer | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text that the grammar forces: the model's usual ones if they are exactly this text,
+        else the longest ones."""
+        ids = self._tokenizer.encode_short(text)
+        if b"".join(self.tokens[token] for token in ids if token < len(self.tokens)) == text.encode():
+            return ids
+        return [] if self._greedy is None else self._greedy.greedy_tokenize(text)
+
+    def loaded(self) -> LLTokenizer:
+        """Return llguidance's form, which takes half a second for 150,000 tokens.
+
+        In two parts, because llguidance does not release the GIL: streams pause for half of the time, twice.
+        """
+        wrapper: Any = self
+        self._greedy = LLTokenizer(wrapper, n_vocab=len(self.tokens), eos_token=self.eos, slices=[])
+        return self._greedy.with_slices(LLTokenizer.general_slices())
+
+
+def tokenizer_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    """Return the vocabulary of a tokenizer, for a model with so many logits.
+
+    Raises `ValueError` for a tokenizer without an end-of-sequence token, and what llguidance raises, a panic of Rust
+    code included.
     """
-    eos = sorted(token for token in eos_ids if token < vocab_size)
-    return LLTokenizer(read_text(file, MAX_TABLE_BYTES), n_vocab=vocab_size, eos_token=eos or None)
+    return TokenizerVocabulary(tokenizer, vocab_size).loaded()

@@ -16,7 +16,7 @@ from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
-from workers.grammar.vocabulary import byte_vocabulary, checkpoint_vocabulary
+from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of
 from workers.load_options import Progress
 from workers.process.backends import load_runner
@@ -65,7 +65,10 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    grammars = None if tokenizer is None else _grammars(spec, tokenizer, runner.capabilities)
+    vocab_size = runner.capabilities.vocab_size
+    grammars = None
+    if tokenizer is not None:
+        grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
     return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids, grammars)
 
 
@@ -118,13 +121,6 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
-
-
-def _grammars(spec: WorkerSpec, tokenizer: Tokenizer, capabilities: RunnerCapabilities) -> GrammarCompiler:
-    if spec.backend == "scripted":
-        return GrammarCompiler(byte_vocabulary)
-    file = Path(spec.model_path) / "tokenizer.json"
-    return GrammarCompiler(functools.partial(checkpoint_vocabulary, file, capabilities.vocab_size, tokenizer.eos_ids))
 
 
 def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:

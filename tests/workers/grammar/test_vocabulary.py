@@ -1,10 +1,11 @@
 """Vocabularies: llguidance takes each token for the bytes that the detokenizer emits for it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from models import builtin_path
 from tests.checkpoints import make_tokenizer
@@ -12,59 +13,101 @@ from tests.workers.text.samples import byte_level, sentencepiece, write
 from workers.grammar.vocabulary import (
     ByteVocabulary,
     SpecialTokens,
+    TokenizerVocabulary,
     byte_vocabulary,
-    checkpoint_vocabulary,
     special_tokens,
+    tokenizer_vocabulary,
 )
-from workers.text.byte_tokenizer import EOS_ID
+from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
+TEXT = '{"name": "Zoë", "age": 3, "tags": []}'
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array"}},
+    "required": ["name", "age", "tags"],
+}
 
-def assert_bytes(vocabulary: LLTokenizer, token: int, piece: bytes) -> None:
-    """No text has the byte 0xFF, and llguidance never allows it."""
-    assert vocabulary.decode_bytes([token]) == (b"" if piece == b"\xff" else piece), token
 
-
-def assert_same_bytes(folder: Path, beyond: int = 0) -> None:
-    tokenizer = CheckpointTokenizer.from_dir(folder)
-    size = tokenizer.vocab_size + beyond
-    vocabulary = checkpoint_vocabulary(folder / "tokenizer.json", size, tokenizer.eos_ids)
-    assert vocabulary.vocab_size == size
+def assert_same_bytes(tokenizer: CheckpointTokenizer, vocabulary: LLTokenizer) -> None:
     special = special_tokens(vocabulary)
-    assert tokenizer.eos_ids <= special.names.keys()
-    for token in range(size):
+    for token in range(tokenizer.vocab_size):
         if token not in special.names:
-            assert_bytes(vocabulary, token, tokenizer.piece(token))
+            # No text has the byte 0xFF, and llguidance never allows it.
+            piece = tokenizer.piece(token)
+            assert vocabulary.decode_bytes([token]) == (b"" if piece == b"\xff" else piece), token
         else:
-            assert special.names[token] == (tokenizer.label(token).decode() or f"<[{token}]>")
-
-
-def test_the_builtin_model() -> None:
-    assert_same_bytes(builtin_path())
+            assert special.names[token] == tokenizer.label(token).decode()
 
 
 @pytest.mark.parametrize("beyond", [0, 5, 64])
-def test_a_model_may_have_more_logits_than_tokens(tmp_path: Path, beyond: int) -> None:
+def test_each_token_has_the_bytes_of_its_text(tmp_path: Path, beyond: int) -> None:
+    """A model may have more logits than its tokenizer has tokens."""
     make_tokenizer(tmp_path)
-    assert_same_bytes(tmp_path, beyond)
+    for folder in (tmp_path, builtin_path()):
+        tokenizer = CheckpointTokenizer.from_dir(folder)
+        vocabulary = tokenizer_vocabulary(tokenizer, tokenizer.vocab_size + beyond)
+        assert vocabulary.vocab_size == tokenizer.vocab_size + beyond
+        assert vocabulary.eos_tokens == sorted(tokenizer.eos_ids)
+        assert_same_bytes(tokenizer, vocabulary)
+        matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_regex("(.|\\n)*"), log_level=0)
+        mask = matcher.compute_bitmask()
+        allowed = {token for token in range(vocabulary.vocab_size) if mask[token // 8] >> token % 8 & 1}
+        assert len(allowed) > 200
+        assert (
+            allowed <= {token for token in range(vocabulary.vocab_size) if tokenizer.piece(token)} | tokenizer.eos_ids
+        )
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
-def test_tokens_of_other_kinds(tmp_path: Path, kind: Any) -> None:
-    folder = write(tmp_path, kind())
-    tokenizer = CheckpointTokenizer.from_dir(folder)
-    vocabulary = checkpoint_vocabulary(folder / "tokenizer.json", tokenizer.vocab_size, frozenset({0}))
-    special = special_tokens(vocabulary)
-    for token in range(tokenizer.vocab_size):
-        if token not in special.names and tokenizer.piece(token):
-            assert_bytes(vocabulary, token, tokenizer.piece(token))
+def test_a_text_is_allowed_token_by_token(tmp_path: Path, kind: Any) -> None:
+    """Also where the tokenizer writes a space before a text, which the grammar does not allow."""
+    tokenizer = CheckpointTokenizer.from_dir(write(tmp_path, kind()))
+    tokenizer.eos_ids = frozenset({0})
+    vocabulary = tokenizer_vocabulary(tokenizer, tokenizer.vocab_size)
+    assert_same_bytes(tokenizer, vocabulary)
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    for token in vocabulary.greedy_tokenize(TEXT):
+        mask = matcher.compute_bitmask()
+        allowed = [each for each in range(vocabulary.vocab_size) if mask[each // 8] >> each % 8 & 1]
+        assert allowed
+        if token not in allowed:  # the grammar forces other tokens of the same text
+            (token,) = allowed
+        assert matcher.consume_token(token), matcher.get_error()
+        if matcher.is_stopped():
+            break
+    assert not matcher.is_error()
+
+
+def test_forced_texts_have_the_usual_tokens_of_the_model() -> None:
+    tokenizer = CheckpointTokenizer.from_dir(builtin_path())
+    vocabulary = TokenizerVocabulary(tokenizer, tokenizer.vocab_size)
+    vocabulary.loaded()
+    assert vocabulary('{"name": ') == tokenizer.encode('{"name": ', special=False)
+
+
+def test_forced_texts_that_the_tokenizer_changes_have_other_tokens(tmp_path: Path) -> None:
+    tokenizer = CheckpointTokenizer.from_dir(write(tmp_path, sentencepiece()))
+    tokenizer.eos_ids = frozenset({0})
+    vocabulary = TokenizerVocabulary(tokenizer, tokenizer.vocab_size)
+    vocabulary.loaded()
+    text = "The cat"
+    assert b"".join(tokenizer.piece(token) for token in tokenizer.encode_short(text)) != text.encode()
+    assert b"".join(tokenizer.piece(token) for token in vocabulary(text)) == text.encode()
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    tokenizer = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        tokenizer_vocabulary(tokenizer, tokenizer.vocab_size)
 
 
 def test_the_byte_tokenizer() -> None:
-    vocabulary = byte_vocabulary()
-    assert vocabulary.eos_tokens == [EOS_ID]
-    assert vocabulary.decode_bytes(list("Zoë".encode())) == "Zoë".encode()
-    assert special_tokens(vocabulary) == SpecialTokens(257, (EOS_ID,), {EOS_ID: "<|im_end|>"})
+    for vocabulary in (byte_vocabulary(), tokenizer_vocabulary(ByteTokenizer(), 257)):
+        assert vocabulary.eos_tokens == [EOS_ID]
+        assert vocabulary.decode_bytes(list("Zoë".encode())) == "Zoë".encode()
+        assert special_tokens(vocabulary) == SpecialTokens(257, (EOS_ID,), {EOS_ID: "<|im_end|>"})
 
 
 def test_bytes_are_beside_special_tokens() -> None:

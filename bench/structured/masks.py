@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.structured_output.schemas import Example
+from bench.structured.schemas import Example
 from protocol.request import Grammar
 from workers.engine.request import ConstraintFailed
 from workers.grammar.compiler import GrammarCompiler

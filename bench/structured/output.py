@@ -1,6 +1,6 @@
 """Structured output: masks of JSON schemas, and what grammars cost the streams of an engine.
 
-    python bench/structured.py [--maskbench DIR] [--tokenizer FILE] [--model 0.5b] [--streams 8]
+    python bench/structured/output.py [--maskbench DIR] [--tokenizer DIR] [--model 0.5b] [--streams 8]
 
 Three measurements:
 
@@ -11,8 +11,8 @@ Three measurements:
            of the rounds
   compile  the time of a step of N streams, alone and while large schemas are compiled one after the other
 
-The vocabulary of the grammars is that of --tokenizer, a tokenizer.json with no more tokens than the model has logits;
-without it the built-in model's for masks, and the model's own for the rest.
+The vocabulary of the grammars is that of --tokenizer, a folder with a tokenizer.json of no more tokens than the model
+has logits; without it the built-in model's for masks, and the model's own for the rest.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
@@ -33,28 +33,23 @@ from bench.harness.engine import Engine, Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import make_model
 from bench.measurement.rounds import RefusedError
-from bench.structured_output.masks import measure_masks, quantiles
-from bench.structured_output.schemas import ENDLESS, OWN, PERSON, maskbench
+from bench.structured.masks import measure_masks, quantiles
+from bench.structured.schemas import ENDLESS, OWN, PERSON, maskbench
 from models import builtin_path
 from protocol.request import Grammar
-from workers.checkpoints.eos_ids import read_eos_ids
 from workers.engine.request import Constraint
 from workers.grammar.compiler import GrammarCompiler
-from workers.grammar.vocabulary import checkpoint_vocabulary
+from workers.grammar.vocabulary import tokenizer_vocabulary
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 PROMPT = 64
 STREAMED = Grammar("json_schema", json.dumps(ENDLESS))
 
 
-def tokens_of(file: Path) -> int:
-    """The size of the vocabulary of a tokenizer.json."""
-    content = json.loads(file.read_text())
-    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content.get("added_tokens", ()))]
-    return 1 + int(max(ids))
-
-
-def compiler_of(file: Path, vocab_size: int) -> GrammarCompiler:
-    return GrammarCompiler(partial(checkpoint_vocabulary, file, vocab_size, read_eos_ids(file.parent)))
+def compiler_of(folder: Path, vocab_size: int | None = None) -> GrammarCompiler:
+    """A compiler for the tokenizer in a folder."""
+    tokenizer = CheckpointTokenizer.from_dir(folder)
+    return GrammarCompiler(partial(tokenizer_vocabulary, tokenizer, vocab_size or tokenizer.vocab_size))
 
 
 def decode_ratio(engine: Engine, constraint: Callable[[], Constraint], streams: int, rounds: int, steps: int) -> float:
@@ -109,7 +104,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--maskbench", type=Path, help="the folder of a checkout of guidance-ai/jsonschemabench")
     parser.add_argument("--every", type=at_least(1), default=8, help="measure every so many-th schema of it")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for the vocabulary of the grammars")
+    parser.add_argument("--tokenizer", type=Path, help="the folder of a tokenizer.json, for grammars")
     add_model(parser, "0.5b")
     parser.add_argument("--streams", type=at_least(1), default=8, help="streams with a grammar, and as many without")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="of decoding with and without grammars")
@@ -121,8 +116,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def print_masks(args: argparse.Namespace) -> None:
-    file = args.tokenizer or builtin_path() / "tokenizer.json"
-    compiler = compiler_of(file, tokens_of(file))
+    compiler = compiler_of(args.tokenizer or builtin_path())
     examples = OWN if args.maskbench is None else maskbench(args.maskbench, args.every)
     for line in measure_masks(compiler, examples).lines():
         print(line, flush=True)
@@ -134,7 +128,7 @@ def print_engine(args: argparse.Namespace) -> None:
     streams = args.streams
     setup = Setup(path, args.cache_dir / "graphs", 2 * streams, SMOKE_CONTEXT, quantize=args.quantize)
     engine = Engine.load(setup)
-    compiler = compiler_of(args.tokenizer or path / "tokenizer.json", engine.runner.capabilities.vocab_size)
+    compiler = compiler_of(args.tokenizer or path, engine.runner.capabilities.vocab_size)
     compiler.matcher(STREAMED)
     ratio = decode_ratio(engine, lambda: compiler.matcher(STREAMED), streams, args.rounds, args.steps)
     print(f"decode, {streams} streams with a grammar beside {streams} without: {ratio:.3f}x of none", flush=True)
