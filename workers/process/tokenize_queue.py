@@ -20,11 +20,16 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
+from workers.process.prompt_builder import PromptRefused, PromptResult, build_or_error, tokenize_cost
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
+
+
+GRAMMAR_WAIT_S = 2.0
+"""Time after which a request whose grammar is not compiled yet, and that must not be overtaken, is refused: those that
+come after it wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +121,17 @@ class TokenizeQueue:
         prompt = await self._build_prompt(submit)
         if submit.stream not in self._waiting:
             return  # cancelled
-        if self._output.compiled(submit) or isinstance(prompt, BaseException) or not self._may_overtake():
-            constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit)
-            if self._waiting.pop(submit.stream, None) is not None:
-                self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
+        ready = isinstance(prompt, BaseException) or self._output.compiled(submit)
+        if not ready and self._may_overtake():
+            self._compiling[submit.stream] = self._waiting.pop(submit.stream)
+            self._output.overtake(submit.stream)
+            compiles.start_soon(self._compile, waiting, prompt)
             return
-        self._compiling[submit.stream] = self._waiting.pop(submit.stream)
-        self._output.overtake(submit.stream)
-        compiles.start_soon(self._compile, waiting, prompt)
+        if not ready and self._clock() - waiting.arrived > GRAMMAR_WAIT_S:
+            prompt = _too_many_grammars(submit)
+        constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit)
+        if self._waiting.pop(submit.stream, None) is not None:
+            self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
 
     def _may_overtake(self) -> bool:
         """Return whether one more request may be overtaken. A request counts until it has output, because the gateway
@@ -170,3 +178,9 @@ class TokenizeQueue:
         refused = result.request is None
         self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
         return result
+
+
+def _too_many_grammars(submit: Submit) -> PromptRefused:
+    field = "" if submit.grammar is None else submit.grammar.field
+    text = f"the worker compiles many new grammars: send the request again, or leave {field} out"
+    return PromptRefused(ErrorCode.OVERLOADED, text, field)

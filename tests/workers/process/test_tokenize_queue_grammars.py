@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.step_result import StepResult, Token
 from workers.grammar.refusal import GrammarRefused
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
-from workers.process.tokenize_queue import TokenizeQueue
+from workers.process.tokenize_queue import GRAMMAR_WAIT_S, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -56,8 +56,9 @@ class Desk:
     def __init__(self) -> None:
         self.compiler = SlowCompiler()
         compiler: Any = self.compiler
-        self.processor = OutputProcessor(ByteTokenizer(), max_live=64, clock=lambda: 0.0, grammars=compiler)
-        self.queue = TokenizeQueue(self.processor, lambda: 0.0, self._admitted)
+        self.now = 0.0
+        self.processor = OutputProcessor(ByteTokenizer(), max_live=64, clock=lambda: self.now, grammars=compiler)
+        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted)
         self.results: dict[int, SubmitResult] = {}
         self._news = anyio.Event()
 
@@ -172,6 +173,20 @@ async def test_a_request_cancelled_while_its_grammar_is_compiled_is_not_admitted
     await desk.send(3, "slow")
     await desk.until(3)
     assert 1 not in desk.results
+
+
+async def test_many_new_grammars_delay_other_requests_for_a_bounded_time(desk: Desk) -> None:
+    flood = 2 * MAX_OVERTAKEN
+    for stream in range(1, flood + 1):
+        await desk.send(stream, f"g{stream}")
+    await desk.send(flood + 1)
+    desk.now = GRAMMAR_WAIT_S + 0.1
+    desk.compiler.go.release(MAX_OVERTAKEN + 1)  # those that are overtaken, and the one that is compiled in its turn
+    await desk.until(flood + 1)
+    refused = [desk.results[stream].answer for stream in range(MAX_OVERTAKEN + 2, flood + 1)]
+    assert [answer.code for answer in refused if isinstance(answer, Failed)] == [ErrorCode.OVERLOADED] * len(refused)
+    assert len(desk.compiler.compiled) == MAX_OVERTAKEN + 1
+    assert desk.results[flood + 1].request is not None
 
 
 async def test_a_refused_grammar_names_field_and_path(desk: Desk) -> None:
