@@ -40,6 +40,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """`Submit.resume` is honoured."""
     logprobs: bool = False
     """Log-probabilities of generated tokens are available."""
+    grammar: bool = False
+    """`Submit.grammar` is honoured."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -70,7 +72,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     prefix_tokens: Count = 0
     """Tokens whose KV was reused in this way."""
     reached: StreamId = 0
-    """The last stream whose prompt was built or refused. Later ones are not tokenized yet."""
+    """The last stream of which it holds that its prompt and those before it were built or refused, with their grammars.
+    Later ones may still be tokenized or compiled."""
     graphs_failed: Count = 0
     """Graphs that could not be compiled in the background; slower graphs are used instead."""
 

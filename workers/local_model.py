@@ -12,9 +12,10 @@ from typing import Self
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
-from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
+from protocol.request import ChatInput, FinishReason, Grammar, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
+from workers.grammar.compiler import GrammarCompiler
 from workers.load_options import Progress
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
@@ -86,9 +87,11 @@ class LocalModel:
         tokenizer: Tokenizer | None,
         *,
         eos_ids: frozenset[int] = frozenset(),
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`eos_ids` end the answers of a model without a tokenizer."""
+        """`eos_ids` end the answers of a model without a tokenizer. `grammars` is closed with the model."""
+        self._grammars = grammars
         self._engine = engine
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -107,7 +110,7 @@ class LocalModel:
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Wrap a model that is loaded already."""
-        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids)
+        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids, grammars=loaded.grammars)
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +150,13 @@ class LocalModel:
         return self._ready.pop(0) if self._ready else None
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+        self,
+        prompt: Prompt,
+        sampling: Sampling = GREEDY,
+        limits: Limits | None = None,
+        *,
+        resume: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> Generator[Delta | Finished, None, None]:
         """Yield what a client would receive: a `Delta` for each step, then one `Finished`. Closing the iterator
         cancels.
@@ -157,9 +166,15 @@ class LocalModel:
         stream = self._begin()
         context = self._engine.capabilities.context
         processor = OutputProcessor(
-            self._tokenizer, max_live=1, clock=self._clock, context=context, eos_ids=self._eos_ids
+            self._tokenizer,
+            max_live=1,
+            clock=self._clock,
+            context=context,
+            eos_ids=self._eos_ids,
+            grammars=self._grammars,
         )
-        submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
+        name, limits = f"local-{stream}", limits or Limits()
+        submit = Submit(stream, name, _input(prompt), sampling, limits, tuple(resume), grammar=grammar)
         result = processor.admit(submit)
         if result.answer is not None:
             yield from _client_events([result.answer])
@@ -175,13 +190,19 @@ class LocalModel:
             self._engine.cancel(stream)
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+        self,
+        prompt: Prompt,
+        sampling: Sampling = GREEDY,
+        limits: Limits | None = None,
+        *,
+        resume: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> GenerationResult:
         """Return the complete answer. Raises `LocalModelError`."""
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
-        for event in self.stream(prompt, sampling, limits, resume=resume):
+        for event in self.stream(prompt, sampling, limits, resume=resume, grammar=grammar):
             tokens += event.tokens
             text.append(event.text)
             logprobs += event.logprobs
@@ -208,6 +229,8 @@ class LocalModel:
         """Cancel the running request and free the device."""
         self._begin()
         self._engine.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _begin(self) -> int:
         """Cancel the last request and return the number of the next one."""

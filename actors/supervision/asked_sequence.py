@@ -32,11 +32,12 @@ class PeerLied(PeerMisbehaved):
 class AskedSequence:
     """A sequence from its `Submit` to its terminal event."""
 
-    __slots__ = ("_chars", "_context", "_limits", "_logprobs", "_most", "_prompt", "_tokens")
+    __slots__ = ("_chars", "_constrained", "_context", "_limits", "_logprobs", "_most", "_prompt", "_tokens")
 
     def __init__(self, submit: Submit, context: int) -> None:
         """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
         self._limits = submit.limits
+        self._constrained = submit.grammar is not None
         self._logprobs = submit.sampling.logprobs
         self._context = context or MAX_TOKENS
         self._most = min(submit.limits.max_tokens or MAX_TOKENS, self._context, MAX_TOKENS)
@@ -90,10 +91,11 @@ class AskedSequence:
 
     def _check_reason(self, stream: int, reason: FinishReason, usage: Usage) -> None:
         limits = self._limits
+        stoppable = limits.stop or self._constrained  # the end of a grammar stops an answer, whatever its length
         if reason == "length" and not self.complete and usage.prompt_tokens + self._tokens < self._context:
             raise PeerLied(f"stream {stream} ended for its length after {self._tokens} of {self._most} tokens")
         endless = limits.ignore_eos and not limits.stop_ids
-        if reason == "stop" and not limits.stop and (endless or self._tokens < limits.min_tokens):
+        if reason == "stop" and not stoppable and (endless or self._tokens < limits.min_tokens):
             raise PeerLied(f"stream {stream} stopped after {self._tokens} tokens, where nothing may stop it")
 
     def fail(self, event: Failed) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from bench.harness.shapes import TOKENS
 from bench.measurement.rounds import RefusedError
 from workers.engine.engine import BatchEngine
-from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.request import Constraint, EngineRequest, RequestRefused
 from workers.engine.runner import Runner
 from workers.engine.step_result import StepResult
 from workers.errors import LoadRefused
@@ -90,17 +90,22 @@ class Engine:
         return statistics.median(read / speed / took for speed, took in zip(found, steps, strict=True))
 
     def steps(
-        self, prompts: Sequence[tuple[int, ...]], count: int, before: Callable[[], None] | None = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        count: int,
+        before: Callable[[], None] | None = None,
+        constraints: Sequence[Constraint | None] = (),
     ) -> list[float]:
         """Seconds of `count` steps that decode one token for each prompt; `before` is called before each, untimed.
+        `constraints` has one for each prompt, or none at all.
 
         Raises `RefusedError` for more prompts than slots.
         """
         streams: list[int] = []
         began = time.perf_counter()
         try:
-            for prompt in prompts:
-                streams.append(self._submit(prompt, count + 8))
+            for prompt, constraint in zip(prompts, constraints or [None] * len(prompts), strict=True):
+                streams.append(self._submit(prompt, count + 8, constraint))
             begun: set[int] = set()
             while len(begun) < len(streams):
                 begun |= {token.stream for token in self._step().tokens}
@@ -140,10 +145,10 @@ class Engine:
     def close(self) -> None:
         self._engine.close()
 
-    def _submit(self, prompt: tuple[int, ...], tokens: int) -> int:
+    def _submit(self, prompt: tuple[int, ...], tokens: int, constraint: Constraint | None = None) -> int:
         self._streams += 1
         try:
-            self._engine.submit(EngineRequest(self._streams, prompt, max_tokens=tokens))
+            self._engine.submit(EngineRequest(self._streams, prompt, max_tokens=tokens, constraint=constraint))
         except RequestRefused as error:
             raise RefusedError(str(error)) from error
         return self._streams

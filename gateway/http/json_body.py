@@ -15,7 +15,7 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
 """The path at which msgspec stopped; for a mapping that is the mapping itself, whether a key or a value is wrong."""
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`(?: - at `\$.*`)?$", re.DOTALL)
 """The name of a field may itself have any characters."""
-_NOT_IN_ENUM = "Invalid enum value "
+_NOT_IN_ENUM = ("Invalid enum value ", "Invalid value ")
 _MOST_CHARACTERS = 2000
 """The part of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes."""
 
@@ -25,7 +25,7 @@ class Hints:
     """Details that msgspec's messages leave out."""
 
     takes: Mapping[str, str] = field(default_factory=dict)
-    """The values of fields that take only a few, by the field's name."""
+    """The values of fields that take only a few, by the field's path or its name."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Fields that belong to the body of another path, with that path."""
 
@@ -62,7 +62,8 @@ def refusal(message: str, hints: Hints) -> RequestError:
         return invalid(path[:100], f"{where} is not a parameter that Baton knows{hint}", RefusalCode.UNKNOWN_PARAMETER)
     if message.startswith("Object missing required"):
         return invalid(path[:100], f"{where} is required")
-    takes = hints.takes.get(path.rpartition(".")[2])
-    if takes and text.startswith(_NOT_IN_ENUM):
-        return invalid(path[:100], f"{where} takes {takes}, not {text.removeprefix(_NOT_IN_ENUM)}")
+    takes = hints.takes.get(path) or hints.takes.get(path.rpartition(".")[2])
+    for start in _NOT_IN_ENUM if takes else ():
+        if text.startswith(start):
+            return invalid(path[:100], f"{where} takes {takes}, not {text.removeprefix(start)}")
     return invalid(path[:100] or None, f"{where}: {text}" if path else text)

@@ -13,6 +13,7 @@ from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.sampling import one_of, sampling_of, unset_sampling
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from gateway.openai.structured import grammar_of
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
@@ -32,6 +33,7 @@ HINTS = Hints(
     takes={
         "role": "system, developer, user or assistant",
         "type": "text, the only kind of content here",
+        "response_format.type": "text, json_object or json_schema",
         "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
         "include_obfuscation": "false",
     },
@@ -108,6 +110,7 @@ class RequestDecoder:
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
+            grammar=grammar_of(body),
             unset=unset_sampling(body),
         )
         return Decoded(build_request(self._settings, wanted, size), answer)

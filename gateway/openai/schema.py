@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.openai.ignored import CacheControl, IgnoredOptions
+from gateway.openai.ignored import CacheControl
+from gateway.openai.structured import StructuredFields
 from protocol.bounds import (
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -70,7 +71,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: Any = None
 
 
-class _SharedFields(IgnoredOptions, kw_only=True):
+class _SharedFields(StructuredFields, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `stop_token_ids`, `include_stop_str_in_output`, `bad_words`, `ignore_eos` and `return_token_ids` are additions, with
     the names that they have in vLLM. `typical_p`, XTC and DRY have llama.cpp's names; `repeat_penalty`, `n_predict` and
@@ -182,7 +183,6 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     tool_choice: Any = None
     tools: Any = None
     verbosity: Any = None

@@ -29,12 +29,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "id_slot": (-1,),
-    "json_schema": (),
     "logits_processors": ([],),
     "lora": ([],),
     "min_keep": (0, 1),
@@ -57,7 +52,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "refusal": ("",),
     "repeat_last_n": (-1,),
-    "response_format": ({"type": "text"},),
     "return_progress": (False,),
     "return_tokens": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -66,7 +60,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "smoothing_factor": (0,),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "t_max_predict_ms": (0, -1),
     "tfs": (1,),
@@ -98,23 +91,17 @@ class UnsupportedOptions(Struct, kw_only=True):
     allowed_token_ids: Any = None
     best_of: Any = None
     echo: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     logits_processors: Any = None
     priority: Any = None
     prompt_logprobs: Any = None
     return_tokens_as_token_ids: Any = None
     skip_special_tokens: Any = None
-    structured_outputs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     # llama.cpp
     dynatemp_range: Any = None
     grammar: Any = None
     id_slot: Any = None
-    json_schema: Any = None
     lora: Any = None
     min_keep: Any = None
     mirostat: Any = None

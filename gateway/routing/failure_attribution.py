@@ -5,8 +5,9 @@ that merely shared the worker should live. The rules:
 
 1. Only a sequence that ran can be the cause. A worker's queue is first-in first-out, so those are the first `slots`
    of its sequences, and as many again: one step may end all that run and start others, and the frames that report it
-   are lost with the worker. Tokenizing is work, too: a sequence whose prompt the worker had not reported as made
-   (`Gauges.reached`) may also be the cause. The sequences that waited between the two are not.
+   are lost with the worker. A worker may admit requests before some whose grammar it compiles: `MAX_OVERTAKEN` at a
+   time, so there may be as many more. Tokenizing is work, too: a sequence whose prompt the worker had not reported as
+   made (`Gauges.reached`) may also be the cause. The sequences that waited between the two are not.
 2. All sequences that ran at a death from within become suspects, unless one of them was a suspect already. Then the
    death is attributed to that one, which is not retried, and the others stay clear, except those without a prompt: one
    of them may have caused both deaths, and would be retried as a new request again and again.
@@ -29,6 +30,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gateway.routing.failure import WorkerFailure
 from gateway.routing.sequence import LiveSequence
+from protocol.bounds import MAX_OVERTAKEN
 
 MAX_TRIES = 4
 """Deaths in a row, whatever their origin. Twice what a request gets that kills from within: more than an operator's few
@@ -69,7 +71,8 @@ def attribute_death(live: Sequence[LiveSequence], slots: int, reached: int, deat
     them. The death is recorded with them, and with the others that it may still be attributed to. `reached`: see
     `Gauges.reached`."""
     new = [sequence for sequence in live if sequence.submit.stream > reached]
-    ran = [*live[: 2 * slots], *(sequence for sequence in live[2 * slots :] if sequence.submit.stream > reached)]
+    first = 2 * slots + min(MAX_OVERTAKEN, sum(sequence.submit.grammar is not None for sequence in live))
+    ran = [*live[:first], *(sequence for sequence in live[first:] if sequence.submit.stream > reached)]
     attributed = [sequence for sequence in ran if _is_cause(sequence, death)]
     for sequence in dict.fromkeys([*attributed, *new] if attributed else ran):
         record(sequence, death)

@@ -113,6 +113,17 @@ OUTPUT: dict[str, list[str]] = {
         rf"^\| slowest answer to a probe +\| +{P} \|",
         rf"^\| longest turn of the event loop, CPU time \| +{P} \|",
     ],
+    "bench/structured/output.py": [
+        r"^schemas 3, refused 1$",
+        r"^valid instances accepted 4 of 4$",
+        r"^invalid instances rejected 5 of 5$",
+        rf"^us a mask: avg {P} p50 {P} p99 {P} p99\.9 {P} max {P}, [1-9]\d* masks$",
+        rf"^ms to the first mask: avg {P} ",
+        rf"^decode, 1 streams with a grammar beside 1 without: {P}x of none$",
+        rf"^us a step, alone: avg {P} ",
+        rf"^us a step, while schemas are compiled: avg {P} ",
+        rf"^ms to compile one: avg {P} .* [1-9]\d* compiled$",
+    ],
 }
 """Lines that each script must print."""
 OPTIONS = {"bench/chaos.py": ("--plot", "plot.svg", "--json", "figures.json")}

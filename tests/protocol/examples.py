@@ -154,7 +154,7 @@ EVENTS: dict[str, Event] = {
         "60303ae22b998861",
     ),
     "loading": Loading("compile", 2, 7),
-    "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
+    "ready": Ready(Capabilities(chat=True, score=True, grammar=True), 2150, "local-task", 96),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(

@@ -65,5 +65,5 @@ def test_a_mask(torch: Any) -> None:
 
     allowed = list(range(0, VOCAB, 7))
     processor = PrefixConstrainedLogitsProcessor(lambda batch, tokens: allowed, 1)
-    request = EngineRequest(1, PROMPT, constraint=lambda: AllowedTokens(allowed, VOCAB), resume=ANSWER)
+    request = EngineRequest(1, PROMPT, constraint=AllowedTokens(allowed, VOCAB), resume=ANSWER)
     np.testing.assert_array_equal(by_us(request), by_transformers(torch, processor))

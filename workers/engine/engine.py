@@ -259,7 +259,13 @@ class BatchEngine:
             return
         self._stats.decode_tokens += 1
         self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
-        reason = self._scheduler.accept(sequence, token)
+        try:
+            reason = self._scheduler.accept(sequence, token)
+        except Exception as error:  # noqa: BLE001 - an error of a constraint must end this request only
+            self._scheduler.remove(sequence.request.stream)
+            self._resets.reset_dirty()
+            self._step.constraint_failed(sequence.request.stream, error)
+            return
         if reason is not None:
             self._scheduler.remove(sequence.request.stream)
             self._resets.reset_dirty()

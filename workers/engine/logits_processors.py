@@ -152,7 +152,8 @@ class LogitsProcessors:
 
     @classmethod
     def of(cls, request: EngineRequest) -> Self | None:
-        """Return the processors at the first new token of a request; None if it needs none."""
+        """Return the processors at the first new token of a request, whose constraint has accepted the resumed ones;
+        None if it needs none."""
         sampling = request.sampling
         sparse = (
             sampling.logit_bias
@@ -167,14 +168,13 @@ class LogitsProcessors:
             return None
         penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
         sequences = BannedSequences(request.bad_sequences) if request.bad_sequences else None
-        constraint = None if request.constraint is None else request.constraint()
         for token in request.resume:
-            for each in (penalties, sequences, constraint):
+            for each in (penalties, sequences):
                 if each is not None:
                     each.accept(token)
         tokens = (*request.prompt, *request.resume)  # taken at once, which costs less than one after the other
         dry = DryPenalty(sampling, tokens, request.breakers) if sampling.dry_multiplier else None
-        return cls(penalties, constraint, sequences, dry)
+        return cls(penalties, request.constraint, sequences, dry)
 
     @property
     def exhausted(self) -> bool:
@@ -189,7 +189,7 @@ class LogitsProcessors:
         return not mask.any()
 
     def accept(self, token: int) -> None:
-        """Append a token to the sequence."""
+        """Append a token to the sequence. Raises `ConstraintFailed`, as does `exhausted`."""
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._sequences is not None:

@@ -1,6 +1,6 @@
 """Requests to the engine: token ids only, no text and no frames."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,17 +31,18 @@ class Constraint(Protocol):
     """Decides which tokens may come next in one sequence, as a function of its answer so far: the interface of a
     grammar.
 
-    A new one is made each time a sequence starts or resumes. `accept` receives every token of the answer in order,
-    resumed ones first.
+    A new one is made each time a sequence starts or resumes, and has accepted the resumed tokens before the engine
+    gets it. `accept` receives every further token of the answer in order.
     """
 
     def accept(self, token: int) -> None:
-        """Append a token to the answer."""
+        """Append a token to the answer. Raises `ConstraintFailed`."""
 
     def mask(self) -> NDArray[np.uint32]:
         """Return the tokens that may follow, in the format of `workers.sampling.sample_spec.SampleSpec.mask`.
 
-        The array is not changed afterwards. The answer ends when no token is allowed.
+        The array is not changed afterwards. The answer is complete when no token is allowed. Raises `ConstraintFailed`
+        if it cannot be completed.
         """
 
 
@@ -63,12 +64,20 @@ class EngineRequest:
     """Owner of the request: cache rows are shared only between sequences of one tenant."""
     min_tokens: int = 0
     """Minimum number of generated tokens, resumed ones included, before a token of `eos` may be sampled."""
-    constraint: Callable[[], Constraint] | None = None
-    """Makes a new constraint for this sequence."""
+    constraint: Constraint | None = None
+    """For this sequence alone."""
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """The tokens of `sampling.bad_words`: sequences that the answer may not contain."""
     breakers: Breakers = NO_BREAKERS
     """The tokens of `sampling.dry_breakers`."""
+
+
+class ConstraintFailed(Exception):
+    """Raised by a `Constraint` that allows no token although the answer is not complete. It ends the sequence."""
+
+    def __init__(self, text: str, field: str) -> None:
+        super().__init__(text)
+        self.field = field
 
 
 class RequestRefused(Exception):

@@ -15,7 +15,7 @@ from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import EngineRequest, RequestRefused, check
+from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, ScheduledChunk, resumed_finish, sample_spec
 from workers.engine.slot_allocation import SlotAllocator
@@ -117,7 +117,11 @@ class Scheduler:
         tokens = [*request.prompt, *request.resume]
         longest = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
         processors = LogitsProcessors.of(request)
-        if processors is not None and processors.exhausted and not request.resume:
+        try:
+            exhausted = processors is not None and processors.exhausted
+        except ConstraintFailed as error:
+            raise RequestRefused(ErrorCode.INVALID, str(error), error.field) from error
+        if exhausted and not request.resume:
             raise RequestRefused(ErrorCode.INVALID, "the constraint allows no first token", "constraint")
         self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
 
@@ -207,7 +211,7 @@ class Scheduler:
     def accept(self, sequence: EngineSequence, token: int) -> FinishReason | None:
         """Append a sampled token. Returns the reason if the sequence ends with it: end-of-sequence before length.
 
-        A sequence also stops when its constraint allows no further token.
+        A sequence also stops when its constraint allows no further token. Raises what the constraint raises.
         """
         sequence.last_token = token
         sequence.tokens.append(token)

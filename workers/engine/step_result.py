@@ -10,6 +10,7 @@ from msgspec import Struct
 from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
+from workers.engine.request import ConstraintFailed
 from workers.engine.runner import NotFiniteError
 from workers.sampling.logprobs import RowLogprobs
 
@@ -86,6 +87,15 @@ class RunningStep:
         text = f"{call} failed: {type(error).__name__}: {error}"
         code = ErrorCode.NOT_FINITE if non_finite else ErrorCode.STEP
         self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON]))
+
+    def constraint_failed(self, stream: int, error: Exception) -> None:
+        """Record that a request ends because of its constraint. The step has not failed."""
+        if isinstance(error, ConstraintFailed):
+            failure = SequenceFailure(stream, ErrorCode.INVALID, str(error)[:MAX_REASON], error.field)
+        else:
+            self._log.error("constraint_failed", stream=stream, trace=_trace(error))
+            failure = SequenceFailure(stream, ErrorCode.INTERNAL, f"the constraint failed: {type(error).__name__}")
+        self._failures.append(failure)
 
     def slot_failed(self, slot: int, error: Exception) -> None:
         """Record that a slot could not be reset, which is not the failure of a request."""

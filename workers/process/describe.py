@@ -18,8 +18,8 @@ from workers.process.spec import WorkerSpec
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
 
-COMPUTED_BY = {"iree": ("iree-base-compiler", "jax"), "mlx": ("mlx", "mlx-lm")}
-"""Distributions that define the arithmetic of a backend."""
+COMPUTED_BY = {"iree": ("iree-base-compiler", "jax", "llguidance"), "mlx": ("mlx", "mlx-lm", "llguidance")}
+"""Distributions that define the arithmetic of a backend, and the tokens that a grammar allows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Loads what a worker serves with: tokenizer, runner and engine, warmed up with one step."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
+from workers.grammar.compiler import GrammarCompiler
+from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of
 from workers.load_options import Progress
 from workers.process.backends import load_runner
@@ -37,6 +40,8 @@ class Loaded:
     """Tokens that end an answer of a model without a tokenizer."""
     sampling_defaults: SamplingDefaults = field(default_factory=dict)
     """Sampling parameters of requests that leave them open."""
+    grammars: GrammarCompiler | None = None
+    """Compiles the grammars of requests; None for a model without a tokenizer. The one who serves closes it."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -64,7 +69,12 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids, sampling_defaults)
+    vocab_size = runner.capabilities.vocab_size
+    grammars = None
+    if tokenizer is not None:
+        grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
+    context = runner.capabilities.context
+    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:

@@ -51,6 +51,7 @@ class OpenRequests:
         self._on_admission = on_admission
         self._on_expired = on_expired
         self._engine = loaded.engine
+        self._grammars = loaded.grammars
         self._gauges = Gauges()
         self._output = OutputProcessor(
             loaded.tokenizer,
@@ -59,6 +60,7 @@ class OpenRequests:
             context=loaded.context,
             eos_ids=loaded.eos_ids,
             sampling_defaults=loaded.sampling_defaults,
+            grammars=loaded.grammars,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
         self._timer: asyncio.TimerHandle | None = None
@@ -105,6 +107,11 @@ class OpenRequests:
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
         """End all requests, because the worker exits."""
         return self._queue.fail_all(code, text)
+
+    def close(self) -> None:
+        """End the process that checks grammars. Called on a thread: a compile may have to end first."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def arm(self) -> None:
         """Set the timer to the next deadline."""

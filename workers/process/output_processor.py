@@ -7,6 +7,7 @@ Runs on the event loop. Every stream that `admit` accepts gets exactly one termi
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,12 +17,15 @@ from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason, Sampling
 from workers.checkpoints.generation_config import SamplingDefaults
-from workers.engine.request import EngineRequest
+from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from workers.grammar.compiler import GrammarCompiler
 
 _SPARE_DEADLINES = 64
 _TEXT_FAILED = "the text of the answer could not be made"
@@ -69,6 +73,8 @@ class _OpenSequence:
     """The request field of the prompt."""
     prompt_tokens: int
     completion_tokens: int
+    has_output: bool = False
+    """A token was generated."""
     stopped: bool = False
     """A stop string was found: later tokens are dropped."""
     tokens: list[int] = field(default_factory=list)
@@ -92,16 +98,20 @@ class OutputProcessor:
         context: int = MAX_TOKENS,
         eos_ids: frozenset[int] = frozenset(),
         sampling_defaults: SamplingDefaults | None = None,
+        grammars: "GrammarCompiler | None" = None,
     ) -> None:
-        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context` and
-        `eos_ids` as in `PromptBuilder`. `sampling_defaults` stand for parameters that a request leaves open."""
+        """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
+        `eos_ids` and `grammars` as in `PromptBuilder`. `sampling_defaults` stand for parameters that a request leaves
+        open."""
         self._tokenizer = tokenizer
-        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids)
+        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars)
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, _OpenSequence] = {}
         self._reached = 0
+        self._overtaken: set[int] = set()
+        """Streams before `_reached` that are not admitted yet, because their grammar is compiled."""
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -120,23 +130,58 @@ class OutputProcessor:
         """
         return self._prompt_builder.build(submit)
 
-    def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
+    def compiled(self, submit: Submit) -> bool:
+        """See `PromptBuilder.compiled`."""
+        return self._prompt_builder.compiled(submit)
+
+    def build_constraint(self, submit: Submit) -> Constraint | None:
+        """Compile the grammar of a request, on any thread, one at a time. Raises as `build_prompt` does."""
+        return self._prompt_builder.constraint(submit)
+
+    def overtake(self, stream: int) -> None:
+        """Later streams may be admitted before this one, whose grammar is compiled. Until it is admitted or left,
+        `Gauges.reached` stays before it."""
+        self._overtaken.add(stream)
+
+    def leave(self, stream: int) -> None:
+        """A stream that was overtaken ends without being admitted."""
+        self._overtaken.discard(stream)
+
+    def has_output(self, stream: int) -> bool:
+        """The stream has a new token, or has ended."""
+        live = self._live.get(stream)
+        return live is None or live.has_output
+
+    def admit(
+        self,
+        submit: Submit,
+        prompt: PromptResult | None = None,
+        arrived: float | None = None,
+        constraint: "Constraint | BaseException | None" = None,
+    ) -> SubmitResult:
         """Open a sequence for a request that arrived at `arrived`, by the clock.
 
-        `prompt` is its prompt or the exception of its build; without it the prompt is built here. An invalid request is
-        answered with a `Failed` that names the field. Raises whatever a bug in text code raises.
+        `prompt` is its prompt or the exception of its build, and `constraint` that of its grammar; without a prompt
+        both are built here. An invalid request is answered with a `Failed` that names the field. Raises whatever a bug
+        in text code raises.
         """
         stream = submit.stream
+        self._overtaken.discard(stream)
         if self.full():
             return _refused(
                 stream, ErrorCode.OVERLOADED, f"{len(self._live)} sequences are running or waiting already", ""
             )
-        prompt = prompt or build_or_error(self.build_prompt, submit)
-        self._reached = stream
-        if isinstance(prompt, PromptRefused):
-            return _refused(stream, prompt.code, str(prompt), prompt.field)
-        if isinstance(prompt, BaseException):
-            raise prompt
+        if prompt is None:
+            prompt = build_or_error(self.build_prompt, submit)
+            constraint = build_or_error(self.build_constraint, submit)
+        self._reached = max(self._reached, stream)
+        for built in (prompt, constraint):
+            if isinstance(built, PromptRefused):
+                return _refused(stream, built.code, str(built), built.field)
+            if isinstance(built, BaseException):
+                raise built
+        assert isinstance(prompt, TokenizedPrompt)
+        assert not isinstance(constraint, BaseException)
         text, limits = prompt.text, submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
@@ -157,6 +202,7 @@ class OutputProcessor:
             submit.resume,
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
+            constraint=constraint,
             bad_sequences=prompt.bad_sequences,
             breakers=prompt.breakers,
         )
@@ -164,7 +210,8 @@ class OutputProcessor:
 
     def with_reached(self, gauges: Gauges) -> Gauges:
         """Return the engine's gauges with the last stream whose prompt was built, which the engine does not know."""
-        return replace(gauges, reached=self._reached)
+        reached = min(self._reached, min(self._overtaken) - 1) if self._overtaken else self._reached
+        return replace(gauges, reached=reached)
 
     def full(self, waiting: int = 0) -> bool:
         """No further sequence fits, beside the open ones and `waiting` ones without a prompt."""
@@ -235,6 +282,7 @@ class OutputProcessor:
                 continue  # its end is decided, but the engine has not removed it yet
             touched[item.stream] = live
             live.completion_tokens += 1
+            live.has_output = True
             live.tokens.append(item.token)
             try:
                 if item.logprobs is not None:

@@ -1,21 +1,27 @@
-"""Builds the prompt of a `Submit`: chat template, tokenizer, and the text that was delivered before.
+"""Builds the prompt of a `Submit`: chat template, tokenizer, the text that was delivered before, and the grammar.
 
-The result depends on the frame alone, so prompts can be built on any thread, one at a time.
+The result depends on the frame alone, so prompts can be built on any thread, one at a time. Grammars can be compiled on
+another thread meanwhile.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, Sampling, TextInput
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.request import Constraint, ConstraintFailed
+from workers.grammar.refusal import GrammarRefused
 from workers.process.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
+
+if TYPE_CHECKING:
+    from workers.grammar.compiler import GrammarCompiler
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 WORDS = frozenset({"bad_words", "dry_sequence_breakers"})
@@ -54,10 +60,11 @@ class PromptRefused(Exception):
 
 PromptResult = TokenizedPrompt | BaseException
 """A prompt, or the exception of its build; a panic of Rust code is no `Exception`."""
+Result = TypeVar("Result")
 
 
-def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) -> PromptResult:
-    """Build a prompt, or return the exception: a bug in text code must end that request only."""
+def build_or_error(make: Callable[[Submit], Result], submit: Submit) -> Result | BaseException:
+    """Build a prompt or a constraint, or return the exception: a bug in text code must end that request only."""
     try:
         return make(submit)
     except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here, so no cancellation is swallowed
@@ -82,18 +89,50 @@ def tokenize_cost(submit: Submit) -> int:
 
 
 class PromptBuilder:
-    """Builds prompts for one model. Its only state is a cache of the tokens of breakers."""
+    """Builds prompts for one model. Its only state are caches: the tokens of breakers, and compiled grammars."""
 
-    def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        context: int,
+        eos_ids: frozenset[int] = frozenset(),
+        grammars: "GrammarCompiler | None" = None,
+    ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
-        model without a tokenizer."""
+        model without a tokenizer. Without `grammars`, requests that have one are refused."""
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
         self._breakers: BreakerTokens | None = None
 
+    def compiled(self, submit: Submit) -> bool:
+        """The request's grammar is compiled already, or it has none: `constraint` takes no time."""
+        grammar = submit.grammar
+        return grammar is None or (self._grammars is not None and self._grammars.cached(grammar))
+
+    def constraint(self, submit: Submit) -> Constraint | None:
+        """Compile the grammar of a request, and pass it the resumed tokens. Raises `PromptRefused`."""
+        grammar = submit.grammar
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            problem = "the model has no tokenizer, which grammars need"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave {grammar.field} out", grammar.field)
+        try:
+            constraint: Constraint = self._grammars.matcher(grammar, ignore_eos=submit.limits.ignore_eos)
+            for token in submit.resume:
+                constraint.accept(token)
+        except GrammarRefused as error:
+            code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
+            path = ".".join(filter(None, (grammar.field, error.path)))
+            raise PromptRefused(code, f"`{path}`: {error}", grammar.field) from error
+        except ConstraintFailed as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), error.field) from error
+        return constraint
+
     def build(self, submit: Submit) -> TokenizedPrompt:
-        """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
+        """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
         text = self._text(submit, tokens)
         limits = submit.limits

@@ -131,7 +131,10 @@ class WorkerService:
         self._loaded.set()
         tokenizer = loaded.tokenizer
         capabilities = Capabilities(
-            chat=tokenizer is not None and tokenizer.chat is not None, text=tokenizer is not None, logprobs=True
+            chat=tokenizer is not None and tokenizer.chat is not None,
+            text=tokenizer is not None,
+            logprobs=True,
+            grammar=loaded.grammars is not None,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
@@ -196,6 +199,8 @@ class WorkerService:
             with anyio.move_on_after(FLUSH_S), contextlib.suppress(LinkClosed):
                 await self._outbox.flush()
             self._link.close(FLUSH_S)
+            if self._requests is not None:
+                await anyio.to_thread.run_sync(self._requests.close)
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
         return WorkerExit(reason, stuck=not joined)
 

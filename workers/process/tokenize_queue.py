@@ -1,25 +1,43 @@
-"""Tokenize queue: builds prompts in the order of requests, the expensive ones on a thread.
+"""Tokenize queue: builds prompts in the order of requests, the expensive ones on a thread, and compiles grammars.
 
-A model's tokenizer takes a second for a megabyte of text, and the event loop must keep sending output meanwhile.
+A model's tokenizer takes a second for a megabyte of text, and the event loop must keep sending output meanwhile. A
+grammar may take as long, on a second thread. Later requests do not wait for it: up to `MAX_OVERTAKEN` at a time are
+overtaken by those that come after them.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import structlog
+from anyio.abc import TaskGroup
 
-from protocol.bounds import clip
+from protocol.bounds import MAX_OVERTAKEN, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
+from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
+from workers.process.prompt_builder import PromptRefused, PromptResult, build_or_error, tokenize_cost
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
+
+
+GRAMMAR_WAIT_S = 2.0
+"""Time after which a request whose grammar is not compiled yet, and that must not be overtaken, is refused: those that
+come after it wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request without a prompt, or without its grammar."""
+
+    submit: Submit
+    arrived: float
 
 
 class TokenizeQueue:
@@ -33,63 +51,101 @@ class TokenizeQueue:
     ) -> None:
         """`clock` is that of the output processor.
 
-        `on_admission` is called on the loop, in order, for each request that `submit` has queued and that was not
-        cancelled.
+        `on_admission` is called on the loop for each request that `submit` has queued and that was not cancelled, in
+        order but for grammars that are compiled.
         """
         self._output = processor
         self._clock = clock
         self._on_admission = on_admission
-        self._waiting: dict[int, tuple[Submit, float]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._compiling: dict[int, _Waiting] = {}
+        """Requests that later ones may overtake: their grammar is compiled."""
+        self._overtaken: set[int] = set()
+        """Requests that were admitted after later ones, until they have output."""
         self._wakeup = anyio.Event()
         self._busy = False
         self._limiter = anyio.CapacityLimiter(1)
+        self._compile_limiter = anyio.CapacityLimiter(1)
         self._log = structlog.get_logger()
 
     @property
     def live(self) -> int:
         """Number of sequences without a terminal frame, with and without a prompt."""
-        return len(self._waiting) + self._output.live
+        return len(self._waiting) + len(self._compiling) + self._output.live
 
     def is_live(self, stream: int) -> bool:
         """The stream has no terminal frame yet."""
-        return stream in self._waiting or self._output.is_live(stream)
+        return stream in self._waiting or stream in self._compiling or self._output.is_live(stream)
 
     def submit(self, submit: Submit) -> SubmitResult | None:
         """Admit or refuse a request; return None if it is queued."""
-        if not self._waiting and not self._busy and tokenize_cost(submit) <= MAX_INLINE_COST:
+        idle = not self._waiting and not self._busy
+        if idle and submit.grammar is None and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
-        if self._output.full(len(self._waiting)):
+        if self._output.full(len(self._waiting) + len(self._compiling)):
             text = f"{self.live} sequences are running or waiting already"
             return SubmitResult(None, Failed(submit.stream, ErrorCode.OVERLOADED, text))
-        self._waiting[submit.stream] = submit, self._clock()
+        self._waiting[submit.stream] = _Waiting(submit, self._clock())
         self._wakeup.set()
         return None
 
     def cancel(self, stream: int) -> Finished | None:
-        """End a request that has no prompt yet; return None for any other. A build that runs on the thread is not
+        """End a request that has no prompt or no grammar yet; return None for any other. What runs on a thread is not
         interrupted."""
-        if self._waiting.pop(stream, None) is None:
+        if self._waiting.pop(stream, None) is None and self._compiling.pop(stream, None) is None:
             return None
+        self._output.leave(stream)
         return Finished(stream, "cancelled", Usage(0, 0))
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
         """End all requests, because the worker exits."""
-        failed = [*self._output.fail_all(code, text), *(Failed(stream, code, text) for stream in self._waiting)]
+        queued = [*self._compiling, *self._waiting]
+        failed = [*self._output.fail_all(code, text), *(Failed(stream, code, text) for stream in queued)]
         self._waiting.clear()
+        self._compiling.clear()
         return failed
 
     async def run(self) -> None:
         """Build prompts until cancelled."""
-        while True:
-            await self._wakeup.wait()
-            self._wakeup = anyio.Event()
-            while self._waiting:
-                submit, arrived = next(iter(self._waiting.values()))
-                self._busy = True
-                prompt = await self._build_prompt(submit)
-                self._busy = False
-                if self._waiting.pop(submit.stream, None) is not None:
-                    self._on_admission(self._admit(submit, prompt, arrived))
+        async with anyio.create_task_group() as compiles:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup = anyio.Event()
+                while self._waiting:
+                    self._busy = True
+                    await self._build_next(next(iter(self._waiting.values())), compiles)
+                    self._busy = False
+
+    async def _build_next(self, waiting: _Waiting, compiles: TaskGroup) -> None:
+        submit = waiting.submit
+        prompt = await self._build_prompt(submit)
+        if submit.stream not in self._waiting:
+            return  # cancelled
+        ready = isinstance(prompt, BaseException) or self._output.compiled(submit)
+        if not ready and self._may_overtake():
+            self._compiling[submit.stream] = self._waiting.pop(submit.stream)
+            self._output.overtake(submit.stream)
+            compiles.start_soon(self._compile, waiting, prompt)
+            return
+        if not ready and self._clock() - waiting.arrived > GRAMMAR_WAIT_S:
+            prompt = _too_many_grammars(submit)
+        constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit)
+        if self._waiting.pop(submit.stream, None) is not None:
+            self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
+
+    def _may_overtake(self) -> bool:
+        """Return whether one more request may be overtaken. A request counts until it has output, because the gateway
+        takes the order of requests for that in which they get slots (see `MAX_OVERTAKEN`)."""
+        self._overtaken = {stream for stream in self._overtaken if not self._output.has_output(stream)}
+        return len(self._overtaken) + len(self._compiling) < MAX_OVERTAKEN
+
+    async def _compile(self, waiting: _Waiting, prompt: PromptResult) -> None:
+        """Admit a request once its grammar is compiled."""
+        submit = waiting.submit
+        constraint = await self._build_constraint(submit)
+        if self._compiling.pop(submit.stream, None) is not None:
+            self._overtaken.add(submit.stream)
+            self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
 
     async def _build_prompt(self, submit: Submit) -> PromptResult:
         if tokenize_cost(submit) <= MAX_INLINE_COST:
@@ -99,9 +155,22 @@ class TokenizeQueue:
             build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    def _admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
+    async def _build_constraint(self, submit: Submit) -> Constraint | BaseException | None:
+        if submit.grammar is None or (self._output.compiled(submit) and tokenize_cost(submit) <= MAX_INLINE_COST):
+            return build_or_error(self._output.build_constraint, submit)
+        return await anyio.to_thread.run_sync(
+            build_or_error, self._output.build_constraint, submit, limiter=self._compile_limiter, abandon_on_cancel=True
+        )
+
+    def _admit(
+        self,
+        submit: Submit,
+        prompt: PromptResult | None = None,
+        arrived: float | None = None,
+        constraint: Constraint | BaseException | None = None,
+    ) -> SubmitResult:
         try:
-            result = self._output.admit(submit, prompt, arrived)
+            result = self._output.admit(submit, prompt, arrived, constraint)
         except BaseException as error:  # noqa: BLE001  a bug (or a panic of Rust code) must end this request only
             self._log.error("admission_failed", request=submit.request, stream=submit.stream, exc_info=error)
             text = clip(f"the prompt failed: {type(error).__name__}")
@@ -109,3 +178,9 @@ class TokenizeQueue:
         refused = result.request is None
         self._log.debug("request_admitted", request=submit.request, stream=submit.stream, refused=refused)
         return result
+
+
+def _too_many_grammars(submit: Submit) -> PromptRefused:
+    field = "" if submit.grammar is None else submit.grammar.field
+    text = f"the worker compiles many new grammars: send the request again, or leave {field} out"
+    return PromptRefused(ErrorCode.OVERLOADED, text, field)

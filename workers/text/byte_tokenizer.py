@@ -45,6 +45,10 @@ class ByteTokenizer:
         """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
         return list(text.encode("utf-8", "replace"))
 
+    def encode_short(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_short`."""
+        return self.encode(text, special=False)
+
     def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
         """Return the values: no text is a control token here."""
         return values, ""

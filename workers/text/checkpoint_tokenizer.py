@@ -87,6 +87,10 @@ class CheckpointTokenizer:
         it."""
         return self._encoder.encode(text, special=special)
 
+    def encode_short(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_short`."""
+        return self._encoder.encode_short(text)
+
     def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
         """See `Tokenizer.mark_control_tokens`."""
         return (values, "") if self._parse_special else self._encoder.mark(values)

@@ -46,6 +46,11 @@ class TextEncoder:
         """Return the ids of a text, control tokens in it included. `special` as in `Tokenizer.encode`."""
         return self._ids_of(self._without_second_names(text), special=special)
 
+    def encode_short(self, text: str) -> list[int]:
+        """Return the ids of a text. Holds the GIL, so that no other thread changes the library's settings meanwhile."""
+        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
+
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """Return the ids of a text in which control tokens with a mark inside are ordinary text."""
         plain = self._without_second_names(text.replace(mark, ""))

@@ -56,6 +56,9 @@ class Tokenizer(Protocol):
         Control tokens in the text become their ids.
         """
 
+    def encode_short(self, text: str) -> list[int]:
+        """Return the ids of a short text without special tokens. On any thread, also while another one encodes."""
+
     def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
         """Mark the control tokens in the strings of JSON values, which become ordinary text in `encode_marked`.
 

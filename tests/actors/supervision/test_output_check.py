@@ -27,7 +27,7 @@ from protocol.events import (
     TokenLogprob,
     Usage,
 )
-from protocol.request import Limits, Sampling, TextInput, TokensInput
+from protocol.request import Grammar, Limits, Sampling, TextInput, TokensInput
 
 HANG_S = 10.0
 CONTEXT = 1000
@@ -35,14 +35,19 @@ HELLO = Hello(PROTOCOL_VERSION, "w", 1, 7, "m", "b", "d", 4, CONTEXT)
 
 
 def asked(
-    *, resume: int = 0, logprobs: int | None = None, prompt: TokensInput | TextInput | None = None, **limits: Any
+    *,
+    resume: int = 0,
+    logprobs: int | None = None,
+    prompt: TokensInput | TextInput | None = None,
+    grammar: Grammar | None = None,
+    **limits: Any,
 ) -> OutputCheck:
     """A worker that got stream 1."""
     check = OutputCheck()
     check.check(HELLO, 0.0)
     sampling = Sampling(logprobs=logprobs)
     given_prompt = prompt or TokensInput((5, 6))
-    check.sent([Submit(1, "r", given_prompt, sampling, Limits(**limits), resume=(9,) * resume)], 0.0)
+    check.sent([Submit(1, "r", given_prompt, sampling, Limits(**limits), (9,) * resume, grammar=grammar)], 0.0)
     return check
 
 
@@ -69,6 +74,10 @@ HONEST: dict[str, tuple[OutputCheck, list[Event]]] = {
         [delta(2), finished("stop", 2)],
     ),
     "a stop string before min_tokens": (asked(stop=("ab",), min_tokens=9), [delta(2), finished("stop", 2)]),
+    "the end of a grammar": (
+        asked(grammar=Grammar("json_object"), ignore_eos=True, min_tokens=9),
+        [delta(2), finished("stop", 2)],
+    ),
     "the end of the context": (asked(), [delta(CONTEXT - 2), finished("length", CONTEXT - 2)]),
     "text of the longest token": (asked(), [delta(1, LONG), finished("stop", 1)]),
     "text that was held back": (asked(stop=("x" * 256,)), [delta(1), finished("stop", 1, text="x" * 255)]),

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from msgspec import structs
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.generation.request import OutputOptions
@@ -22,8 +23,9 @@ from gateway.routing.failure_attribution import (
 )
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.sequence import LiveSequence
+from protocol.bounds import MAX_OVERTAKEN
 from protocol.commands import Submit
-from protocol.request import Limits, Sampling, TextInput
+from protocol.request import Grammar, Limits, Sampling, TextInput
 
 DEATH = WorkerFailure("w", (1, None))
 KILL = WorkerFailure("w", (2, None), within=False)
@@ -49,6 +51,16 @@ def test_all_that_ran_at_a_first_death_are_suspects_and_none_is_the_cause() -> N
     assert suspects(live) == [True, True, True, True, False], (
         "the last one waited for a slot, whatever frames were lost"
     )
+
+
+@pytest.mark.parametrize(("grammars", "ran"), [(1, 5), (MAX_OVERTAKEN, 8), (6, 8)])
+def test_sequences_that_were_overtaken_leave_room_for_others_that_ran(grammars: int, ran: int) -> None:
+    """The first ones may wait for their grammar, or behind those that came after them meanwhile."""
+    live = sequences(12)
+    for sequence in live[:grammars]:
+        sequence.submit = structs.replace(sequence.submit, grammar=Grammar("json_object"))
+    assert attribute_death(live, 2, 12, DEATH) == []
+    assert suspects(live) == [number < ran for number in range(12)]
 
 
 def test_a_suspect_that_ran_is_the_cause_and_the_others_stay_clear() -> None:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from protocol.bounds import MAX_REASON
@@ -11,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.harness.scripted_bench import make
-from workers.engine.request import EngineRequest, RequestRefused
+from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.engine.step_result import SequenceFailure
 from workers.faults.plan import Fault, raising
@@ -40,6 +42,60 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     assert (gauges.sequences_started, gauges.sequences_completed, gauges.steps_failed) == (3, 2, 1)
     assert gauges.prefill_tokens == 8
     assert bench.runner.violations == []
+
+
+class FailingConstraint:
+    """Constraint that allows token 7, and fails when it has accepted two."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.accepted = 0
+
+    def accept(self, token: int) -> None:
+        self.accepted += 1
+
+    def mask(self) -> NDArray[np.uint32]:
+        if self.accepted == 2:
+            raise self.error
+        return np.array([1 << 7, *[0] * 8], np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "logged"),
+    [
+        (ConstraintFailed("no token", "guided_regex"), (ErrorCode.INVALID, "no token", "guided_regex"), []),
+        (KeyError("bug"), (ErrorCode.INTERNAL, "the constraint failed: KeyError", ""), ["constraint_failed"]),
+    ],
+    ids=["no token is allowed", "a bug"],
+)
+def test_a_failing_constraint_ends_its_request_only(
+    error: Exception, failure: tuple[ErrorCode, str, str], logged: list[str]
+) -> None:
+    bench = make(slots=2)
+    bench.engine.submit(EngineRequest(1, (1, 2, 3), max_tokens=9, constraint=FailingConstraint(error)))
+    bench.submit(2, 4, max_tokens=5)
+    bench.submit(3, 4, max_tokens=5)
+    with capture_logs() as logs:
+        while not bench.engine.idle:
+            bench.step()
+    assert [entry["event"] for entry in logs] == logged
+    found = bench.failures[1]
+    assert (found.code, found.text, found.field) == failure
+    assert bench.tokens[1] == [7, 7]
+    for stream in (2, 3):
+        assert bench.tokens[stream] == alone(
+            make().runner, EngineRequest(stream, tuple(range(stream, stream + 4)), max_tokens=5)
+        )
+    assert bench.engine.gauges().steps_failed == 0
+    assert bench.runner.violations == []
+
+
+def test_a_constraint_that_fails_at_once_is_refused() -> None:
+    constraint = FailingConstraint(ConstraintFailed("no token", "guided_regex"))
+    constraint.accepted = 2
+    with pytest.raises(RequestRefused, match="no token") as refused:
+        make().engine.submit(EngineRequest(1, (1,), constraint=constraint))
+    assert (refused.value.code, refused.value.field) == (ErrorCode.INVALID, "guided_regex")
 
 
 def test_a_failing_decode_fails_its_rows_and_not_those_that_wait_or_prefill() -> None:

@@ -156,8 +156,10 @@ class Countdown:
         return np.array([1 << self.left >> 1], np.uint32)
 
 
-def test_a_constraint_sees_resumed_tokens_and_may_be_exhausted() -> None:
-    processors = LogitsProcessors.of(EngineRequest(1, (5,), constraint=Countdown, resume=(2,)))
+def test_a_constraint_has_seen_the_resumed_tokens_and_may_be_exhausted() -> None:
+    countdown = Countdown()
+    countdown.accept(2)
+    processors = LogitsProcessors.of(EngineRequest(1, (5,), constraint=countdown, resume=(2,)))
     assert processors is not None
     mask = processors.sample_spec(Sampling(), 2).mask
     assert mask is not None
@@ -170,7 +172,7 @@ def test_a_constraint_sees_resumed_tokens_and_may_be_exhausted() -> None:
 
 def test_a_banned_token_that_a_constraint_allows_can_be_sampled_after_the_minimum() -> None:
     allowed = AllowedTokens([2, 3], 32)
-    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: allowed)
+    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=allowed)
     processors = LogitsProcessors.of(request)
     assert processors is not None
     assert not processors.exhausted
@@ -181,7 +183,7 @@ def test_a_banned_token_that_a_constraint_allows_can_be_sampled_after_the_minimu
 
 
 def test_a_constraint_that_allows_only_banned_tokens_is_exhausted() -> None:
-    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=lambda: AllowedTokens([2], 3))
+    request = EngineRequest(1, (5,), eos=frozenset({2}), min_tokens=1, constraint=AllowedTokens([2], 3))
     processors = LogitsProcessors.of(request)
     assert processors is not None
     assert processors.exhausted
@@ -190,7 +192,7 @@ def test_a_constraint_that_allows_only_banned_tokens_is_exhausted() -> None:
 def test_a_constraint_that_allows_no_first_token_is_refused() -> None:
     one = scheduler()
     only_end = EngineRequest(
-        1, (5,), eos=frozenset({2}), min_tokens=1, max_tokens=4, constraint=lambda: AllowedTokens([2], 100)
+        1, (5,), eos=frozenset({2}), min_tokens=1, max_tokens=4, constraint=AllowedTokens([2], 100)
     )
     assert refusal(one, only_end) == (ErrorCode.INVALID, "constraint")
     assert one.idle
@@ -223,7 +225,7 @@ def test_a_sequence_stops_when_its_constraint_allows_no_further_token() -> None:
             return self.words
 
     one = scheduler()
-    one.submit(request(1, 5, constraint=Once), 0.0)
+    one.submit(request(1, 5, constraint=Once()), 0.0)
     one.admit(0.0)
     (work,) = one.next_call()
     one.prefilled(work)

@@ -137,7 +137,7 @@ def test_a_larger_graph_samples_the_same_tokens(ready: tuple[str, ...], sizes: t
 def test_changed_logits_give_the_same_tokens_and_reported_as_they_were(ready: tuple[str, ...]) -> None:
     sampling = Sampling(repetition_penalty=1.5, logit_bias=(Bias(4, 30.0),), logprobs=1)
     processors = LogitsProcessors.of(EngineRequest(1, (1, 2, 3), sampling))
-    free = LogitsProcessors.of(EngineRequest(2, (1,), constraint=lambda: AllowedTokens([77], VOCAB)))
+    free = LogitsProcessors.of(EngineRequest(2, (1,), constraint=AllowedTokens([77], VOCAB)))
     assert processors is not None
     assert free is not None
     sampler, _ = make(*ready)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
+from numpy.typing import NDArray
 
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
-from workers.engine.request import Constraint, EngineRequest
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.errors import LoadRefused
 from workers.faults.faulty_runner import with_faults
@@ -179,12 +181,18 @@ def test_a_refused_request_is_a_failure() -> None:
 
 
 def test_a_bug_in_submit_fails_one_request_only() -> None:
-    def defective() -> Constraint:
-        raise KeyError("a bug")
+    class Defective:
+        """Constraint with a bug."""
+
+        def accept(self, token: int) -> None:
+            raise AssertionError
+
+        def mask(self) -> NDArray[np.uint32]:
+            raise KeyError("a bug")
 
     loop = Loop()
     loop.start()
-    loop.thread.post([request(1), replace(request(2), constraint=defective), request(3)])
+    loop.thread.post([request(1), replace(request(2), constraint=Defective()), request(3)])
     loop.until(lambda: len(ended(loop)) == 2)
     assert ended(loop) == [1, 3]
     assert [(f.stream, f.code) for f in loop.outputs[0].failures] == [(2, ErrorCode.INTERNAL)]

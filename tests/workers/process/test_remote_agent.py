@@ -3,12 +3,12 @@ tests/gateway/fleet/test_remote.py."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from actors.actor import Ref

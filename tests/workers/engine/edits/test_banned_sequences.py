@@ -55,7 +55,7 @@ def test_a_resumed_answer_bans_as_the_first_run_did() -> None:
 def test_a_constraint_that_allows_banned_tokens_only_is_exhausted() -> None:
     allowed = AllowedTokens([2, 3], 32)
     processors = LogitsProcessors.of(
-        EngineRequest(1, (5,), bad_sequences=((2,), (3, 3)), constraint=lambda: allowed, resume=(9,))
+        EngineRequest(1, (5,), bad_sequences=((2,), (3, 3)), constraint=allowed, resume=(9,))
     )
     assert processors is not None
     exhausted = [processors.exhausted]

@@ -1,0 +1,1 @@
+"""Grammars that are too large, too slow, contradictory or built to crash a compiler."""

@@ -1,0 +1,145 @@
+"""Structured output with the built-in model, a real backend and the real `openai` package."""
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jsonschema_rs
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.cli.commands.test_serve import read_until, serving, url_of
+
+MODEL = "baton-tiny"
+
+
+class Address(BaseModel):
+    street: str = Field(max_length=20)
+    number: int = Field(ge=1, le=99)
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=20)
+    kind: Literal["friend", "colleague"]
+    active: bool
+    address: Address | None
+    tags: list[Literal["a", "b", "c"]] = Field(max_length=3)
+
+
+@pytest.fixture(scope="module", params=["iree", "mlx"])
+def client(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[request.param])
+    words = ["-m", "cli", "serve", "--port", "0", "--backend", request.param, "--log-level", "warning"]
+    with serving(words) as process:
+        url = url_of(read_until(process, "Stop it"))
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100) as client:
+            yield client
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def messages(text: str = "Describe a person.") -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parse_returns_an_object_of_the_model(client: openai.OpenAI, seed: int) -> None:
+    found = client.chat.completions.parse(
+        model=MODEL, messages=messages(), response_format=Person, max_completion_tokens=300, temperature=1, seed=seed
+    )
+    assert found.choices[0].finish_reason == "stop"
+    assert isinstance(found.choices[0].message.parsed, Person)
+
+
+def test_a_stream_is_parsed(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=messages(), response_format=Person, max_completion_tokens=300, temperature=0
+    ) as stream:
+        kinds = {event.type for event in stream}
+        found = stream.get_final_completion()
+    assert {"content.delta", "content.done"} <= kinds
+    assert isinstance(found.choices[0].message.parsed, Person)
+
+
+def test_an_answer_that_max_tokens_ends_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(
+            model=MODEL, messages=messages(), response_format=Person, max_completion_tokens=3, temperature=0
+        )
+
+
+def test_a_json_object(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model=MODEL, messages=messages("Answer in JSON."), response_format={"type": "json_object"}, max_tokens=400, n=4
+    )
+    ended = [choice for choice in found.choices if choice.finish_reason == "stop"]
+    for choice in ended:
+        assert isinstance(json.loads(choice.message.content or ""), dict)
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": 2, "maxItems": 4},
+    {"anyOf": [{"type": "null"}, {"const": {"a": [1, 'é\n"quoted"']}}, {"type": "boolean"}]},
+    {
+        "type": "object",
+        "properties": {"day": {"type": "string", "format": "date"}, "id": {"type": "string", "format": "uuid"}},
+        "required": ["day", "id"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "value": {"enum": [1, "two", None]}},
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    },
+    {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,5}$"},
+    {"type": "number", "minimum": 0.5, "maximum": 2.5, "x-guidance": {"whitespace_flexible": False}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_what_ends_by_itself_validates(client: openai.OpenAI, schema: dict[str, Any]) -> None:
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    ended = 0
+    for temperature in (0, 1):
+        found = client.completions.create(
+            model=MODEL,
+            prompt="The value is ",
+            max_tokens=200,
+            temperature=temperature,
+            seed=7,
+            n=4,
+            extra_body={"guided_json": schema},
+        )
+        for choice in found.choices:
+            if choice.finish_reason == "stop":
+                ended += 1
+                validator.validate(json.loads(choice.text))
+    assert ended
+
+
+def test_choices_and_regular_expressions(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model=MODEL, messages=messages("Is 2 even?"), extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert found.choices[0].message.content in ("yes", "no")
+    found = client.chat.completions.create(
+        model=MODEL, messages=messages("A code?"), extra_body={"guided_regex": "[A-F]{4}-[0-9]{2}"}, n=2
+    )
+    for choice in found.choices:
+        assert choice.message.content is not None
+        assert len(choice.message.content) == 7
+
+
+def test_a_bad_schema_says_where(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"when": {"type": "string", "format": "moon-phase"}}}
+    with pytest.raises(openai.BadRequestError, match=r"json_schema\.schema\.properties\.when") as refused:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=messages(),
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+    assert refused.value.param == "response_format.json_schema.schema"
+    assert refused.value.code == "invalid_request"

@@ -1,0 +1,121 @@
+"""Compiles the grammars of requests for one model, and keeps the last ones."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from protocol.request import Grammar
+from workers.grammar.check_process import first_problem
+from workers.grammar.checks import GrammarChecks
+from workers.grammar.matcher import GrammarMatcher
+from workers.grammar.refusal import GrammarRefused
+from workers.grammar.source import llguidance_grammar, parser_limits
+from workers.grammar.vocabulary import special_tokens
+
+CACHED_GRAMMARS = 64
+CACHED_CHARACTERS = 1 << 20
+"""Characters of the sources of cached grammars. A compiled one takes up to a hundred bytes for each."""
+
+
+class _Key(NamedTuple):
+    kind: str
+    source: str
+
+
+class GrammarCompiler:
+    """Compiles on any thread, one grammar at a time. Owns the vocabulary, the cache and the check process."""
+
+    def __init__(self, load_vocabulary: Callable[[], LLTokenizer]) -> None:
+        """`load_vocabulary` is called for the first grammar: a large vocabulary takes a second and 100 MB."""
+        self._load_vocabulary = load_vocabulary
+        self._checks: GrammarChecks | None = None
+        self._known: LLTokenizer | None = None
+        self._problem = ""
+        self._compiling = threading.Lock()
+        self._lock = threading.Lock()
+        """Guards the cache and its matchers, which are copied and never advanced."""
+        self._cache: OrderedDict[_Key, LLMatcher] = OrderedDict()
+        self._log = structlog.get_logger()
+
+    @property
+    def vocabulary(self) -> LLTokenizer:
+        """The vocabulary, loaded now if it is not yet. Raises `GrammarRefused`."""
+        with self._compiling:
+            return self._loaded()
+
+    def cached(self, grammar: Grammar) -> bool:
+        """`matcher` would not compile this grammar."""
+        with self._lock:
+            return _Key(grammar.kind, grammar.source) in self._cache
+
+    def matcher(self, grammar: Grammar, *, ignore_eos: bool = False) -> GrammarMatcher:
+        """Return a new matcher. Takes a second at most, once the vocabulary is loaded. Raises `GrammarRefused`."""
+        key = _Key(grammar.kind, grammar.source)
+        found = self._copy(key)
+        if found is None:
+            with self._compiling:
+                found = self._copy(key)
+                if found is None:
+                    found = self._compile(grammar)
+                    self._keep(key, found.deep_copy())
+        return GrammarMatcher(found, self._eos_mask(), grammar.field, ignore_eos=ignore_eos)
+
+    def close(self) -> None:
+        """End the check process, and with it a check that runs on another thread."""
+        if self._checks is not None:
+            self._checks.kill()
+        with self._compiling:
+            if self._checks is not None:
+                self._checks.close()
+
+    def _copy(self, key: _Key) -> LLMatcher | None:
+        with self._lock:
+            matcher = self._cache.get(key)
+            if matcher is None:
+                return None
+            self._cache.move_to_end(key)
+            return matcher.deep_copy()
+
+    def _keep(self, key: _Key, matcher: LLMatcher) -> None:
+        """Cache a grammar, and drop the least recently used ones beyond the bounds."""
+        with self._lock:
+            self._cache[key] = matcher
+            while len(self._cache) > CACHED_GRAMMARS or (
+                len(self._cache) > 1 and sum(len(each.source) for each in self._cache) > CACHED_CHARACTERS
+            ):
+                self._cache.popitem(last=False)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        vocabulary = self._loaded()
+        if self._checks is None:
+            self._checks = GrammarChecks(special_tokens(vocabulary))
+        self._checks.check(grammar)
+        matcher = LLMatcher(vocabulary, llguidance_grammar(grammar), log_level=0, limits=parser_limits())
+        if problem := first_problem(matcher, vocabulary):
+            raise GrammarRefused(problem)
+        return matcher
+
+    def _loaded(self) -> LLTokenizer:
+        if self._problem:
+            raise GrammarRefused(self._problem, unsupported=True)
+        if self._known is None:
+            try:
+                self._known = self._load_vocabulary()
+            except BaseException as error:
+                self._problem = f"the model's tokenizer cannot be used with grammars: {error}"
+                self._log.error("vocabulary_refused", exc_info=error)
+                raise GrammarRefused(self._problem, unsupported=True) from error
+        return self._known
+
+    def _eos_mask(self) -> NDArray[np.uint32]:
+        vocabulary = self._loaded()
+        words = np.zeros(-(-vocabulary.vocab_size // 32), np.uint32)
+        for token in vocabulary.eos_tokens:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
