@@ -11,7 +11,7 @@ from workers.text.tokenizer import Tokenizer
 
 
 class SpecialTokens(Struct, frozen=True):
-    """What a grammar can name of a vocabulary: its special tokens and its size."""
+    """Special tokens and size of a vocabulary, which grammars can name."""
 
     vocab_size: int
     eos: tuple[int, ...]
