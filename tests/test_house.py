@@ -54,15 +54,16 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "sampling": set(),
         "text": {"checkpoints"},
         "engine": {"errors", "sampling"},
+        "output_formats": {"errors", "text", "engine"},
         "faults": {"errors", "sampling", "engine"},
         "scripted": {"errors", "sampling", "engine"},
         "mlx": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "iree": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "process": {
             *("errors", "precision", "load_options", "host", "checkpoints", "sampling", "text", "engine", "faults"),
-            *("scripted", "mlx", "iree"),
+            *("output_formats", "scripted", "mlx", "iree"),
         },
-        "local_model": {"load_options", "engine", "text", "process"},
+        "local_model": {"load_options", "engine", "text", "output_formats", "process"},
         "__main__": {"host", "load_options", "process"},
     },
     "cli": {
