@@ -11,11 +11,12 @@ from typing import Self
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
+from protocol.events import Delta, Event, Failed, Finished, Logprobs, Segment, Step, TextSegment
 from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.load_options import Progress
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
@@ -53,6 +54,8 @@ class GenerationResult:
     completion_tokens: int
     logprobs: tuple[Logprobs, ...] = ()
     """One for each token, if `sampling.logprobs` is set."""
+    segments: tuple[Segment, ...] = ()
+    """Parsed output, with its text. It comes in parts: those of one call follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,14 @@ class LocalModel:
         tokenizer: Tokenizer | None,
         *,
         eos_ids: frozenset[int] = frozenset(),
+        formats: ChosenFormats = NO_FORMATS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`eos_ids` end the answers of a model without a tokenizer."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._formats = formats
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
@@ -107,7 +112,7 @@ class LocalModel:
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Wrap a model that is loaded already."""
-        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids)
+        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids, formats=loaded.formats)
 
     def __enter__(self) -> Self:
         return self
@@ -155,9 +160,15 @@ class LocalModel:
         Raises `LocalModelError` where a worker would send `Failed`.
         """
         stream = self._begin()
-        context = self._engine.capabilities.context
+        capabilities = self._engine.capabilities
         processor = OutputProcessor(
-            self._tokenizer, max_live=1, clock=self._clock, context=context, eos_ids=self._eos_ids
+            self._tokenizer,
+            max_live=1,
+            clock=self._clock,
+            context=capabilities.context,
+            eos_ids=self._eos_ids,
+            formats=self._formats,
+            vocab_size=capabilities.vocab_size,
         )
         submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
         result = processor.admit(submit)
@@ -181,14 +192,19 @@ class LocalModel:
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
+        segments: list[Segment] = []
         for event in self.stream(prompt, sampling, limits, resume=resume):
             tokens += event.tokens
             text.append(event.text)
+            text += [segment.text for segment in event.segments if isinstance(segment, TextSegment)]
+            segments += event.segments or ([TextSegment(event.text)] if event.text else [])
             logprobs += event.logprobs
             if isinstance(event, Finished):
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
-                return GenerationResult(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
+                return GenerationResult(
+                    tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs), tuple(segments)
+                )
         raise RuntimeError("the stream ended without a terminal")
 
     def score(self, prompt: str | Sequence[int]) -> Score:

@@ -94,6 +94,21 @@ class Settings(BaseSettings):
         ENGINE,
         "Parse control tokens in the text of chat messages. Otherwise they are ordinary text there.",
     )
+    tool_parser: str = _field(
+        "auto",
+        ENGINE,
+        "Notation of the model's tool calls; `auto` recognizes it by the chat template, and `none` leaves calls in the "
+        "text. docs/tools.md lists the names.",
+        "NAME",
+        min_length=1,
+    )
+    reasoning_parser: str = _field(
+        "auto",
+        ENGINE,
+        "Notation of the model's reasoning, with `auto` and `none` likewise.",
+        "NAME",
+        min_length=1,
+    )
     threads: int = _field(
         0,
         ENGINE,

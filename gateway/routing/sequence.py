@@ -2,16 +2,18 @@
 
 from array import array
 from bisect import bisect_right
+from typing import cast
 
 import structlog
 from msgspec.structs import replace
 
-from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes
+from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes, output_bytes
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.generation.parsed_output import Output, parsed_deltas
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
-from protocol.events import Delta, Finished, Logprobs, Usage
+from protocol.events import Delta, Finished, Logprobs, TextSegment, Usage
 from protocol.request import TokensInput
 
 _log = structlog.get_logger("gateway.routing.sequence")
@@ -27,9 +29,10 @@ class LiveSequence:
 
     __slots__ = (
         "_logprobs",
+        "_output",
+        "_output_ends",
+        "_parsed",
         "_taken",
-        "_text",
-        "_text_ends",
         "cause",
         "continued",
         "ended",
@@ -84,9 +87,11 @@ class LiveSequence:
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
         """Tokens since the last of these failures."""
-        self._text: list[str] = []
-        self._text_ends = array("I")
-        """For each text, the number of tokens when it was complete."""
+        self._output: list[Output] = []
+        self._output_ends = array("I")
+        """For each of these, the number of tokens when it was complete."""
+        self._parsed = False
+        """There is something else than text among them."""
         self._logprobs: list[Logprobs] = []
         self._taken = 0
 
@@ -132,9 +137,15 @@ class LiveSequence:
         self.tokens += delta.tokens
         size = TOKEN_BYTES * len(delta.tokens)
         if delta.text:
-            self._text.append(delta.text)
-            self._text_ends.append(len(self.tokens))
+            self._output.append(delta.text)
+            self._output_ends.append(len(self.tokens))
             size += TEXT_BYTES + len(delta.text)
+        elif delta.segments:
+            self._parsed = True
+            output = [segment.text if isinstance(segment, TextSegment) else segment for segment in delta.segments]
+            self._output += output
+            self._output_ends.extend([len(self.tokens)] * len(output))
+            size += output_bytes(output)
         if delta.logprobs:
             self._logprobs += delta.logprobs
             size += logprobs_bytes(delta.logprobs)
@@ -169,7 +180,7 @@ class LiveSequence:
     @property
     def unread(self) -> bool:
         """The client has yet to take something that was delivered."""
-        return self._taken < len(self.tokens) or bool(self._text) or bool(self._logprobs)
+        return self._taken < len(self.tokens) or bool(self._output) or bool(self._logprobs)
 
     def take_into(self, deltas: list[OutputDelta], with_tokens: bool, room: int) -> int:
         """Add what the client has not had yet, of at most `room` tokens: one delta for each kind of output, however
@@ -177,18 +188,22 @@ class LiveSequence:
         begin, end = self._taken, len(self.tokens)
         last = end - begin <= room
         if last:
-            steps, reports = len(self._text), len(self._logprobs)
+            steps, reports = len(self._output), len(self._logprobs)
         else:
             end = begin + room
-            steps, reports = bisect_right(self._text_ends, end), room
-        text = "".join(self._text[:steps])
+            steps, reports = bisect_right(self._output_ends, end), room
+        output, ends = self._output[:steps], self._output_ends[:steps]
         tokens = tuple(self.tokens[begin:end]) if with_tokens else ()
         logprobs = tuple(self._logprobs[:reports])
-        del self._text[:steps], self._text_ends[:steps], self._logprobs[:reports]
+        del self._output[:steps], self._output_ends[:steps], self._logprobs[:reports]
         self._taken = end
         if self.request.answer is not None and self.request.output.stream:
-            self.request.answer.grow(-(TEXT_BYTES * steps + len(text) + logprobs_bytes(logprobs)))
+            self.request.answer.grow(-(output_bytes(output) + logprobs_bytes(logprobs)))
         reason = self.reason if last else None
+        if self._parsed:
+            deltas += parsed_deltas(self.index, output, [each - begin for each in ends], tokens, logprobs, reason)
+            return end - begin
+        text = "".join(cast(list[str], output))
         if text or tokens or reason is not None:
             deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
         return end - begin
@@ -196,7 +211,7 @@ class LiveSequence:
     def discard(self) -> list[Logprobs]:
         """Drop what the client has not taken, which it will not get. Returns the log-probabilities of it."""
         self._taken = len(self.tokens)
-        self._text.clear()
-        del self._text_ends[:]
+        self._output.clear()
+        del self._output_ends[:]
         logprobs, self._logprobs = self._logprobs, []
         return logprobs

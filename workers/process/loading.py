@@ -16,6 +16,7 @@ from workers.engine.token_budget import DEFAULT_STEP_TOKENS
 from workers.faults.faulty_runner import with_faults
 from workers.host.memory import rows_of
 from workers.load_options import Progress
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
@@ -34,6 +35,8 @@ class Loaded:
     """Seconds that a step with a full budget of prompt tokens may take, see `warm_up`; 0 if not measured."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end an answer of a model without a tokenizer."""
+    formats: ChosenFormats = NO_FORMATS
+    """Notations of the model's tool calls and reasoning."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -43,6 +46,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     """
     tokenizer = _load_tokenizer(spec, progress)
     eos_ids = _config_eos_ids(spec) if tokenizer is None else frozenset()
+    formats = _formats(spec, tokenizer)
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
@@ -60,7 +64,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
         )
         undo.pop_all()  # the engine owns the runner now
-    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids)
+    return Loaded(engine, tokenizer, runner.capabilities.context, step_s, eos_ids, formats)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -112,6 +116,18 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
+
+
+def _formats(spec: WorkerSpec, tokenizer: Tokenizer | None) -> ChosenFormats:
+    if tokenizer is None:
+        return NO_FORMATS
+    return choose_formats(
+        spec.reasoning_parser,
+        spec.tool_parser,
+        chat_template=tokenizer.template_text,
+        response_template=tokenizer.response_template,
+        added_tokens=tokenizer.added_tokens,
+    )
 
 
 def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:

@@ -58,6 +58,8 @@ class OpenRequests:
             clock=loop.time,
             context=loaded.context,
             eos_ids=loaded.eos_ids,
+            formats=loaded.formats,
+            vocab_size=loaded.engine.capabilities.vocab_size,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
         self._timer: asyncio.TimerHandle | None = None

@@ -11,6 +11,11 @@ from typing import Any
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, TextInput
+from workers.output_formats.calls.tool_schemas import ToolSchemas
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
+from workers.output_formats.parser import OutputParser
+from workers.output_formats.parsing import OutputParsing
+from workers.output_formats.reasoning_gate import ReasoningGate
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
@@ -30,6 +35,10 @@ class TokenizedPrompt:
     text: IncrementalDetokenizer | None
     """Detokenizer that has consumed the resumed tokens, whose text the client has. None without a tokenizer."""
     eos: frozenset[int]
+    parser: OutputParser | None = None
+    """In place of `text` for output that is parsed; it has consumed the resumed tokens as well."""
+    gate: ReasoningGate | None = None
+    """Makes the constraint over the reasoning; None for a request or a model without reasoning."""
 
 
 class PromptRefused(Exception):
@@ -70,23 +79,60 @@ def tokenize_cost(submit: Submit) -> int:
 class PromptBuilder:
     """Builds prompts for one model. Stateless."""
 
-    def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        context: int,
+        eos_ids: frozenset[int] = frozenset(),
+        formats: ChosenFormats = NO_FORMATS,
+        vocab_size: int = 0,
+    ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
-        model without a tokenizer."""
+        model without a tokenizer. `vocab_size` is that of the model, in which constraints are."""
         self._tokenizer = tokenizer
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
+        self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
-        text = self._text(submit, tokens)
+        parser, gate = None, None
+        if self._parsing is not None and isinstance(submit.input, ChatInput):
+            parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
+        text = self._text(submit, tokens) if parser is None else None
         eos = frozenset() if submit.limits.ignore_eos else self._eos_ids
         for token in submit.resume:
             # The client has this text; what was held back of it is sent with the next token.
-            if text is not None and token not in eos:
+            if token in eos:
+                continue
+            if text is not None:
                 text.push(token)
-        return TokenizedPrompt(tokens, text, eos)
+            elif parser is not None:
+                parser.push(token)
+        return TokenizedPrompt(tokens, text, eos, parser, gate)
+
+    def _parse(
+        self, parsing: OutputParsing, submit: Submit, source: ChatInput, prompt: tuple[int, ...]
+    ) -> tuple[OutputParser | None, ReasoningGate | None]:
+        parses_tools = source.parse_tools and source.tool_choice.mode != "none"
+        if parses_tools and source.tools_json and not parsing.tools_known:
+            problem = "the notation of this model's tool calls is not known: give --tool-parser, or leave tools out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "tools")
+        tools = ToolSchemas((_tools(source.tools_json) or ()) if parses_tools else ())
+        parser = parsing.parser(
+            prompt,
+            submit.limits.stop,
+            tools,
+            parses_tools=parses_tools,
+            parses_reasoning=source.parse_reasoning,
+            parallel=source.tool_choice.parallel,
+        )
+        limit = submit.limits.reasoning_tokens
+        if limit is not None and not parsing.reasoning_known:
+            problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
+        return parser, parsing.gate(prompt, limit) if source.parse_reasoning or limit is not None else None
 
     def _tokens(self, source: Input) -> tuple[int, ...]:
         if isinstance(source, TextInput):

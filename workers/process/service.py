@@ -131,7 +131,11 @@ class WorkerService:
         self._loaded.set()
         tokenizer = loaded.tokenizer
         capabilities = Capabilities(
-            chat=tokenizer is not None and tokenizer.chat is not None, text=tokenizer is not None, logprobs=True
+            chat=tokenizer is not None and tokenizer.chat is not None,
+            text=tokenizer is not None,
+            logprobs=True,
+            tools=tokenizer is not None and loaded.formats.tools is not None,
+            reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

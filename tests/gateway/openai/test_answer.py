@@ -45,8 +45,8 @@ def test_reasoning_and_tool_calls_have_chunks_of_their_own() -> None:
     found = [choice["delta"] for choice in chunks(CHAT, CALLS)]
     assert found == [
         {"role": "assistant", "content": ""},
-        {"reasoning_content": "Let me "},
-        {"reasoning_content": "look."},
+        {"reasoning_content": "Let me ", "reasoning": "Let me "},
+        {"reasoning_content": "look.", "reasoning": "look."},
         {"content": "I look it up."},
         {
             "tool_calls": [
@@ -73,6 +73,7 @@ def test_a_whole_message_has_all_of_it() -> None:
             "content": "I look it up.",
             "refusal": None,
             "reasoning_content": "Let me look.",
+            "reasoning": "Let me look.",
             "tool_calls": [
                 {
                     "id": "call_1",
