@@ -197,15 +197,17 @@ class LiveSequence:
         logprobs = tuple(self._logprobs[:reports])
         del self._output[:steps], self._output_ends[:steps], self._logprobs[:reports]
         self._taken = end
-        if self.request.answer is not None and self.request.output.stream:
-            self.request.answer.grow(-(output_bytes(output) + logprobs_bytes(logprobs)))
         reason = self.reason if last else None
         if self._parsed:
+            size = output_bytes(output)
             deltas += parsed_deltas(self.index, output, [each - begin for each in ends], tokens, logprobs, reason)
-            return end - begin
-        text = "".join(cast(list[str], output))
-        if text or tokens or reason is not None:
-            deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
+        else:
+            text = "".join(cast(list[str], output))
+            size = TEXT_BYTES * steps + len(text)
+            if text or tokens or reason is not None:
+                deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
+        if self.request.answer is not None and self.request.output.stream:
+            self.request.answer.grow(-(size + logprobs_bytes(logprobs)))
         return end - begin
 
     def discard(self) -> list[Logprobs]:

@@ -105,12 +105,8 @@ class _OpenSequence:
         ended = "stop" if self.stopped or self.ended_by_text else reason
         return ended if self.parser is None else self.parser.finish_reason(ended)
 
-    def take_output(self) -> tuple[str, tuple[Segment, ...]]:
-        """Return the new output, which is not kept: text, or segments if there is something else in it."""
-        text = "".join(self.pieces)
-        self.pieces.clear()
-        if not self.segments:
-            return text, ()
+    def take_parsed(self) -> tuple[str, tuple[Segment, ...]]:
+        """Return new output of the parser, which is not kept: text, or segments if there is something else in it."""
         segments, self.segments = tuple(self.segments), []
         texts = [segment.text for segment in segments if isinstance(segment, TextSegment)]
         return ("".join(texts), ()) if len(texts) == len(segments) else ("", segments)
@@ -284,8 +280,12 @@ class OutputProcessor:
                 done.finish.append(item.stream)
         deltas = []
         for stream, live in touched.items():
-            text, segments = live.take_output()
-            deltas.append(Delta(stream, tuple(live.tokens), text, tuple(live.logprobs), segments))
+            if live.parser is None:
+                deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
+                live.pieces.clear()
+            else:
+                text, segments = live.take_parsed()
+                deltas.append(Delta(stream, tuple(live.tokens), text, tuple(live.logprobs), segments))
             live.tokens.clear()
             live.logprobs.clear()
         return tuple(deltas)
@@ -304,16 +304,16 @@ class OutputProcessor:
         if live is None:
             return ()
         try:
-            if live.text is not None:
-                live.pieces.append(live.text.finish())
-            elif live.parser is not None:
+            tail = live.text.finish() if live.text is not None else ""
+            if live.parser is not None:
                 live.segments += live.parser.finish(end.reason)
         except Exception as error:  # noqa: BLE001  as in `_deltas`
             done.text_errors[end.stream] = error
             return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _TEXT_FAILED))
         del self._live[end.stream]
-        tail, segments = live.take_output()
+        segments: tuple[Segment, ...] = ()
         if live.parser is not None:
+            tail, segments = live.take_parsed()
             self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)

@@ -9,8 +9,8 @@ class TypingRunner(ScriptedRunner):
     """Answers each prompt of `start` tokens with one text, and then ends. A token that a mask excludes is replaced by
     one that it allows."""
 
-    def __init__(self, answer: str, start: int, *, slots: int = 4) -> None:
-        super().__init__(slots=slots)
+    def __init__(self, answer: str, start: int, *, slots: int = 4, rate: float = 0.0) -> None:
+        super().__init__(slots=slots, tokens_per_second=rate)
         self._answer = answer.encode()
         self._start = start
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workers.output_formats.calls.characters import Malformed
-from workers.output_formats.calls.values import as_json, escaped
+from workers.output_formats.calls.values import MAX_DEPTH, as_json, escaped
 from workers.output_formats.formats.model_format import Notation
 
 MAX_UNIONS = 16
@@ -89,6 +89,10 @@ def _cast_to(text: str, kind: str) -> str | None:
     return None
 
 
+def _not_finite(text: str) -> None:
+    raise ValueError(text)
+
+
 def _integer(text: str) -> str | None:
     """A whole number may be written as a float."""
     number = _number(text)
@@ -112,10 +116,13 @@ def _loose(text: str, first: str | None) -> str | None:
     """Return a text as JSON if it is a value of JSON or of Python. It may begin with the characters `first`."""
     if not text or (first is not None and text[0] not in first):
         return None
-    try:
-        return as_json(text)
-    except Malformed:
-        pass
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        try:
+            json.loads(text, parse_constant=_not_finite)
+        except ValueError:
+            pass
+        else:
+            return text
     try:
         return as_json(text, _PYTHON)
     except Malformed:
