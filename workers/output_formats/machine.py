@@ -79,13 +79,27 @@ class OutputMachine:
         """Return what was parsed since the last call."""
         return self._out.take()
 
+    def plain(self, text: str) -> str | None:
+        """Take decoded text, without markers that are tokens, if it and what it completes is text or reasoning only.
+
+        Returns what `feed` would make of it, at a fraction of the cost. None for text that `feed` has to take.
+        """
+        if self._parser is not None or self._held or self._skip_space or self._mode is Mode.HEADER:
+            return None
+        if (self._at_start and self._mode is Mode.TEXT) or self.ended:
+            return None
+        if not self._plan.scanners[self._mode].firsts.isdisjoint(text):
+            return None
+        return self._without_space(text)
+
     def feed(self, text: str) -> None:
         """Parse further output."""
         while text and not self.ended:
             text = self._scan(text) if self._parser is None else self._feed_call(text)
 
     def finish(self, *, stopped: bool) -> None:
-        """Parse the end of the answer. `stopped`: the model ended it; otherwise it was cut, and a call with it."""
+        """Parse the end of the answer. `stopped`: the model ended it. Otherwise it was truncated, and a call with
+        it."""
         if self._parser is not None and not self.ended:
             self._finish_call(stopped=stopped)
         held, self._held = self._held, ""
@@ -194,11 +208,16 @@ class OutputMachine:
             self._skip_space = False
         if not text:
             return
-        text = self._space + text
-        space = len(text) - len(text.rstrip(_SPACE))
-        keep = space % MAX_SPACE
-        self._space = text[len(text) - keep :]
-        self._emit(text[: len(text) - keep])
+        self._emit(self._without_space(text))
+
+    def _without_space(self, text: str) -> str:
+        """Return text with the white space that was held back, and hold back that at its end."""
+        if self._space:
+            text = self._space + text
+        end = len(text.rstrip(_SPACE))
+        end += (len(text) - end) // MAX_SPACE * MAX_SPACE
+        self._space = text[end:]
+        return text[:end]
 
     def _emit(self, text: str) -> None:
         if not text:
@@ -268,7 +287,7 @@ class OutputMachine:
                 return self._chars.unread() + text[index + 1 :]
             except Malformed as error:
                 self._raw.pop()
-                self._not_a_call(error.reason, cut=False)
+                self._not_a_call(error.reason, truncated=False)
                 return text[index:]
             if self.ended:
                 return ""
@@ -282,7 +301,7 @@ class OutputMachine:
 
     def _finish_call(self, *, stopped: bool) -> None:
         assert self._parser is not None
-        reason = Reason.CUT
+        reason = Reason.TRUNCATED
         try:
             if stopped:
                 self._parser.send("")
@@ -291,15 +310,15 @@ class OutputMachine:
             return
         except Malformed as error:
             reason = error.reason
-        self._not_a_call(reason, cut=not stopped)
+        self._not_a_call(reason, truncated=not stopped)
 
     def _close_calls(self) -> None:
         self._parser = None
         self._skip_space = self._at_start = True
         self._in_message = self._plan.channels is None
 
-    def _not_a_call(self, reason: Reason, *, cut: bool) -> None:
-        """End the region: what is in no segment of it yet is text, unless the answer was cut within a call."""
+    def _not_a_call(self, reason: Reason, *, truncated: bool) -> None:
+        """End the region: what is in no segment of it yet is text, unless the answer was truncated within a call."""
         self._drop_raw()
         raw = self._marker + "".join(self._raw)
         began, self._in_call = self._in_call, False
@@ -307,7 +326,7 @@ class OutputMachine:
         self.broken = self.broken or began
         self._skip_space = self._at_start = False
         self._in_message = True
-        if not cut:
+        if not truncated:
             self.malformed.append(reason)
-        if not (cut and began):
+        if not (truncated and began):
             self._write(raw)

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from protocol.events import Segment, TextSegment
+from protocol.events import ReasoningSegment, Segment, TextSegment
 from protocol.request import FinishReason
 from workers.output_formats.calls.characters import Reason
 from workers.output_formats.calls.tool_schemas import ToolSchemas
@@ -75,11 +75,21 @@ class OutputParser:
         if not self._begun:
             self._begun = True
             piece = self._piece(token, first=True)
-        self._machine.feed(self._decode(piece))
-        return self._stopped(self._machine.take())
+        text = self._decode(piece)
+        plain = self._machine.plain(text)
+        if plain is None:
+            self._machine.feed(text)
+            segments = self._machine.take()
+        elif not plain:
+            return []
+        elif self._machine.reasoning:
+            return [ReasoningSegment(plain)]
+        else:
+            segments = [TextSegment(plain)]
+        return segments if self._scanner is None else self._stopped(segments)
 
     def finish(self, reason: FinishReason) -> list[Segment]:
-        """Return the output that was held back. `reason` is the engine's: the answer was cut unless it is `stop`."""
+        """Return the output that was held back. `reason` is the engine's: without `stop` the answer was truncated."""
         if self.stopped:
             return []
         self._machine.feed(self._decode(b"", True))

@@ -69,7 +69,7 @@ def test_a_damaged_answer_is_calls_with_valid_arguments_and_text(name: str, data
     whole = parse(text, answer.tools, **options)
     assert parse(in_pieces(text, data.draw(st.integers(1, 5))), answer.tools, **options) == whole
     invalid = [call for call in whole.calls if not is_object(call.arguments)]
-    assert not invalid or whole.reason != "tool_calls", "only an answer that says so has an incomplete call"
+    assert not invalid or whole.reason != "tool_calls", "an incomplete call is not the end of the model's own"
     assert len(invalid) <= len(whole.malformed) + (not stopped)
 
 

@@ -150,8 +150,8 @@ def test_a_line_break_after_the_name_is_not_part_of_it() -> None:
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments"),
         ('<tool_call>{"name": "f", "arguments": "not JSON"}</tool_call>', "syntax"),
         ('<tool_call>{"arguments": ' + '{"a":' * (MAX_DEPTH + 1), "depth"),
-        ('<tool_call>{"name": "f"', "cut"),
-        ("<tool_call>", "cut"),
+        ('<tool_call>{"name": "f"', "truncated"),
+        ("<tool_call>", "truncated"),
         ("a <tool_call> b", "syntax"),
     ],
 )
@@ -208,7 +208,7 @@ def test_more_calls_than_a_conversation_may_have_are_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"answer": 1}', "[1] says so", '{"name": "Bern", "population": 1}', "[x(1)]", "{}", "["]
+    "text", ['{"answer": 1}', "[1] is the source", '{"name": "Bern", "population": 1}', "[x(1)]", "{}", "["]
 )
 @pytest.mark.parametrize("tools", ["llama3_json", "pythonic", "llama4_pythonic"])
 def test_text_that_begins_like_a_call_without_a_marker_is_text(tools: str, text: str) -> None:

@@ -9,7 +9,7 @@ def channel_call(context: CallContext, tool: str) -> Parser:
     """Read the arguments of a call, which are the body of a message."""
     yield from context.chars.space()
     if (yield from context.chars.peek()) != "{":
-        raise Malformed(Reason.ARGUMENTS if (yield from context.chars.peek()) else Reason.CUT)
+        raise Malformed(Reason.ARGUMENTS if (yield from context.chars.peek()) else Reason.TRUNCATED)
     context.begin(tool)
     yield from object_value(context.chars, context.sink.arguments)
     context.sink.end()

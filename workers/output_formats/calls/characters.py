@@ -16,7 +16,7 @@ SPACE = frozenset(" \t\r\n")
 class Reason(StrEnum):
     """Why a call is not one."""
 
-    CUT = "cut"
+    TRUNCATED = "truncated"
     """The answer ended within it."""
     SYNTAX = "syntax"
     NAME = "name"
@@ -69,7 +69,7 @@ class Characters:
         """Return the next character. Raises `Malformed` at the end of the answer."""
         character = yield from self.take()
         if not character:
-            raise Malformed(Reason.CUT)
+            raise Malformed(Reason.TRUNCATED)
         return character
 
     def space(self) -> Generator[None, str, str]:

@@ -24,10 +24,10 @@ def header_call(context: CallContext, notation: HeaderCall) -> Parser:
             name += chars.shown((yield from chars.some()))
             if len(name) > MAX_HEADER or character == "\n":
                 raise Malformed(Reason.NAME)
-    if notation.cut:
-        name = re.sub(notation.cut, "", name, flags=re.DOTALL)
+    if notation.suffix:
+        name = re.sub(notation.suffix, "", name, flags=re.DOTALL)
     if (yield from chars.peek()) != "{":
-        raise Malformed(Reason.ARGUMENTS if (yield from chars.peek()) else Reason.CUT)
+        raise Malformed(Reason.ARGUMENTS if (yield from chars.peek()) else Reason.TRUNCATED)
     context.begin(name.strip().removeprefix(notation.prefix))
     yield from object_value(chars, context.sink.arguments, notation.notation)
     context.sink.end()

@@ -70,7 +70,7 @@ def _members(context: CallContext, notation: ObjectCall, state: _ObjectState, *,
         elif state.ended and is_end(following):
             return  # without its last brace
         elif following != "}":
-            raise Malformed(Reason.SYNTAX if following else Reason.CUT)
+            raise Malformed(Reason.SYNTAX if following else Reason.TRUNCATED)
 
 
 def _advance(context: CallContext, state: _ObjectState) -> None:
@@ -96,7 +96,7 @@ def _arguments(context: CallContext, state: _ObjectState) -> Parser:
         emit(text)
     else:
         if first != "n":
-            raise Malformed(Reason.ARGUMENTS if first else Reason.CUT)
+            raise Malformed(Reason.ARGUMENTS if first else Reason.TRUNCATED)
         yield from chars.literal("null")
         if state.name:
             _begin(context, state)

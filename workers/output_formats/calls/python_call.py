@@ -35,7 +35,7 @@ def python_call(context: CallContext) -> Parser:
         if following == ",":
             yield from chars.take()
         elif following != ")":
-            raise Malformed(Reason.SYNTAX if following else Reason.CUT)
+            raise Malformed(Reason.SYNTAX if following else Reason.TRUNCATED)
     if before == "{":
         context.begin(name)
         context.sink.arguments("{")
@@ -51,7 +51,7 @@ def _name(chars: Characters, *, dotted: bool) -> Generator[None, str, str]:
             break
         name += yield from chars.take()
     if not name or name.endswith("."):
-        raise Malformed(Reason.NAME if (yield from chars.peek()) else Reason.CUT)
+        raise Malformed(Reason.NAME if (yield from chars.peek()) else Reason.TRUNCATED)
     return name
 
 

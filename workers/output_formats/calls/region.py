@@ -96,7 +96,7 @@ def _items(context: CallContext, item: Callable[[], Parser], begins: Callable[[s
             return
         elif not begins(following):
             if listed:
-                raise Malformed(Reason.SYNTAX if following else Reason.CUT)
+                raise Malformed(Reason.SYNTAX if following else Reason.TRUNCATED)
             return
         else:
             yield from item()

@@ -121,7 +121,7 @@ def _member(chars: Characters, emit: Emit, notation: Notation, depth: int, befor
             key += yield from chars.some()
         emit(f'{before}"{escaped(key)}"')
     else:
-        raise Malformed(Reason.SYNTAX if first else Reason.CUT)
+        raise Malformed(Reason.SYNTAX if first else Reason.TRUNCATED)
     space = yield from chars.space()
     yield from chars.literal(":")
     space += ":" + (yield from chars.space())
@@ -177,7 +177,7 @@ def _scalar(chars: Characters, emit: Emit, notation: Notation) -> Parser:
             break
     text = text.rstrip()
     if not text:
-        raise Malformed(Reason.SYNTAX if (yield from chars.peek()) else Reason.CUT)
+        raise Malformed(Reason.SYNTAX if (yield from chars.peek()) else Reason.TRUNCATED)
     try:
         emit(scalar(text))
     except Malformed:
@@ -203,7 +203,7 @@ def string(chars: Characters) -> Generator[None, str, str]:
     """Read a JSON string and return its text."""
     parts: list[str] = []
     if (yield from chars.peek()) != '"':
-        raise Malformed(Reason.SYNTAX if (yield from chars.peek()) else Reason.CUT)
+        raise Malformed(Reason.SYNTAX if (yield from chars.peek()) else Reason.TRUNCATED)
     yield from _string(chars, parts.append, '"', JSON)
     text: str = json.loads("".join(parts))
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # escapes may be lone surrogates
@@ -229,4 +229,4 @@ def as_json(text: str, notation: Notation = STRICT) -> str:
         parser.send("")
     except StopIteration:
         return "".join(parts)
-    raise Malformed(Reason.CUT)
+    raise Malformed(Reason.TRUNCATED)

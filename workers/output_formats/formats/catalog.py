@@ -105,7 +105,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat | ChannelFormat] = {
         hints=(("<tool_call>", "<function=", "<parameter="),),
     ),
     "kimi_k2": ToolFormat(
-        (HeaderCall(separator="<|tool_call_argument_begin|>", prefix="functions.", cut=r":\d+\s*$"),),
+        (HeaderCall(separator="<|tool_call_argument_begin|>", prefix="functions.", suffix=r":\d+\s*$"),),
         open="<|tool_call_begin|>",
         close="<|tool_call_end|>",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),

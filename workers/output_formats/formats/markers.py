@@ -69,6 +69,8 @@ class MarkerScanner:
         for marker in self._markers:
             if any(other in marker for other in self._markers if other != marker):
                 raise ValueError(f"the marker {marker!r} contains another one")
+        self.firsts = frozenset(marker[0] for marker in self._markers)
+        """First characters of the markers."""
         self._longest = max(map(len, self._markers), default=0)
         # Without markers, a pattern that matches nothing.
         self._pattern = re.compile("|".join(map(re.escape, self._markers)) or "(?!)")

@@ -42,8 +42,8 @@ class HeaderCall:
     """Removed from the name, if it is there."""
     ident: str = ""
     """Precedes an id between the name and the separator."""
-    cut: str = ""
-    """The name ends before this regular expression."""
+    suffix: str = ""
+    """Regular expression of what is removed from the end of the name."""
     notation: Notation = JSON
 
 

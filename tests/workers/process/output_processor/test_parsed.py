@@ -106,7 +106,7 @@ def test_malformed_calls_are_counted_and_logged_with_their_reasons() -> None:
     assert finished.text == '<tool_call>{"name": "'
     assert table.with_reached(GAUGES).malformed_calls == 2
     assert [(line["event"], line["count"], line["reasons"]) for line in logs] == [
-        ("tool_calls_malformed", 2, ["cut", "syntax"])
+        ("tool_calls_malformed", 2, ["syntax", "truncated"])
     ]
 
 
