@@ -2,7 +2,6 @@
 
 from array import array
 from bisect import bisect_right
-from typing import cast
 
 import structlog
 from msgspec.structs import replace
@@ -192,7 +191,8 @@ class LiveSequence:
         else:
             end = begin + room
             steps, reports = bisect_right(self._output_ends, end), room
-        output, ends = self._output[:steps], self._output_ends[:steps]
+        output = self._output[:steps]
+        ends = [each - begin for each in self._output_ends[:steps]] if self._parsed else []
         tokens = tuple(self.tokens[begin:end]) if with_tokens else ()
         logprobs = tuple(self._logprobs[:reports])
         del self._output[:steps], self._output_ends[:steps], self._logprobs[:reports]
@@ -200,9 +200,9 @@ class LiveSequence:
         reason = self.reason if last else None
         if self._parsed:
             size = output_bytes(output)
-            deltas += parsed_deltas(self.index, output, [each - begin for each in ends], tokens, logprobs, reason)
+            deltas += parsed_deltas(self.index, output, ends, tokens, logprobs, reason)
         else:
-            text = "".join(cast(list[str], output))
+            text = "".join(output)  # type: ignore[arg-type]  # only text, as nothing was parsed
             size = TEXT_BYTES * steps + len(text)
             if text or tokens or reason is not None:
                 deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))

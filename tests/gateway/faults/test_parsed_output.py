@@ -106,7 +106,7 @@ class Client:
         next(worker for worker in self.workers if not worker.engine.idle).die()
 
     def assembled(self) -> tuple[Any, ...]:
-        """What an OpenAI client has at the end: the ids of calls are random, and each call has one."""
+        """Return what an OpenAI client has at the end: the ids of calls are random, and each call has one."""
         head = AnswerHead("chatcmpl-1", 0, "tiny", "")
         (choice,) = json.loads(
             b"".join(OpenAIAnswer(chat=True).whole(head, self.deltas, TokenCounts(0, 0, 0), continued=False))

@@ -48,7 +48,14 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "float32"}, {"quantize": "int8"}, {"context": 64}, {"device": "cpu"}, {"parse_special": True}],
+    [
+        {"dtype": "float32"},
+        {"quantize": "int8"},
+        {"context": 64},
+        {"device": "cpu"},
+        {"parse_special": True},
+        {"tool_parser": "hermes"},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_the_digest_covers_everything_that_determines_tokens(checkpoint: Path, change: dict[str, Any]) -> None:
