@@ -24,6 +24,7 @@ _COUNTS = (
     ("baton_prefix_cache_hits", "prefix_hits", "counter", "Sequences that began with another one's KV"),
     ("baton_prefix_cache_tokens", "prefix_tokens", "counter", "Prompt tokens that were not computed for it"),
     ("baton_graphs_failed", "graphs_failed", "counter", "Graphs that could not be compiled; slower ones serve"),
+    ("baton_tool_calls_malformed", "malformed_calls", "counter", "Output that began like a tool call and is text"),
     ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),
     ("baton_steps_failed", "steps_failed", "counter", "Engine steps that failed"),
 )

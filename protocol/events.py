@@ -42,6 +42,11 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """Log-probabilities of generated tokens are available."""
     grammar: bool = False
     """`Submit.grammar` is honoured."""
+    tools: bool = False
+    """The model's notation of tool calls is known: `ChatInput.parse_tools` is honoured."""
+    reasoning: bool = False
+    """The model's notation of reasoning is known: `ChatInput.parse_reasoning` and `Limits.reasoning_tokens` are
+    honoured."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -76,6 +81,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     Later ones may still be tokenized or compiled."""
     graphs_failed: Count = 0
     """Graphs that could not be compiled in the background; slower graphs are used instead."""
+    malformed_calls: Count = 0
+    """Parts of answers that began like a tool call and were not one, and are text."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -174,7 +181,7 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     logprobs: LogprobsList = ()
     """One for each token, if requested."""
     segments: Segments = ()
-    """The output in the order of generation, if it is parsed; `text` is empty then."""
+    """The output in the order of generation, if it is parsed and not all of it is text; `text` is empty then."""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):

@@ -55,15 +55,16 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "text": {"checkpoints"},
         "engine": {"errors", "sampling"},
         "grammar": {"errors", "checkpoints", "sampling", "text", "engine"},
+        "output_formats": {"errors", "text", "engine"},
         "faults": {"errors", "sampling", "engine"},
         "scripted": {"errors", "sampling", "engine"},
         "mlx": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "iree": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "process": {
             *("errors", "precision", "load_options", "host", "checkpoints", "sampling", "text", "engine", "grammar"),
-            *("faults", "scripted", "mlx", "iree"),
+            *("output_formats", "faults", "scripted", "mlx", "iree"),
         },
-        "local_model": {"load_options", "engine", "grammar", "text", "process"},
+        "local_model": {"load_options", "engine", "grammar", "text", "output_formats", "process"},
         "__main__": {"host", "load_options", "process"},
     },
     "cli": {

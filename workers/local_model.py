@@ -11,12 +11,13 @@ from typing import Self
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
+from protocol.events import Delta, Event, Failed, Finished, Logprobs, Segment, Step, TextSegment
 from protocol.request import ChatInput, FinishReason, Grammar, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.grammar.compiler import GrammarCompiler
 from workers.load_options import Progress
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.spec import WorkerSpec
@@ -54,6 +55,8 @@ class GenerationResult:
     completion_tokens: int
     logprobs: tuple[Logprobs, ...] = ()
     """One for each token, if `sampling.logprobs` is set."""
+    segments: tuple[Segment, ...] = ()
+    """Parsed output, with its text. It comes in parts: those of one call follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class LocalModel:
         *,
         eos_ids: frozenset[int] = frozenset(),
         grammars: GrammarCompiler | None = None,
+        formats: ChosenFormats = NO_FORMATS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`eos_ids` end the answers of a model without a tokenizer. `grammars` is closed with the model."""
@@ -95,6 +99,7 @@ class LocalModel:
         self._engine = engine
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._formats = formats
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
@@ -110,7 +115,13 @@ class LocalModel:
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Wrap a model that is loaded already."""
-        return cls(loaded.engine, loaded.tokenizer, eos_ids=loaded.eos_ids, grammars=loaded.grammars)
+        return cls(
+            loaded.engine,
+            loaded.tokenizer,
+            eos_ids=loaded.eos_ids,
+            grammars=loaded.grammars,
+            formats=loaded.formats,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -164,14 +175,16 @@ class LocalModel:
         Raises `LocalModelError` where a worker would send `Failed`.
         """
         stream = self._begin()
-        context = self._engine.capabilities.context
+        capabilities = self._engine.capabilities
         processor = OutputProcessor(
             self._tokenizer,
             max_live=1,
             clock=self._clock,
-            context=context,
+            context=capabilities.context,
             eos_ids=self._eos_ids,
             grammars=self._grammars,
+            formats=self._formats,
+            vocab_size=capabilities.vocab_size,
         )
         name, limits = f"local-{stream}", limits or Limits()
         submit = Submit(stream, name, _input(prompt), sampling, limits, tuple(resume), grammar=grammar)
@@ -202,14 +215,19 @@ class LocalModel:
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
+        segments: list[Segment] = []
         for event in self.stream(prompt, sampling, limits, resume=resume, grammar=grammar):
             tokens += event.tokens
             text.append(event.text)
+            text += [segment.text for segment in event.segments if isinstance(segment, TextSegment)]
+            segments += event.segments or ([TextSegment(event.text)] if event.text else [])
             logprobs += event.logprobs
             if isinstance(event, Finished):
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
-                return GenerationResult(tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs))
+                return GenerationResult(
+                    tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs), tuple(segments)
+                )
         raise RuntimeError("the stream ended without a terminal")
 
     def score(self, prompt: str | Sequence[int]) -> Score:

@@ -8,6 +8,7 @@ memory is bounded by what clients asked for.
 from collections.abc import Sequence
 
 from actors.process.exit_cause import Origin
+from actors.supervision.asked_segments import AskedSegments
 from actors.supervision.protocol_state import PeerMisbehaved
 from actors.transport.rejections import Rejection
 from protocol.bounds import MAX_PIECE_BYTES, MAX_STOP_CHARS, MAX_TOKENS
@@ -32,7 +33,17 @@ class PeerLied(PeerMisbehaved):
 class AskedSequence:
     """A sequence from its `Submit` to its terminal event."""
 
-    __slots__ = ("_chars", "_constrained", "_context", "_limits", "_logprobs", "_most", "_prompt", "_tokens")
+    __slots__ = (
+        "_chars",
+        "_constrained",
+        "_context",
+        "_limits",
+        "_logprobs",
+        "_most",
+        "_prompt",
+        "_segments",
+        "_tokens",
+    )
 
     def __init__(self, submit: Submit, context: int) -> None:
         """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
@@ -44,6 +55,7 @@ class AskedSequence:
         self._prompt = len(submit.input.tokens) if isinstance(submit.input, TokensInput) else None
         self._tokens = len(submit.resume)  # resumed ones count as generated
         self._chars = 0
+        self._segments = AskedSegments(submit)
 
     @property
     def complete(self) -> bool:
@@ -54,6 +66,8 @@ class AskedSequence:
         """Account for output. Raises `PeerLied`."""
         self._tokens += len(event.tokens)
         self._chars += len(event.text)
+        if event.segments:
+            self._chars += self._take_segments(event)
         if self._tokens > self._most:
             raise PeerLied(f"stream {event.stream} got more than the {self._most} tokens asked for")
         # A request can choose the longest token each time, by its logit bias.
@@ -61,6 +75,15 @@ class AskedSequence:
             raise PeerLied(f"stream {event.stream} got {self._chars} characters of text in {self._tokens} tokens")
         if self._logprobs is not None or event.logprobs:
             self._take_logprobs(event.stream, event.tokens, event.logprobs)
+
+    def _take_segments(self, event: Delta | Finished) -> int:
+        """Return the number of characters."""
+        if event.text:
+            raise PeerLied(f"stream {event.stream} got text beside segments")
+        try:
+            return self._segments.take(event.segments)
+        except ValueError as error:
+            raise PeerLied(f"stream {event.stream} {error}") from None
 
     def _take_logprobs(self, stream: int, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> None:
         if self._logprobs is None:
@@ -94,8 +117,12 @@ class AskedSequence:
         stoppable = limits.stop or self._constrained  # the end of a grammar stops an answer, whatever its length
         if reason == "length" and not self.complete and usage.prompt_tokens + self._tokens < self._context:
             raise PeerLied(f"stream {stream} ended for its length after {self._tokens} of {self._most} tokens")
+        if reason == "tool_calls" and not self._segments.may_end:
+            raise PeerLied(f"stream {stream} ended for tool calls, and got none that were asked for")
+        stoppable = stoppable or (reason == "tool_calls" and self._segments.single)
+        ended = reason in ("stop", "tool_calls")
         endless = limits.ignore_eos and not limits.stop_ids
-        if reason == "stop" and not stoppable and (endless or self._tokens < limits.min_tokens):
+        if ended and not stoppable and (endless or self._tokens < limits.min_tokens):
             raise PeerLied(f"stream {stream} stopped after {self._tokens} tokens, where nothing may stop it")
 
     def fail(self, event: Failed) -> None:

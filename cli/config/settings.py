@@ -100,6 +100,21 @@ class Settings(BaseSettings):
         "auto: temperature, top_k, top_p, min_p and repetition_penalty that a request leaves open are those of the "
         "model's generation_config.json. none: the API's defaults.",
     )
+    tool_parser: str = _field(
+        "auto",
+        ENGINE,
+        "Notation of the model's tool calls; `auto` recognizes it by the chat template, and `none` leaves calls in the "
+        "text. docs/tools.md lists the names.",
+        "NAME",
+        min_length=1,
+    )
+    reasoning_parser: str = _field(
+        "auto",
+        ENGINE,
+        "Notation of the model's reasoning, with `auto` and `none` likewise.",
+        "NAME",
+        min_length=1,
+    )
     threads: int = _field(
         0,
         ENGINE,

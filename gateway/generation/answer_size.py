@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from gateway.errors import invalid
+from gateway.generation.parsed_output import Output, segment_size
 from gateway.generation.request import GenerationRequest
 from protocol.events import Logprobs
 
@@ -19,6 +20,11 @@ USUAL_PIECE = 16
 def token_bytes(logprobs: int | None) -> int:
     """The memory of one token of an answer, with so many most likely tokens beside it; None reports none."""
     return TOKEN_BYTES + TEXT_BYTES + (0 if logprobs is None else LOGPROB_BYTES * (1 + logprobs))
+
+
+def output_bytes(output: Iterable[Output]) -> int:
+    """The memory of the output of steps."""
+    return sum([TEXT_BYTES + (len(each) if type(each) is str else segment_size(each)) for each in output])
 
 
 def logprobs_bytes(reports: Iterable[Logprobs]) -> int:

@@ -26,6 +26,8 @@ class OpenAIAnswer:
     include_usage: bool = False
     token_ids: bool = False
     logprobs: bool = False
+    include_reasoning: bool = True
+    """Reasoning is part of the answer. Its tokens and log-probabilities are, in any case."""
     content_type = sse.CONTENT_TYPE
     keep_alive = sse.WAITING
 
@@ -33,8 +35,10 @@ class OpenAIAnswer:
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{token}"
 
     def events(self, head: AnswerHead) -> EventRenderer:
-        kind = ChatChunks if self.chat else CompletionChunks
-        return kind(head, include_usage=self.include_usage, token_ids=self.token_ids, logprobs=self.logprobs)
+        options = {"include_usage": self.include_usage, "token_ids": self.token_ids, "logprobs": self.logprobs}
+        if self.chat:
+            return ChatChunks(head, include_reasoning=self.include_reasoning, **options)
+        return CompletionChunks(head, **options)
 
     def whole(
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
@@ -58,7 +62,7 @@ class OpenAIAnswer:
     def _choice(self, index: int, deltas: Sequence[OutputDelta]) -> Iterator[bytes]:
         choice: dict[str, Any] = {"index": index}
         if self.chat:
-            choice["message"] = _message(deltas)
+            choice["message"] = _message(deltas, include_reasoning=self.include_reasoning)
         else:
             choice["text"] = "".join(map(completion_text, deltas))
         yield _encode(choice)[:-1] + b',"logprobs":'
@@ -74,13 +78,14 @@ class OpenAIAnswer:
         yield b"}"
 
 
-def _message(deltas: Sequence[OutputDelta]) -> dict[str, Any]:
+def _message(deltas: Sequence[OutputDelta], *, include_reasoning: bool) -> dict[str, Any]:
     calls = _tool_calls(deltas)
     content = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
     message["refusal"] = None
-    if reasoning := "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)):
-        message["reasoning_content"] = reasoning
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    if reasoning and include_reasoning:
+        message["reasoning_content"] = message["reasoning"] = reasoning
     if calls:
         message["tool_calls"] = calls
     return message

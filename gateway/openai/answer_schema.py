@@ -66,6 +66,9 @@ class AnswerMessage(Struct, forbid_unknown_fields=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same as `reasoning_content`, by the name that some clients read."""
 
 
 class ChatChoice(Struct, forbid_unknown_fields=True):

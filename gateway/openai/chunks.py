@@ -54,8 +54,8 @@ class _Chunks(ABC):
                 events += self._begin(before)
             if type(delta) is TextDelta and delta.stop is None and not self._by_token:
                 events.append(b"".join((before, self.before_text, _encode(delta.text), self._plain)))
-            else:
-                events.append(b"".join((before, self._content(delta), self._after(delta))))
+            elif content := self._content(delta):
+                events.append(b"".join((before, content, self._after(delta))))
         return events
 
     def _after(self, delta: OutputDelta) -> bytes:
@@ -82,7 +82,7 @@ class _Chunks(ABC):
 
     @abstractmethod
     def _content(self, delta: OutputDelta) -> bytes:
-        """The fields of a choice that are generated."""
+        """The fields of a choice that are generated; empty for no chunk."""
 
     @abstractmethod
     def _report(self, delta: OutputDelta) -> object:
@@ -96,6 +96,12 @@ class ChatChunks(_Chunks):
     before_text = b'"delta":{"content":'
     after_content = b"}"
 
+    def __init__(
+        self, head: AnswerHead, *, include_usage: bool, token_ids: bool, logprobs: bool, include_reasoning: bool = True
+    ) -> None:
+        super().__init__(head, include_usage=include_usage, token_ids=token_ids, logprobs=logprobs)
+        self._include_reasoning = include_reasoning
+
     def _begin(self, before: bytes) -> list[bytes]:
         return [before + b'"delta":{"role":"assistant","content":""' + self._plain]
 
@@ -103,7 +109,10 @@ class ChatChunks(_Chunks):
         if isinstance(delta, TextDelta):
             return self.before_text + _encode(delta.text) if delta.text else b'"delta":{'
         if isinstance(delta, ReasoningDelta):
-            return b'"delta":{"reasoning_content":%s' % _encode(delta.text)
+            if not self._include_reasoning:
+                return b'"delta":{' if self._by_token or delta.stop is not None else b""
+            text = _encode(delta.text)
+            return b'"delta":{"reasoning_content":%s,"reasoning":%s' % (text, text)
         call: dict[str, object] = {"index": delta.call}
         function = {"arguments": delta.arguments}
         if delta.id:

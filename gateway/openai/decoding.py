@@ -26,6 +26,8 @@ NO_LIMIT = -1
 """A `max_tokens` that allows the rest of the context, as with llama.cpp and LM Studio."""
 LIMIT_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
 """The names of the limit of tokens, by which clients of several servers give it."""
+REASONING_LIMIT_NAMES = ("thinking_token_budget", "reasoning_budget")
+"""The names of the limit of reasoning: vLLM's and llama.cpp's."""
 RANDOM_SEED = -1
 """A `seed` that asks for a random one, as with llama.cpp and vLLM."""
 
@@ -70,7 +72,7 @@ class RequestDecoder:
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
         given = body.chat_template_kwargs
         options = TemplateOptions() if given is None else TemplateOptions(**structs.asdict(given))
-        chat = ChatInput(messages, now=_now(), options=options)
+        chat = ChatInput(messages, now=_now(), options=options, parse_reasoning=body.reasoning_format != "none")
         return self._decoded(body, [chat], limit, top, size=len(raw))
 
     def _decoded(
@@ -87,6 +89,7 @@ class RequestDecoder:
             include_usage=bool(options.include_usage),
             token_ids=bool(body.return_token_ids),
             logprobs=top is not None,
+            include_reasoning=not isinstance(body, ChatBody) or body.include_reasoning is not False,
         )
         output = OutputOptions(
             stream=bool(body.stream),
@@ -106,6 +109,7 @@ class RequestDecoder:
                 min_tokens=body.min_tokens or 0,
                 stop_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
                 keep_stop=bool(body.include_stop_str_in_output),
+                reasoning_tokens=_reasoning_limit(body),
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
@@ -169,3 +173,9 @@ def _limit(body: CompletionBody | ChatBody, default: int) -> int | None:
         raise invalid(name, f"`{name}` is 1 and up, or {NO_LIMIT} for no limit")
     chosen = default if limit is None else limit
     return None if chosen == NO_LIMIT else chosen
+
+
+def _reasoning_limit(body: CompletionBody | ChatBody) -> int | None:
+    """The most tokens of reasoning, in whichever of its names it was given; None is no limit of its own."""
+    _, limit = one_of(body, *REASONING_LIMIT_NAMES)
+    return None if limit == NO_LIMIT else limit

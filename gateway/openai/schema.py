@@ -43,6 +43,8 @@ RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION, le=MAX_REPETITION)]
 Participant = Annotated[str, Meta(max_length=MAX_PARTICIPANT, pattern=r"^[^\s<|\\/>]*$(?![\s\S])")]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
+ReasoningBudget = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+"""Maximum tokens of reasoning; -1 is no limit of its own."""
 StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 """A stop string; an empty one is ignored."""
 Stops = StopText | Annotated[tuple[StopText | None, ...], Meta(max_length=MAX_STOPS)]
@@ -171,6 +173,10 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    include_reasoning: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    thinking_token_budget: ReasoningBudget | None = None
+    reasoning_budget: ReasoningBudget | None = None
     # Refused when they would change something: see `gateway.openai.unsupported`.
     add_generation_prompt: Any = None
     audio: Any = None

@@ -13,6 +13,7 @@ COUNTED = (
     "prefix_hits",
     "prefix_tokens",
     "graphs_failed",
+    "malformed_calls",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

@@ -6,12 +6,13 @@ from bisect import bisect_right
 import structlog
 from msgspec.structs import replace
 
-from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes
+from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes, output_bytes
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.generation.parsed_output import Output, parsed_deltas
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
 from protocol.commands import Submit
-from protocol.events import Delta, Finished, Logprobs, Usage
+from protocol.events import Delta, Finished, Logprobs, TextSegment, Usage
 from protocol.request import TokensInput
 
 _log = structlog.get_logger("gateway.routing.sequence")
@@ -27,9 +28,10 @@ class LiveSequence:
 
     __slots__ = (
         "_logprobs",
+        "_output",
+        "_output_ends",
+        "_parsed",
         "_taken",
-        "_text",
-        "_text_ends",
         "cause",
         "continued",
         "ended",
@@ -84,9 +86,11 @@ class LiveSequence:
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
         """Tokens since the last of these failures."""
-        self._text: list[str] = []
-        self._text_ends = array("I")
-        """For each text, the number of tokens when it was complete."""
+        self._output: list[Output] = []
+        self._output_ends = array("I")
+        """For each of these, the number of tokens when it was complete."""
+        self._parsed = False
+        """There is something else than text among them."""
         self._logprobs: list[Logprobs] = []
         self._taken = 0
 
@@ -132,9 +136,15 @@ class LiveSequence:
         self.tokens += delta.tokens
         size = TOKEN_BYTES * len(delta.tokens)
         if delta.text:
-            self._text.append(delta.text)
-            self._text_ends.append(len(self.tokens))
+            self._output.append(delta.text)
+            self._output_ends.append(len(self.tokens))
             size += TEXT_BYTES + len(delta.text)
+        elif delta.segments:
+            self._parsed = True
+            output = [segment.text if isinstance(segment, TextSegment) else segment for segment in delta.segments]
+            self._output += output
+            self._output_ends.extend([len(self.tokens)] * len(output))
+            size += output_bytes(output)
         if delta.logprobs:
             self._logprobs += delta.logprobs
             size += logprobs_bytes(delta.logprobs)
@@ -170,7 +180,7 @@ class LiveSequence:
     @property
     def unread(self) -> bool:
         """The client has yet to take something that was delivered."""
-        return self._taken < len(self.tokens) or bool(self._text) or bool(self._logprobs)
+        return self._taken < len(self.tokens) or bool(self._output) or bool(self._logprobs)
 
     def take_into(self, deltas: list[OutputDelta], with_tokens: bool, room: int) -> int:
         """Add what the client has not had yet, of at most `room` tokens: one delta for each kind of output, however
@@ -178,34 +188,41 @@ class LiveSequence:
         begin, end = self._taken, len(self.tokens)
         last = end - begin <= room
         if last:
-            texts, logprobs = self._text, tuple(self._logprobs)
-            self._text = []
-            del self._text_ends[:]
+            output, logprobs = self._output, tuple(self._logprobs)
+            output_ends = self._output_ends[:] if self._parsed else ()
+            self._output = []
+            del self._output_ends[:]
             if logprobs:
                 self._logprobs.clear()
         else:
             end = begin + room
-            steps = bisect_right(self._text_ends, end)
-            texts, logprobs = self._text[:steps], tuple(self._logprobs[:room])
-            del self._text[:steps], self._text_ends[:steps], self._logprobs[:room]
-        text = "".join(texts)
+            steps = bisect_right(self._output_ends, end)
+            output, logprobs = self._output[:steps], tuple(self._logprobs[:room])
+            output_ends = self._output_ends[:steps] if self._parsed else ()
+            del self._output[:steps], self._output_ends[:steps], self._logprobs[:room]
         tokens = tuple(self.tokens[begin:end]) if with_tokens else ()
         self._taken = end
+        reason = self.reason if last else None
+        if self._parsed:
+            size = output_bytes(output)
+            ends = [each - begin for each in output_ends]
+            deltas += parsed_deltas(self.index, output, ends, tokens, logprobs, reason)
+        else:
+            text = "".join(output)  # type: ignore[arg-type]  # only text, as nothing was parsed
+            size = TEXT_BYTES * len(output) + len(text)
+            if text or tokens or reason is not None:
+                deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
         request = self.request
         if request.streamed and request.answer is not None:
-            size = TEXT_BYTES * len(texts) + len(text)
             if logprobs:
                 size += logprobs_bytes(logprobs)
             request.answer.shrink(size)
-        reason = self.reason if last else None
-        if text or tokens or reason is not None:
-            deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
         return end - begin
 
     def discard(self) -> list[Logprobs]:
         """Drop what the client has not taken, which it will not get. Returns the log-probabilities of it."""
         self._taken = len(self.tokens)
-        self._text.clear()
-        del self._text_ends[:]
+        self._output.clear()
+        del self._output_ends[:]
         logprobs, self._logprobs = self._logprobs, []
         return logprobs

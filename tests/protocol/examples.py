@@ -155,6 +155,7 @@ EVENTS: dict[str, Event] = {
     ),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, score=True, grammar=True), 2150, "local-task", 96),
+    "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(
@@ -169,6 +170,7 @@ EVENTS: dict[str, Event] = {
     "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
     "beat": Heartbeat(GAUGES),
+    "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

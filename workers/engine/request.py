@@ -38,8 +38,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Append a token to the answer. Raises `ConstraintFailed`."""
 
-    def mask(self) -> NDArray[np.uint32]:
-        """Return the tokens that may follow, in the format of `workers.sampling.sample_spec.SampleSpec.mask`.
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Return the tokens that may follow, in the format of `workers.sampling.sample_spec.SampleSpec.mask`. None
+        allows all.
 
         The array is not changed afterwards. The answer is complete when no token is allowed. Raises `ConstraintFailed`
         if it cannot be completed.

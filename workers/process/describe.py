@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from baton_serve import __version__
 from protocol.bounds import MAX_NAME, PROTOCOL_VERSION
 from protocol.events import Hello
+from workers.output_formats.formats.choice import AUTO, choose_formats
 from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
 from workers.process.spec import WorkerSpec
 
@@ -36,7 +37,9 @@ class Described:
 
 
 def describe(spec: WorkerSpec) -> Described:
-    """Read the description of the model, not its weights. Raises what `choose_backend` and the checkpoint raise."""
+    """Read the description of the model, not its weights. Raises `UnknownFormat`, and what `choose_backend` and the
+    checkpoint raise."""
+    choose_formats(spec.reasoning_parser, spec.tool_parser)
     if spec.backend == "scripted":
         return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
@@ -53,6 +56,8 @@ def describe(spec: WorkerSpec) -> Described:
         settings += " parse_special"
     if spec.generation_config == "none":  # the digest of the model covers the file
         settings += " generation_config none"
+    if (spec.tool_parser, spec.reasoning_parser) != (AUTO, AUTO):
+        settings += f" parsers {spec.tool_parser} {spec.reasoning_parser}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
     return Described(backend, device[:MAX_NAME], context, digest, model)
 

@@ -20,6 +20,7 @@ from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of
 from workers.load_options import Progress
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
@@ -42,6 +43,8 @@ class Loaded:
     """Sampling parameters of requests that leave them open."""
     grammars: GrammarCompiler | None = None
     """Compiles the grammars of requests; None for a model without a tokenizer. The one who serves closes it."""
+    formats: ChosenFormats = NO_FORMATS
+    """Notations of the model's tool calls and reasoning."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -52,6 +55,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     tokenizer = _load_tokenizer(spec, progress)
     eos_ids = _config_eos_ids(spec) if tokenizer is None else frozenset()
     sampling_defaults = _sampling_defaults(spec)
+    formats = _formats(spec, tokenizer)
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
@@ -74,7 +78,7 @@ def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     if tokenizer is not None:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
     context = runner.capabilities.context
-    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars)
+    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats)
 
 
 def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
@@ -126,6 +130,18 @@ def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     tokenizer = CheckpointTokenizer.from_dir(Path(spec.model_path), parse_special=spec.parse_special)
     progress("tokenizer", 1, 1)
     return tokenizer
+
+
+def _formats(spec: WorkerSpec, tokenizer: Tokenizer | None) -> ChosenFormats:
+    if tokenizer is None:
+        return NO_FORMATS
+    return choose_formats(
+        spec.reasoning_parser,
+        spec.tool_parser,
+        chat_template=tokenizer.template_text,
+        response_template=tokenizer.response_template,
+        added_tokens=tokenizer.added_tokens,
+    )
 
 
 def _config_eos_ids(spec: WorkerSpec) -> frozenset[int]:

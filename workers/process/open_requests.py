@@ -61,6 +61,8 @@ class OpenRequests:
             eos_ids=loaded.eos_ids,
             sampling_defaults=loaded.sampling_defaults,
             grammars=loaded.grammars,
+            formats=loaded.formats,
+            vocab_size=loaded.engine.capabilities.vocab_size,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
         self._timer: asyncio.TimerHandle | None = None

@@ -7,18 +7,34 @@ Runs on the event loop. Every stream that `admit` accepts gets exactly one termi
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
+from protocol.events import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Logprobs,
+    Segment,
+    Step,
+    TextSegment,
+    TokenLogprob,
+    Usage,
+)
 from protocol.request import ChatInput, FinishReason, Sampling
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
+from workers.output_formats.parser import OutputParser
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import IncrementalDetokenizer
@@ -28,6 +44,7 @@ if TYPE_CHECKING:
     from workers.grammar.compiler import GrammarCompiler
 
 _SPARE_DEADLINES = 64
+_log = structlog.get_logger("workers.process.output_processor")
 _TEXT_FAILED = "the text of the answer could not be made"
 
 
@@ -68,7 +85,8 @@ class _OpenSequence:
 
     eos: frozenset[int]
     text: IncrementalDetokenizer | None
-    """None for a model without a tokenizer."""
+    """None for a model without a tokenizer, and for output that is parsed."""
+    parser: OutputParser | None
     source: str
     """The request field of the prompt."""
     prompt_tokens: int
@@ -81,13 +99,31 @@ class _OpenSequence:
     pieces: list[str] = field(default_factory=list)
     keep_stop: bool = False
     """The token of `eos` that ends the answer is part of its text."""
+    segments: list[Segment] = field(default_factory=list)
     top: int = 0
     """Number of most likely tokens to report with each token."""
     logprobs: list[Logprobs] = field(default_factory=list)
 
+    @property
+    def ended_by_text(self) -> bool:
+        """A stop string, or the only call, is complete."""
+        output = self.text if self.parser is None else self.parser
+        return output is not None and output.stopped
+
+    def reason(self, reason: FinishReason) -> FinishReason:
+        """Return why the answer ended; `reason` is the engine's."""
+        ended = "stop" if self.stopped or self.ended_by_text else reason
+        return ended if self.parser is None else self.parser.finish_reason(ended)
+
+    def take_parsed(self) -> tuple[str, tuple[Segment, ...]]:
+        """Return new output of the parser, which is not kept: text, or segments if there is something else in it."""
+        segments, self.segments = tuple(self.segments), []
+        texts = [segment.text for segment in segments if isinstance(segment, TextSegment)]
+        return ("".join(texts), ()) if len(texts) == len(segments) else ("", segments)
+
 
 class OutputProcessor:
-    """Owns detokenizer, stop strings, usage and deadline of each open sequence."""
+    """Owns detokenizer or parser, stop strings, usage and deadline of each open sequence."""
 
     def __init__(
         self,
@@ -99,12 +135,14 @@ class OutputProcessor:
         eos_ids: frozenset[int] = frozenset(),
         sampling_defaults: SamplingDefaults | None = None,
         grammars: "GrammarCompiler | None" = None,
+        formats: ChosenFormats = NO_FORMATS,
+        vocab_size: int = 0,
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
-        `eos_ids` and `grammars` as in `PromptBuilder`. `sampling_defaults` stand for parameters that a request leaves
-        open."""
+        `eos_ids`, `grammars`, `formats` and `vocab_size` as in `PromptBuilder`. `sampling_defaults` stand for
+        parameters that a request leaves open."""
         self._tokenizer = tokenizer
-        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars)
+        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size)
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
@@ -112,6 +150,7 @@ class OutputProcessor:
         self._reached = 0
         self._overtaken: set[int] = set()
         """Streams before `_reached` that are not admitted yet, because their grammar is compiled."""
+        self._malformed_calls = 0
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -134,9 +173,9 @@ class OutputProcessor:
         """See `PromptBuilder.compiled`."""
         return self._prompt_builder.compiled(submit)
 
-    def build_constraint(self, submit: Submit) -> Constraint | None:
+    def build_constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
         """Compile the grammar of a request, on any thread, one at a time. Raises as `build_prompt` does."""
-        return self._prompt_builder.constraint(submit)
+        return self._prompt_builder.constraint(prompt, submit)
 
     def overtake(self, stream: int) -> None:
         """Later streams may be admitted before this one, whose grammar is compiled. Until it is admitted or left,
@@ -173,7 +212,8 @@ class OutputProcessor:
             )
         if prompt is None:
             prompt = build_or_error(self.build_prompt, submit)
-            constraint = build_or_error(self.build_constraint, submit)
+            if isinstance(prompt, TokenizedPrompt):
+                constraint = build_or_error(partial(self.build_constraint, prompt), submit)
         self._reached = max(self._reached, stream)
         for built in (prompt, constraint):
             if isinstance(built, PromptRefused):
@@ -182,13 +222,15 @@ class OutputProcessor:
                 raise built
         assert isinstance(prompt, TokenizedPrompt)
         assert not isinstance(constraint, BaseException)
-        text, limits = prompt.text, submit.limits
+        limits = submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _OpenSequence(prompt.eos, text, source, len(prompt.tokens), resumed, keep_stop=limits.keep_stop)
+        live = _OpenSequence(prompt.eos, prompt.text, prompt.parser, source, len(prompt.tokens), resumed)
+        live.keep_stop = limits.keep_stop
         live.top = submit.sampling.logprobs or 0
-        if text is not None and text.stopped:
-            return SubmitResult(None, Finished(stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)))
+        if live.ended_by_text:
+            usage = Usage(live.prompt_tokens, live.completion_tokens)
+            return SubmitResult(None, Finished(stream, live.reason("stop"), usage))
         self._live[stream] = live
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
@@ -209,9 +251,10 @@ class OutputProcessor:
         return SubmitResult(request, None)
 
     def with_reached(self, gauges: Gauges) -> Gauges:
-        """Return the engine's gauges with the last stream whose prompt was built, which the engine does not know."""
+        """Return the engine's gauges with what the engine does not know: the last stream whose prompt was built, and
+        the malformed tool calls."""
         reached = min(self._reached, min(self._overtaken) - 1) if self._overtaken else self._reached
-        return replace(gauges, reached=reached)
+        return replace(gauges, reached=reached, malformed_calls=self._malformed_calls)
 
     def full(self, waiting: int = 0) -> bool:
         """No further sequence fits, beside the open ones and `waiting` ones without a prompt."""
@@ -289,18 +332,24 @@ class OutputProcessor:
                     live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
                 if live.text is not None and (live.keep_stop or item.token not in live.eos):
                     live.pieces.append(live.text.push(item.token))
+                elif live.parser is not None and (live.keep_stop or item.token not in live.eos):
+                    live.segments += live.parser.push(item.token)
             except Exception as error:  # noqa: BLE001  a bug in text code must end this request only
                 done.text_errors[item.stream] = error
                 del touched[item.stream]
                 continue
-            if live.text is not None and live.text.stopped:
+            if live.text.stopped if live.text is not None else live.ended_by_text:
                 live.stopped = True
                 done.finish.append(item.stream)
         deltas = []
         for stream, live in touched.items():
-            deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
+            if live.parser is None:
+                deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
+                live.pieces.clear()
+            else:
+                text, segments = live.take_parsed()
+                deltas.append(Delta(stream, tuple(live.tokens), text, tuple(live.logprobs), segments))
             live.tokens.clear()
-            live.pieces.clear()
             live.logprobs.clear()
         return tuple(deltas)
 
@@ -319,21 +368,34 @@ class OutputProcessor:
             return ()
         try:
             tail = live.text.finish() if live.text is not None else ""
+            if live.parser is not None:
+                live.segments += live.parser.finish(end.reason)
         except Exception as error:  # noqa: BLE001  as in `_deltas`
             done.text_errors[end.stream] = error
             return self._fail(SequenceFailure(end.stream, ErrorCode.INTERNAL, _TEXT_FAILED))
         del self._live[end.stream]
-        reason: FinishReason = "stop" if live.stopped or (live.text is not None and live.text.stopped) else end.reason
+        segments: tuple[Segment, ...] = ()
+        if live.parser is not None:
+            tail, segments = live.take_parsed()
+            self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)
-        return (Finished(end.stream, reason, usage, (), tail),)
+        return (Finished(end.stream, live.reason(end.reason), usage, (), tail, (), segments),)
+
+    def _count_malformed(self, stream: int, parser: OutputParser) -> None:
+        """Count what began like a tool call and is text."""
+        self._malformed_calls += len(parser.malformed)
+        if parser.malformed:
+            reasons = sorted({str(reason) for reason in parser.malformed})
+            _log.info("tool_calls_malformed", stream=stream, count=len(parser.malformed), reasons=reasons)
 
     def _fail(self, failure: SequenceFailure) -> Iterable[Finished | Failed]:
         live = self._live.pop(failure.stream, None)
         if live is None:
             return ()
         if live.stopped:  # the answer was complete before the step that failed
-            return (Finished(failure.stream, "stop", Usage(live.prompt_tokens, live.completion_tokens)),)
+            usage = Usage(live.prompt_tokens, live.completion_tokens)
+            return (Finished(failure.stream, live.reason("stop"), usage),)
         field = live.source if failure.field == "prompt" else failure.field
         return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 

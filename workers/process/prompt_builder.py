@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, Sampling, TextInput
+from protocol.request import ChatInput, Grammar, Input, Limits, TextInput
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.request import Constraint, ConstraintFailed
 from workers.grammar.refusal import GrammarRefused
-from workers.process.word_tokens import BreakerTokens, bad_sequences
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
+from workers.output_formats.parser import OutputParser
+from workers.output_formats.parsing import OutputParsing
+from workers.output_formats.reasoning_gate import ReasoningGate
+from workers.process.word_tokens import BreakerTokens
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
@@ -47,6 +51,10 @@ class TokenizedPrompt:
     """The tokens of words that may not be generated."""
     breakers: Breakers = NO_BREAKERS
     """The tokens of breakers of the DRY penalty."""
+    parser: OutputParser | None = None
+    """In place of `text` for output that is parsed; it has consumed the resumed tokens as well."""
+    gate: ReasoningGate | None = None
+    """Makes the constraint over the reasoning; None for a request or a model without reasoning."""
 
 
 class PromptRefused(Exception):
@@ -97,52 +105,92 @@ class PromptBuilder:
         context: int,
         eos_ids: frozenset[int] = frozenset(),
         grammars: "GrammarCompiler | None" = None,
+        formats: ChosenFormats = NO_FORMATS,
+        vocab_size: int = 0,
     ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
-        model without a tokenizer. Without `grammars`, requests that have one are refused."""
+        model without a tokenizer. Without `grammars`, requests that have one are refused. `vocab_size` is that of the
+        model, in which constraints are."""
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
         self._breakers: BreakerTokens | None = None
+        self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
 
     def compiled(self, submit: Submit) -> bool:
         """The request's grammar is compiled already, or it has none: `constraint` takes no time."""
         grammar = submit.grammar
         return grammar is None or (self._grammars is not None and self._grammars.cached(grammar))
 
-    def constraint(self, submit: Submit) -> Constraint | None:
-        """Compile the grammar of a request, and pass it the resumed tokens. Raises `PromptRefused`."""
-        grammar = submit.grammar
-        if grammar is None:
+    def constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
+        """Compile the grammar of a request, which begins after the reasoning, and pass the constraint the resumed
+        tokens. Raises `PromptRefused`."""
+        constraint: Constraint | None = None if submit.grammar is None else self._matcher(submit.grammar, submit.limits)
+        gate = prompt.gate
+        if gate is not None and (constraint is not None or gate.limit is not None):
+            constraint = gate.constraint(constraint)
+        if constraint is None:
             return None
-        if self._grammars is None:
-            problem = "the model has no tokenizer, which grammars need"
-            raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave {grammar.field} out", grammar.field)
         try:
-            constraint: Constraint = self._grammars.matcher(grammar, ignore_eos=submit.limits.ignore_eos)
             for token in submit.resume:
                 constraint.accept(token)
-        except GrammarRefused as error:
-            code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
-            path = ".".join(filter(None, (grammar.field, error.path)))
-            raise PromptRefused(code, f"`{path}`: {error}", grammar.field) from error
         except ConstraintFailed as error:
             raise PromptRefused(ErrorCode.INVALID, str(error), error.field) from error
         return constraint
 
+    def _matcher(self, grammar: Grammar, limits: Limits) -> Constraint:
+        if self._grammars is None:
+            problem = "the model has no tokenizer, which grammars need"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave {grammar.field} out", grammar.field)
+        try:
+            return self._grammars.matcher(grammar, ignore_eos=limits.ignore_eos)
+        except GrammarRefused as error:
+            code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
+            path = ".".join(filter(None, (grammar.field, error.path)))
+            raise PromptRefused(code, f"`{path}`: {error}", grammar.field) from error
+
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
         tokens = self._tokens(submit.input)
-        text = self._text(submit, tokens)
+        parser, gate = None, None
+        if self._parsing is not None and isinstance(submit.input, ChatInput):
+            parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
+        text = self._text(submit, tokens) if parser is None else None
         limits = submit.limits
         eos = frozenset(limits.stop_ids) if limits.ignore_eos else self._eos_ids.union(limits.stop_ids)
         for token in submit.resume:
             # The client has this text; what was held back of it is sent with the next token.
-            if text is not None and (limits.keep_stop or token not in eos):
+            if token in eos and not limits.keep_stop:
+                continue
+            if text is not None:
                 text.push(token)
+            elif parser is not None:
+                parser.push(token)
         bad, breakers = self._words(submit.sampling)
-        return TokenizedPrompt(tokens, text, eos, bad, breakers)
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate)
+
+    def _parse(
+        self, parsing: OutputParsing, submit: Submit, source: ChatInput, prompt: tuple[int, ...]
+    ) -> tuple[OutputParser | None, ReasoningGate | None]:
+        parses_tools = source.parse_tools and source.tool_choice.mode != "none"
+        if parses_tools and source.tools_json and not parsing.tools_known:
+            problem = "the notation of this model's tool calls is not known: give --tool-parser, or leave tools out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "tools")
+        tools = ToolSchemas((_tools(source.tools_json) or ()) if parses_tools else ())
+        parser = parsing.parser(
+            prompt,
+            submit.limits,
+            tools,
+            parses_tools=parses_tools,
+            parses_reasoning=source.parse_reasoning,
+            parallel=source.tool_choice.parallel,
+        )
+        limit = submit.limits.reasoning_tokens
+        if limit is not None and not parsing.reasoning_known:
+            problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
+        return parser, parsing.gate(prompt, limit) if source.parse_reasoning or limit is not None else None
 
     def _words(self, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], Breakers]:
         """Return the tokens of texts that the sampling parameters name."""

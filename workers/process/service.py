@@ -135,6 +135,8 @@ class WorkerService:
             text=tokenizer is not None,
             logprobs=True,
             grammar=loaded.grammars is not None,
+            tools=tokenizer is not None and loaded.formats.tools is not None,
+            reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
+from workers.output_formats.formats.choice import AUTO
 from workers.precision import Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
@@ -52,6 +53,10 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     generation_config: GenerationConfig = "auto"
     """`auto` takes sampling parameters that a client leaves open from the checkpoint's generation_config.json, `none`
     does not."""
+    tool_parser: str = AUTO
+    """Format of the model's tool calls, of `workers.output_formats.formats.catalog`; `none` leaves them in the text."""
+    reasoning_parser: str = AUTO
+    """Format of the model's reasoning, likewise."""
     cache_dir: str = ""
     """Folder of IREE's compiled graphs and packed weights; empty means the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0

@@ -7,6 +7,7 @@ overtaken by those that come after them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -20,7 +21,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import PromptRefused, PromptResult, build_or_error, tokenize_cost
+from workers.process.prompt_builder import PromptRefused, PromptResult, TokenizedPrompt, build_or_error, tokenize_cost
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
@@ -122,14 +123,14 @@ class TokenizeQueue:
         if submit.stream not in self._waiting:
             return  # cancelled
         ready = isinstance(prompt, BaseException) or self._output.compiled(submit)
-        if not ready and self._may_overtake():
+        if not ready and not isinstance(prompt, BaseException) and self._may_overtake():
             self._compiling[submit.stream] = self._waiting.pop(submit.stream)
             self._output.overtake(submit.stream)
             compiles.start_soon(self._compile, waiting, prompt)
             return
         if not ready and self._clock() - waiting.arrived > GRAMMAR_WAIT_S:
             prompt = _too_many_grammars(submit)
-        constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit)
+        constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit, prompt)
         if self._waiting.pop(submit.stream, None) is not None:
             self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
 
@@ -139,10 +140,10 @@ class TokenizeQueue:
         self._overtaken = {stream for stream in self._overtaken if not self._output.has_output(stream)}
         return len(self._overtaken) + len(self._compiling) < MAX_OVERTAKEN
 
-    async def _compile(self, waiting: _Waiting, prompt: PromptResult) -> None:
+    async def _compile(self, waiting: _Waiting, prompt: TokenizedPrompt) -> None:
         """Admit a request once its grammar is compiled."""
         submit = waiting.submit
-        constraint = await self._build_constraint(submit)
+        constraint = await self._build_constraint(submit, prompt)
         if self._compiling.pop(submit.stream, None) is not None:
             self._overtaken.add(submit.stream)
             self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
@@ -155,11 +156,13 @@ class TokenizeQueue:
             build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
-    async def _build_constraint(self, submit: Submit) -> Constraint | BaseException | None:
-        if submit.grammar is None or (self._output.compiled(submit) and tokenize_cost(submit) <= MAX_INLINE_COST):
-            return build_or_error(self._output.build_constraint, submit)
+    async def _build_constraint(self, submit: Submit, prompt: TokenizedPrompt) -> Constraint | BaseException | None:
+        build = partial(self._output.build_constraint, prompt)
+        unconstrained = submit.grammar is None and submit.limits.reasoning_tokens is None
+        if unconstrained or (self._output.compiled(submit) and tokenize_cost(submit) <= MAX_INLINE_COST):
+            return build_or_error(build, submit)
         return await anyio.to_thread.run_sync(
-            build_or_error, self._output.build_constraint, submit, limiter=self._compile_limiter, abandon_on_cancel=True
+            build_or_error, build, submit, limiter=self._compile_limiter, abandon_on_cancel=True
         )
 
     def _admit(

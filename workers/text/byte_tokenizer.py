@@ -1,6 +1,7 @@
 """Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from protocol.request import TemplateOptions
@@ -37,6 +38,9 @@ class ByteTokenizer:
     vocab_size = 257
     longest_token = 1
     eos_ids = frozenset({EOS_ID})
+    template_text = ""
+    response_template: Any = None
+    added_tokens: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.chat = ByteChatFormat()

@@ -35,6 +35,7 @@ class CheckpointTokenizer:
         eos_ids: frozenset[int] = frozenset(),
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        response_template: Any = None,
         parse_special: bool = False,
     ) -> None:
         """With `parse_special`, control tokens in the text of messages are control tokens.
@@ -42,11 +43,14 @@ class CheckpointTokenizer:
         Raises `TemplateError` for a chat template that does not compile.
         """
         self.vocab_size, self.longest_token = encoder.vocab_size, encoder.longest_token
+        self.added_tokens: Mapping[str, int] = encoder.added_tokens
         self._encoder = encoder
         self._token_bytes = token_bytes
         self._parse_special = parse_special
         self.eos_ids = eos_ids
         self.chat_template = (chat_templates or {}).get("default")
+        self.template_text = "\n".join((chat_templates or {}).values())
+        self.response_template = response_template
         self.chat = ChatTemplate(chat_templates, special_tokens or {}) if chat_templates else None
 
     @classmethod
@@ -77,6 +81,7 @@ class CheckpointTokenizer:
                 eos_ids=_eos_ids(path, library, special_tokens),
                 special_tokens=special_tokens,
                 chat_templates=_chat_templates(path, config),
+                response_template=config.get("response_template"),
                 parse_special=parse_special,
             )
         except TemplateError as error:

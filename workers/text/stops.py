@@ -38,8 +38,9 @@ class StopScanner:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """End the text and return what was held back, which is not a stop."""
+        """End the text and return what was held back, which is not a stop. A further text may follow."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
         return held
 
     def _advance(self, character: str) -> int:

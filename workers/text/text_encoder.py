@@ -25,7 +25,9 @@ class TextEncoder:
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
         self.longest_token = max(map(len, vocabulary), default=1)
-        special = {ident: token for ident, token in library.get_added_tokens_decoder().items() if token.special}
+        added = library.get_added_tokens_decoder()
+        self.added_tokens = {token.content: ident for ident, token in added.items()}
+        special = {ident: token for ident, token in added.items() if token.special}
         self.control = ControlTokens(token.content for token in special.values())
         # Those that the library finds in normalized text, in which other characters may have become one.
         self._normalized = library.normalizer is not None and any(token.normalized for token in special.values())

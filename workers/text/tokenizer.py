@@ -43,8 +43,20 @@ class Tokenizer(Protocol):
         """Maximum number of text characters in one token."""
 
     @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens that are found in a text before it is split: control tokens and others, by their text."""
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
+
+    @property
+    def template_text(self) -> str:
+        """The text of all chat templates, by which the notation of answers is recognized."""
+
+    @property
+    def response_template(self) -> Any:
+        """The description of the notation of answers that the checkpoint has; None for none."""
 
     @property
     def chat(self) -> ChatFormat | None:

@@ -23,11 +23,24 @@ from protocol.events import (
     Loading,
     Logprobs,
     Ready,
+    ReasoningSegment,
+    Segment,
     Step,
+    TextSegment,
     TokenLogprob,
+    ToolCallSegment,
     Usage,
 )
-from protocol.request import Grammar, Limits, Sampling, TextInput, TokensInput
+from protocol.request import (
+    ChatInput,
+    Grammar,
+    Limits,
+    Message,
+    Sampling,
+    TextInput,
+    TokensInput,
+    ToolChoice,
+)
 
 HANG_S = 10.0
 CONTEXT = 1000
@@ -38,7 +51,7 @@ def asked(
     *,
     resume: int = 0,
     logprobs: int | None = None,
-    prompt: TokensInput | TextInput | None = None,
+    prompt: TokensInput | TextInput | ChatInput | None = None,
     grammar: Grammar | None = None,
     **limits: Any,
 ) -> OutputCheck:
@@ -53,6 +66,19 @@ def asked(
 
 def delta(count: int = 1, text: str = "", logprobs: tuple[Logprobs, ...] = ()) -> Step:
     return Step((Delta(1, (65,) * count, text, logprobs),))
+
+
+def chat(*, tools: bool = True, reasoning: bool = True, choice: ToolChoice | None = None) -> ChatInput:
+    return ChatInput(
+        (Message("user", "hi"),),
+        tool_choice=choice or ToolChoice(),
+        parse_tools=tools,
+        parse_reasoning=reasoning,
+    )
+
+
+def parsed(*segments: Segment) -> Step:
+    return Step((Delta(1, (65,), segments=segments),))
 
 
 def finished(reason: Any, completion: int, prompt: int = 2, text: str = "", cached: int = 0) -> Finished:
@@ -86,6 +112,25 @@ HONEST: dict[str, tuple[OutputCheck, list[Event]]] = {
     "log-probabilities": (asked(logprobs=2), [delta(2, "ab", (likely(2), likely(0))), finished("stop", 2)]),
     "reused rows": (asked(resume=2), [finished("stop", 2, cached=4)]),
     "an unknown prompt": (asked(prompt=TextInput("hi")), [delta(1), finished("stop", 1, prompt=77)]),
+    "parsed output": (
+        asked(prompt=chat()),
+        [
+            parsed(ReasoningSegment("Hm."), TextSegment("So:"), ToolCallSegment(0, "f", "{")),
+            parsed(ToolCallSegment(0, arguments="}"), ToolCallSegment(1, "g", "{}")),
+            delta(1, "Done."),
+            finished("tool_calls", 3),
+        ],
+    ),
+    "the rest of a call": (
+        asked(prompt=chat(), resume=2),
+        [parsed(ToolCallSegment(3, arguments="}")), parsed(ToolCallSegment(4, "g")), finished("tool_calls", 4)],
+    ),
+    "the next call": (asked(prompt=chat(), resume=2), [parsed(ToolCallSegment(4, "g")), finished("stop", 3)]),
+    "calls before the worker's time": (asked(prompt=chat(), resume=2), [finished("tool_calls", 2)]),
+    "one call": (
+        asked(prompt=chat(choice=ToolChoice(parallel=False)), ignore_eos=True),
+        [parsed(ToolCallSegment(0, "f", "{}")), finished("tool_calls", 1)],
+    ),
     "a failure": (asked(), [delta(1), Failed(1, ErrorCode.STEP, "no")]),
     "a deadline": (asked(deadline_ms=5), [Failed(1, ErrorCode.DEADLINE, "late")]),
 }
@@ -127,6 +172,53 @@ LIES: dict[str, tuple[OutputCheck, Event, str]] = {
     "another prompt": (asked(), finished("stop", 0, prompt=3), "3 tokens of its prompt"),
     "an endless prompt": (asked(prompt=TextInput("hi")), finished("stop", 0, prompt=CONTEXT + 1), "of its prompt"),
     "an endless cache": (asked(), finished("stop", 0, cached=3), "3 cached tokens"),
+    "segments unasked": (asked(), parsed(TextSegment("a")), "segments that were not asked for"),
+    "reasoning unasked": (asked(prompt=chat(reasoning=False)), parsed(ReasoningSegment("a")), "reasoning"),
+    "a call unasked": (asked(prompt=chat(tools=False)), parsed(ToolCallSegment(0, "f")), "a tool call that was not"),
+    "a call in spite of the choice": (
+        asked(prompt=chat(choice=ToolChoice("none"))),
+        parsed(ToolCallSegment(0, "f")),
+        "a tool call that was not",
+    ),
+    "text beside segments": (
+        asked(prompt=chat()),
+        Step((Delta(1, (65,), "a", segments=(TextSegment("b"),)),)),
+        "text beside segments",
+    ),
+    "a call left out": (asked(prompt=chat()), parsed(ToolCallSegment(1, "f")), "a part of call 1 after call -1"),
+    "a call without a name": (asked(prompt=chat()), parsed(ToolCallSegment(0)), "a part of call 0 after call -1"),
+    "a second name": (
+        asked(prompt=chat()),
+        parsed(ToolCallSegment(0, "f"), ToolCallSegment(0, "f")),
+        "a part of call 0 after call 0",
+    ),
+    "an earlier call": (
+        asked(prompt=chat()),
+        parsed(ToolCallSegment(0, "f"), ToolCallSegment(1, "f"), ToolCallSegment(0, arguments="}")),
+        "a part of call 0 after call 1",
+    ),
+    "an impossible call": (
+        asked(prompt=chat(), resume=1),
+        parsed(ToolCallSegment(0, "f"), ToolCallSegment(0, "f")),
+        "0",
+    ),
+    "a second call": (
+        asked(prompt=chat(choice=ToolChoice(parallel=False))),
+        parsed(ToolCallSegment(0, "f"), ToolCallSegment(1, "f")),
+        "a second tool call",
+    ),
+    "too many arguments": (
+        asked(prompt=chat()),
+        parsed(ToolCallSegment(0, "f", LONG), ToolCallSegment(0, arguments=LONG)),
+        "characters of text in 1 tokens",
+    ),
+    "tool calls without any": (asked(prompt=chat()), finished("tool_calls", 0), "got none that were asked for"),
+    "tool calls unasked": (asked(resume=1), finished("tool_calls", 1), "got none that were asked for"),
+    "tool calls too early": (
+        asked(prompt=chat(), resume=1, min_tokens=3),
+        finished("tool_calls", 1),
+        "nothing may stop it",
+    ),
     "quarantined": (asked(), Failed(1, ErrorCode.QUARANTINED, "no"), "quarantined"),
     "a deadline that was not set": (asked(), Failed(1, ErrorCode.DEADLINE, "no"), "deadline_exceeded"),
     "more slots": (asked(), Heartbeat(Gauges(slots_active=5)), "5 of its 4 slots"),

@@ -57,6 +57,13 @@ def test_a_model_is_checked_before_anything_starts(tmp_path: Path) -> None:
             check_model(worker_spec(other, ChosenModel.choose(other)))
 
 
+def test_a_notation_that_is_not_known_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    settings = Settings(backend="scripted", tool_parser="hermess")
+    spec = worker_spec(settings, ChosenModel("tiny", tmp_path))
+    with pytest.raises(CommandFailed, match=r"tool_parser: 'hermess' is not one of auto, none, .*hermes"):
+        check_model(spec)
+
+
 def test_a_cache_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     pytest.importorskip("iree.runtime")
     path, file = make_checkpoint(tmp_path / "model"), tmp_path / "file"

@@ -4,7 +4,7 @@ The test says when it steps, what of a step arrives, and when it dies. So whole 
 both sides, and every interleaving of them can be had on purpose.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
@@ -28,17 +29,27 @@ LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
 class EngineWorker(FakeWorker):
     """Computes what it is sent, when `step` is called."""
 
-    def __init__(self, name: str = "w0", *, slots: int = 4, queue: int = 64) -> None:
+    def __init__(
+        self,
+        name: str = "w0",
+        *,
+        slots: int = 4,
+        queue: int = 64,
+        runner: Callable[[], ScriptedRunner] | None = None,
+        formats: ChosenFormats = NO_FORMATS,
+    ) -> None:
+        """`runner` makes the runner of each incarnation; without it, one of `LETTERS`."""
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
         self._queue = queue
+        self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS))
+        self._formats = formats
         self._start()
 
     def _start(self) -> None:
         self.told_to_stop = False
-        runner = ScriptedRunner(slots=self._slots, alphabet=LETTERS)
-        self.engine = BatchEngine(runner, max_queue=self._queue, step_tokens=64)
-        self._output = OutputProcessor(ByteTokenizer(), max_live=128, clock=lambda: 0.0)
+        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64)
+        self._output = OutputProcessor(ByteTokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
         self._answers: list[Event] = []
 
     def send_nowait(self, commands: Sequence[Command]) -> None:

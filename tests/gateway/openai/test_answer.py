@@ -45,8 +45,8 @@ def test_reasoning_and_tool_calls_have_chunks_of_their_own() -> None:
     found = [choice["delta"] for choice in chunks(CHAT, CALLS)]
     assert found == [
         {"role": "assistant", "content": ""},
-        {"reasoning_content": "Let me "},
-        {"reasoning_content": "look."},
+        {"reasoning_content": "Let me ", "reasoning": "Let me "},
+        {"reasoning_content": "look.", "reasoning": "look."},
         {"content": "I look it up."},
         {
             "tool_calls": [
@@ -73,6 +73,7 @@ def test_a_whole_message_has_all_of_it() -> None:
             "content": "I look it up.",
             "refusal": None,
             "reasoning_content": "Let me look.",
+            "reasoning": "Let me look.",
             "tool_calls": [
                 {
                     "id": "call_1",
@@ -177,3 +178,20 @@ def test_a_whole_answer_in_parts_is_the_one_that_is_encoded_at_once(chat: bool, 
         head | {"choices": choices, "usage": usage(COUNTS), "baton": {"continued": True}}
     )
     assert max(map(len, parts)) < 60 * (count + 10) + 500 * PART_TOKENS, "no part has the log-probabilities of all"
+
+
+def test_reasoning_can_be_left_out() -> None:
+    answer = OpenAIAnswer(chat=True, include_reasoning=False)
+    message = json.loads(b"".join(answer.whole(HEAD, CALLS, COUNTS, continued=False)))["choices"][0]["message"]
+    assert "reasoning" not in message
+    assert "reasoning_content" not in message
+    events = answer.events(HEAD).deltas(CALLS)
+    assert not any(b"reasoning" in event for event in events)
+    assert len(events) == len(CHAT.events(HEAD).deltas(CALLS)) - 2, "without chunks of nothing"
+
+
+def test_an_answer_that_ends_in_reasoning_that_is_left_out_ends() -> None:
+    answer = OpenAIAnswer(chat=True, include_reasoning=False)
+    (_, last) = answer.events(HEAD).deltas([ReasoningDelta(0, "Hm", stop=StopReason.LENGTH)])
+    choice = json.loads(last.removeprefix(b"data: "))["choices"][0]
+    assert (choice["delta"], choice["finish_reason"]) == ({}, "length")

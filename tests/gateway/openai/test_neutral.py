@@ -157,6 +157,24 @@ def test_marks_of_cached_prompts_are_taken(mark: Any) -> None:
     assert chat_input(messages=message(content=[part], cache_control=mark)).messages == (Message("user", "hi"),)
 
 
+def test_reasoning_is_parsed_unless_it_is_to_stay_in_the_text() -> None:
+    assert chat_input().parse_reasoning
+    for separate in ("auto", "deepseek", "deepseek-legacy", None):
+        assert chat_input(reasoning_format=separate).parse_reasoning
+    assert not chat_input(reasoning_format="none").parse_reasoning
+    assert chat_input(include_reasoning=False).parse_reasoning, "to be left out"
+    assert not chat_input().parse_tools
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "reasoning_budget"])
+def test_reasoning_has_a_bound_of_its_own(name: str) -> None:
+    limits = [chat(**{name: value}).sequences[0].limits.reasoning_tokens for value in (0, 7, MAX_TOKENS, -1, None)]
+    assert limits == [0, 7, MAX_TOKENS, None, None]
+    assert refusal(chat, **{name: -2}).field == name
+    assert refusal(completion, **{name: 7}).field == name
+    assert refusal(chat, thinking_token_budget=7, reasoning_budget=8).field == "reasoning_budget"
+
+
 def test_template_options_are_a_closed_list() -> None:
     given = {"enable_thinking": False, "thinking": True, "thinking_budget": 0, "reasoning_effort": "high"}
     assert chat_input(chat_template_kwargs=given).options == TemplateOptions(**given)  # type: ignore[arg-type]

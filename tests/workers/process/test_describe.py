@@ -55,6 +55,7 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
         {"device": "cpu"},
         {"parse_special": True},
         {"generation_config": "none"},
+        {"tool_parser": "hermes"},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -1,0 +1,69 @@
+"""Parsed output of a sequence on its way from segments to deltas."""
+
+import secrets
+from collections.abc import Sequence
+from itertools import groupby
+
+from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, ToolCallDelta
+from protocol.events import Logprobs, ReasoningSegment, ToolCallSegment
+
+Output = str | ReasoningSegment | ToolCallSegment
+"""A part of the output of one step; a string is text."""
+
+
+def segment_size(output: Output) -> int:
+    """The number of characters."""
+    if isinstance(output, str):
+        return len(output)
+    return len(output.text) if isinstance(output, ReasoningSegment) else len(output.name) + len(output.arguments)
+
+
+def parsed_deltas(
+    index: int,
+    output: Sequence[Output],
+    ends: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: Sequence[Logprobs],
+    stop: StopReason | None,
+) -> list[OutputDelta]:
+    """Return what sequence `index` has generated since its client last took: one delta for each run of one kind.
+
+    `ends` are the numbers of tokens when each part of the output was complete. The tokens and log-probabilities of a
+    delta are those since the delta before; those after the last part go with the last delta.
+    """
+    runs = [list(run) for _, run in groupby(range(len(output)), key=lambda at: _kind(output[at]))]
+    if not runs:
+        return [TextDelta(index, "", tuple(tokens), tuple(logprobs), stop)] if tokens or stop is not None else []
+    deltas: list[OutputDelta] = []
+    begin = 0
+    for run in runs:
+        last = run is runs[-1]
+        end = max(len(tokens), len(logprobs)) if last else ends[run[-1]]
+        given = tuple(tokens[begin:end]), tuple(logprobs[begin:end]), stop if last else None
+        deltas.append(_delta(index, [output[at] for at in run], *given))
+        begin = end
+    return deltas
+
+
+def _kind(output: Output) -> tuple[type[Output], int]:
+    return type(output), output.call if isinstance(output, ToolCallSegment) else 0
+
+
+def _delta(
+    index: int,
+    run: Sequence[Output],
+    tokens: tuple[int, ...],
+    logprobs: tuple[Logprobs, ...],
+    stop: StopReason | None,
+) -> OutputDelta:
+    calls = [each for each in run if isinstance(each, ToolCallSegment)]
+    if calls:
+        name = calls[0].name
+        arguments = "".join([each.arguments for each in calls])
+        # The name comes once, whatever worker continues the call, and so the id is made once.
+        ident = f"call_{secrets.token_hex(12)}" if name else ""
+        return ToolCallDelta(index, calls[0].call, ident, name, arguments, tokens, logprobs, stop)
+    thoughts = [each.text for each in run if isinstance(each, ReasoningSegment)]
+    if thoughts:
+        return ReasoningDelta(index, "".join(thoughts), tokens, logprobs, stop)
+    return TextDelta(index, "".join([each for each in run if isinstance(each, str)]), tokens, logprobs, stop)

@@ -1,0 +1,1 @@
+"""Tests of workers/output_formats."""

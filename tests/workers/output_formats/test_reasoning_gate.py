@@ -1,0 +1,161 @@
+"""The constraint over the reasoning: its bound, and a grammar that begins after it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.workers.output_formats.marked_tokenizer import MarkedTokenizer
+from tests.workers.output_formats.parsed import plan
+from workers.engine.logits_processors import AllowedTokens
+from workers.output_formats.reasoning_gate import ReasoningConstraint, ReasoningGate
+from workers.text.byte_tokenizer import ByteTokenizer
+
+THINK = MarkedTokenizer(["<think>", "</think>"])
+HARMONY = MarkedTokenizer(["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"])
+DIGITS = [*b"0123456789"]
+
+
+class Digits(AllowedTokens):
+    """Allows digits, and keeps what it accepts."""
+
+    def __init__(self) -> None:
+        super().__init__(DIGITS, 400)
+        self.accepted: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+def gate(
+    tokenizer: ByteTokenizer = THINK, *, prompt: str = "", limit: int | None = None, name: str = "think"
+) -> ReasoningGate:
+    plans = plan(None, name, tokenizer.added_tokens)
+    return ReasoningGate(plans, tokenizer, tokenizer.encode(prompt, special=False), 400, limit)
+
+
+def allowed(mask: NDArray[np.uint32] | None) -> list[int] | None:
+    if mask is None:
+        return None
+    assert mask.shape == (-(-400 // 32),)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def forced(constraint: ReasoningConstraint, wanted: Sequence[int]) -> list[int]:
+    """Feed the wanted tokens; where one token is forced, that one in their place. Returns the answer."""
+    answer: list[int] = []
+    for token in wanted:
+        while (one := allowed(constraint.mask())) is not None and len(one) == 1:
+            answer.append(one[0])
+            constraint.accept(one[0])
+        answer.append(token)
+        constraint.accept(token)
+    return answer
+
+
+def spelled(tokenizer: MarkedTokenizer, tokens: Sequence[int]) -> str:
+    texts = {ident: marker for marker, ident in tokenizer.added_tokens.items()}
+    return "".join(texts.get(token) or chr(token) for token in tokens)
+
+
+def test_the_end_of_the_reasoning_is_forced_at_its_bound() -> None:
+    constraint = gate(prompt="<think>\n", limit=3).constraint()
+    assert spelled(THINK, forced(constraint, THINK.encode("abcdef", special=False))) == "abc</think>def"
+    assert constraint.mask() is None
+
+
+def test_the_bound_counts_from_the_marker_that_the_model_writes() -> None:
+    constraint = gate(limit=2).constraint()
+    answer = forced(constraint, THINK.encode("<think>abcd", special=False))
+    assert spelled(THINK, answer) == "<think>ab</think>cd"
+
+
+def test_a_bound_of_none_ends_reasoning_that_the_prompt_began() -> None:
+    constraint = gate(prompt="<think>", limit=0).constraint()
+    assert spelled(THINK, forced(constraint, [*b"a"])) == "</think>a"
+
+
+def test_reasoning_within_its_bound_is_free() -> None:
+    constraint = gate(prompt="<think>", limit=9).constraint()
+    wanted = THINK.encode("abc</think>0123456789", special=False)
+    assert forced(constraint, wanted) == wanted
+
+
+def test_a_marker_of_several_tokens_is_forced_one_by_one() -> None:
+    constraint = gate(ByteTokenizer(), prompt="<think>", limit=2).constraint()
+    assert bytes(forced(constraint, b"abcd")) == b"ab</think>cd"
+
+
+def test_reasoning_begun_again_is_ended_again() -> None:
+    constraint = gate(prompt="<think>", limit=1).constraint()
+    answer = forced(constraint, THINK.encode("ab<think>cd", special=False))
+    assert spelled(THINK, answer) == "a</think>b<think></think>cd"
+
+
+def test_harmony_goes_on_with_its_answer() -> None:
+    constraint = gate(HARMONY, name="harmony", prompt="<|start|>assistant", limit=2).constraint()
+    answer = forced(constraint, HARMONY.encode("<|channel|>analysis<|message|>abHello", special=False))
+    assert spelled(HARMONY, answer) == (
+        "<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>final<|message|>Hello"
+    )
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_constraint_that_took_the_tokens_before_goes_on_exactly(at: int) -> None:
+    given = gate(prompt="<think>", limit=4)
+    answer = forced(given.constraint(), THINK.encode("abcdefgh", special=False))
+    resumed = given.constraint()
+    for token in answer[:at]:
+        resumed.accept(token)
+    whole = given.constraint()
+    for token in answer[:at]:
+        whole.accept(token)
+    for token in answer[at:]:
+        assert allowed(resumed.mask()) == allowed(whole.mask())
+        assert allowed(resumed.mask()) in (None, [token])
+        resumed.accept(token)
+        whole.accept(token)
+
+
+def test_a_grammar_begins_after_the_reasoning() -> None:
+    inner = Digits()
+    constraint = gate(prompt="<think>").constraint(inner)
+    for token in THINK.encode("abc</think>", special=False):
+        assert constraint.mask() is None
+        constraint.accept(token)
+    assert allowed(constraint.mask()) == DIGITS
+    for token in b"12":
+        constraint.accept(token)
+    assert inner.accepted == [*b"12"], "nothing of the reasoning"
+
+
+def test_a_grammar_without_reasoning_begins_at_once_and_reasoning_may_come_first() -> None:
+    opening = THINK.added_tokens["<think>"]
+    inner = Digits()
+    constraint = gate().constraint(inner)
+    assert allowed(constraint.mask()) == [*DIGITS, opening]
+    constraint.accept(ord("7"))
+    assert allowed(constraint.mask()) == DIGITS, "reasoning begins an answer or does not come"
+    assert inner.accepted == [ord("7")]
+    constraint = gate().constraint(Digits())
+    constraint.accept(opening)
+    assert constraint.mask() is None
+
+
+def test_a_grammar_begins_in_the_final_channel_of_harmony() -> None:
+    inner = Digits()
+    constraint = gate(HARMONY, name="harmony", prompt="<|start|>assistant").constraint(inner)
+    text = "<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>final<|message|>"
+    for token in HARMONY.encode(text, special=False):
+        assert constraint.mask() is None
+        constraint.accept(token)
+    assert (allowed(constraint.mask()), inner.accepted) == (DIGITS, [])
+
+
+def test_both_a_bound_and_a_grammar() -> None:
+    inner = Digits()
+    constraint = gate(prompt="<think>", limit=2).constraint(inner)
+    answer = forced(constraint, [*b"ab", *b"12"])
+    assert spelled(THINK, answer) == "ab</think>12"
+    assert (allowed(constraint.mask()), inner.accepted) == (DIGITS, [*b"12"])

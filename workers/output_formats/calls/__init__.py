@@ -1,0 +1,1 @@
+"""Parsers of tool calls, one character at a time."""

@@ -1,0 +1,60 @@
+"""Parser of calls in the syntax of Python."""
+
+from collections.abc import Generator
+
+from workers.output_formats.calls.characters import Characters, Malformed, Parser, Reason
+from workers.output_formats.calls.context import MAX_HEADER, CallContext
+from workers.output_formats.calls.values import value
+from workers.output_formats.formats.model_format import Notation
+
+_PYTHON = Notation(python=True)
+
+
+def python_call(context: CallContext) -> Parser:
+    """Read one call with keyword arguments."""
+    chars = context.chars
+    name = yield from _name(chars, dotted=True)
+    yield from chars.literal("(")
+    before = "{"
+    while True:
+        yield from chars.space()
+        if (yield from chars.peek()) == ")":
+            yield from chars.take()
+            break
+        key = yield from _name(chars, dotted=False)
+        yield from chars.space()
+        yield from chars.literal("=")
+        yield from chars.space()
+        if before == "{":
+            context.begin(name)
+        context.sink.arguments(f'{before}"{key}": ')
+        yield from value(chars, context.sink.arguments, _PYTHON)
+        before = ", "
+        yield from chars.space()
+        following = yield from chars.peek()
+        if following == ",":
+            yield from chars.take()
+        elif following != ")":
+            raise Malformed(Reason.SYNTAX if following else Reason.TRUNCATED)
+    if before == "{":
+        context.begin(name)
+        context.sink.arguments("{")
+    context.sink.arguments("}")
+    context.sink.end()
+
+
+def _name(chars: Characters, *, dotted: bool) -> Generator[None, str, str]:
+    name = ""
+    while len(name) < MAX_HEADER:
+        character = yield from chars.peek()
+        if not character or not ((name + character).isidentifier() or (dotted and name and _dots(name + character))):
+            break
+        name += yield from chars.take()
+    if not name or name.endswith("."):
+        raise Malformed(Reason.NAME if (yield from chars.peek()) else Reason.TRUNCATED)
+    return name
+
+
+def _dots(name: str) -> bool:
+    parts = name.split(".")
+    return all(part.isidentifier() for part in parts[:-1]) and (not parts[-1] or parts[-1].isidentifier())

@@ -1,0 +1,1 @@
+"""Descriptions of model formats, and the choice of those of a checkpoint."""

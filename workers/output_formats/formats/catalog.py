@@ -1,0 +1,159 @@
+"""The known formats, by the names that `--tool-parser` and `--reasoning-parser` take."""
+
+from collections.abc import Mapping
+
+from workers.output_formats.formats.model_format import (
+    ChannelFormat,
+    HeaderCall,
+    Notation,
+    ObjectCall,
+    ParameterCall,
+    PythonCall,
+    ReasoningFormat,
+    ToolFormat,
+)
+
+HARMONY = ChannelFormat(
+    start="<|start|>",
+    channel="<|channel|>",
+    message="<|message|>",
+    ends=("<|end|>", "<|return|>", "<|call|>"),
+    kind="<|constrain|>",
+    recipient="to=",
+    prefix="functions.",
+    reasoning=("analysis",),
+    end="<|end|><|start|>assistant<|channel|>final<|message|>",
+    hints=(("<|channel|>", "<|message|>", "<|start|>"),),
+)
+
+# In the order in which hints are looked for: the most specific ones first.
+TOOL_FORMATS: Mapping[str, ToolFormat | ChannelFormat] = {
+    "harmony": HARMONY,
+    "deepseek_v32": ToolFormat(
+        (
+            ParameterCall(
+                name_open='<｜DSML｜invoke name="',
+                name_close='">',
+                key_open='<｜DSML｜parameter name="',
+                key_close='"',
+                string_flag=(' string="', '">'),
+                value_close="</｜DSML｜parameter>",
+                call_close="</｜DSML｜invoke>",
+            ),
+        ),
+        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        hints=(("｜DSML｜function_calls>",),),
+    ),
+    "minimax_m2": ToolFormat(
+        (
+            ParameterCall(
+                name_open='<invoke name="',
+                name_close='">',
+                key_open='<parameter name="',
+                key_close='">',
+                value_close="</parameter>",
+                call_close="</invoke>",
+            ),
+        ),
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        hints=(("<minimax:tool_call>",),),
+    ),
+    "gemma4": ToolFormat(
+        (HeaderCall(before="call:", notation=Notation(delimiters=('<|"|>',), bare_keys=True)),),
+        open="<|tool_call>",
+        close="<tool_call|>",
+        hints=(("<|tool_call>", "<tool_call|>"),),
+    ),
+    "glm": ToolFormat(
+        (
+            ParameterCall(
+                name_open="",
+                name_close="",
+                key_open="<arg_key>",
+                key_close="</arg_key>",
+                value_open="<arg_value>",
+                value_close="</arg_value>",
+                json_untyped=True,
+            ),
+        ),
+        open="<tool_call>",
+        close="</tool_call>",
+        ends_reasoning=True,
+        hints=(("<arg_key>",),),
+    ),
+    "lfm2": ToolFormat(
+        (PythonCall(),),
+        open="<|tool_call_start|>",
+        close="<|tool_call_end|>",
+        hints=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "qwen3_coder": ToolFormat(
+        (
+            ParameterCall(
+                name_open="<function=",
+                name_close=">",
+                key_open="<parameter=",
+                key_close=">",
+                value_close="</parameter>",
+                call_close="</function>",
+            ),
+        ),
+        open="<tool_call>",
+        close="</tool_call>",
+        ends_reasoning=True,
+        hints=(("<tool_call>", "<function=", "<parameter="),),
+    ),
+    "kimi_k2": ToolFormat(
+        (HeaderCall(separator="<|tool_call_argument_begin|>", prefix="functions.", suffix=r":\d+\s*$"),),
+        open="<|tool_call_begin|>",
+        close="<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ends_reasoning=True,
+        hints=(("<|tool_calls_section_begin|>",),),
+    ),
+    "deepseek_v3": ToolFormat(
+        (HeaderCall(before="function<｜tool▁sep｜>", separator="\n```json\n", after="\n```"),),
+        open="<｜tool▁call▁begin｜>",
+        close="<｜tool▁call▁end｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        hints=(("<｜tool▁call▁begin｜>", "```json"),),
+    ),
+    "deepseek_v31": ToolFormat(
+        (HeaderCall(separator="<｜tool▁sep｜>"),),
+        open="<｜tool▁call▁begin｜>",
+        close="<｜tool▁call▁end｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        hints=(("<｜tool▁call▁begin｜>",),),
+    ),
+    "mistral": ToolFormat(
+        (ObjectCall(), HeaderCall(separator="[ARGS]", ident="[CALL_ID]")),
+        open="[TOOL_CALLS]",
+        hints=(("[TOOL_CALLS]",),),
+    ),
+    "olmo3": ToolFormat(
+        (PythonCall(),), open="<function_calls>", close="</function_calls>", hints=(("<function_calls>",),)
+    ),
+    "llama3_json": ToolFormat(
+        (ObjectCall(),),
+        open="<|python_tag|>",
+        bare="{",
+        hints=(("<|python_tag|>",), ("<|eot_id|>", '"parameters": dictionary')),
+    ),
+    "llama4_pythonic": ToolFormat(
+        (PythonCall(),), open="<|python_start|>", close="<|python_end|>", bare="[", hints=(("<|python_start|>",),)
+    ),
+    "pythonic": ToolFormat((PythonCall(),), bare="["),
+    "granite": ToolFormat((ObjectCall(),), open="<|tool_call|>", hints=(("<|tool_call|>",),)),
+    "hermes": ToolFormat((ObjectCall(),), open="<tool_call>", close="</tool_call>", hints=(("<tool_call>",),)),
+}
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat | ChannelFormat] = {
+    "harmony": HARMONY,
+    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>", hints=(("<|channel>",),)),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", hints=(("[THINK]",),)),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", hints=(("<seed:think>",),)),
+    "command": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>", hints=(("<|START_THINKING|>",),)),
+    "kimi_vl": ReasoningFormat("◁think▷", "◁/think▷", hints=(("◁think▷",),)),
+    "think": ReasoningFormat("<think>", "</think>", hints=(("<think>",), ("</think>",))),
+}

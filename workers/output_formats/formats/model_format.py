@@ -1,0 +1,130 @@
+"""Descriptions of model formats: markers and the notation between them, as data. `catalog` has the known ones."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """Notation of values, beyond JSON."""
+
+    delimiters: tuple[str, ...] = ()
+    """Further delimiters of strings, besides `"`. Strings between them have no escapes."""
+    python: bool = False
+    """Python literals: strings in single quotes as well."""
+    bare_keys: bool = False
+    """Keys of objects are written without quotes."""
+    strict: bool = False
+    """Anything else is malformed. Otherwise it is repaired where its meaning is plain."""
+
+
+JSON = Notation()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCall:
+    """A JSON object with the name and the arguments of one call, or a list of such objects."""
+
+    names: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCall:
+    """A name, a separator and an object of arguments: `name<separator>{...}`."""
+
+    before: str = ""
+    """Precedes the name."""
+    separator: str = ""
+    """Follows the name; without one, the name extends to the object."""
+    after: str = ""
+    """Follows the object."""
+    prefix: str = ""
+    """Removed from the name, if it is there."""
+    ident: str = ""
+    """Precedes an id between the name and the separator."""
+    suffix: str = ""
+    """Regular expression of what is removed from the end of the name."""
+    notation: Notation = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCall:
+    """A name and tagged parameters: `<name>...<key>...<value>...`. Values are cast with the tool's JSON schema."""
+
+    name_open: str
+    name_close: str
+    """Empty: the name extends to the first key, or to the end of the call."""
+    key_open: str
+    key_close: str
+    value_close: str
+    value_open: str = ""
+    """Follows the key after white space; empty if the value follows directly."""
+    call_close: str = ""
+    """The end of the call; empty if only the end of its region follows."""
+    string_flag: tuple[str, str] = ("", "")
+    """Precede and follow `true` or `false` between key and value: whether the value is a string or JSON."""
+    json_untyped: bool = False
+    """Values of unknown type are JSON if they can be; otherwise they are strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """Calls in the syntax of Python with keyword arguments: `[name(key=value), ...]`, with or without the list."""
+
+
+CallNotation = ObjectCall | HeaderCall | ParameterCall | PythonCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """The region of one call or of several calls."""
+
+    calls: tuple[CallNotation, ...]
+    """With several, the first one is for a region that begins with `{` or `[`."""
+    open: str = ""
+    """The marker before a call; empty if calls are recognized by their first characters alone."""
+    close: str = ""
+    """The marker after a call; optional at the end of the answer."""
+    section: tuple[str, str] = ("", "")
+    """Markers around all calls of an answer; empty for none. With them, `open` counts only between them."""
+    bare: str = ""
+    """First characters of a call without a marker, at the start of the answer. Its name must be that of a tool."""
+    ends_reasoning: bool = False
+    """The model may begin a call without ending its reasoning."""
+    hints: tuple[tuple[str, ...], ...] = ()
+    """Texts in a chat template by which the format is recognized: all of one group."""
+    tokens: tuple[str, ...] = ()
+    """Tokens by which it is recognized if no chat template gives a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The region of reasoning."""
+
+    open: str
+    close: str
+    hints: tuple[tuple[str, ...], ...] = ()
+    """As in `ToolFormat`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFormat:
+    """Messages in channels, each with a header (harmony, the format of gpt-oss). It describes calls and reasoning."""
+
+    start: str
+    channel: str
+    message: str
+    ends: tuple[str, ...]
+    """Markers after the body of a message."""
+    kind: str
+    """Precedes the kind of the content in a header."""
+    recipient: str
+    """Precedes the tool's name in a header."""
+    prefix: str
+    """Removed from the tool's name, if it is there."""
+    reasoning: tuple[str, ...]
+    """Channels of reasoning."""
+    end: str
+    """Ends a message of reasoning and begins that of the answer."""
+    hints: tuple[tuple[str, ...], ...] = ()
+    """As in `ToolFormat`."""

@@ -1,0 +1,106 @@
+"""Constraint over the reasoning of an answer: it bounds its length, and lets a grammar begin after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.request import Constraint
+from workers.output_formats.parse_plan import ParsePlan
+from workers.output_formats.parser import OutputParser
+from workers.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningGate:
+    """Makes the constraint of one request. It depends on the prompt and the tokens of the answer alone."""
+
+    plan: ParsePlan
+    tokenizer: Tokenizer
+    prompt: Sequence[int]
+    vocab_size: int
+    limit: int | None = None
+    """Maximum number of tokens of reasoning."""
+
+    def constraint(self, inner: Constraint | None = None) -> "ReasoningConstraint":
+        """Return a new constraint, of an answer without any token. `inner` begins after the reasoning."""
+        parser = OutputParser(self.plan, self.tokenizer, self.prompt)
+        return ReasoningConstraint(parser, self._end(), self._openings(), self.limit, inner, self.vocab_size)
+
+    def _end(self) -> tuple[int, ...]:
+        """Return the tokens that end the reasoning."""
+        return tuple(self.tokenizer.encode(self.plan.reasoning_end, special=False))
+
+    def _openings(self) -> frozenset[int]:
+        """Return the token that begins the reasoning, if it is one."""
+        marker = self.plan.reasoning.open[:1] if self.plan.reasoning is not None else ""
+        return frozenset(ident for ident, symbol in self.plan.symbols.items() if symbol == marker)
+
+
+class ReasoningConstraint:
+    """Implements `Constraint`. All tokens are allowed within the reasoning, until its end is forced."""
+
+    def __init__(
+        self,
+        parser: OutputParser,
+        end: Sequence[int],
+        openings: frozenset[int],
+        limit: int | None,
+        inner: Constraint | None,
+        vocab_size: int,
+    ) -> None:
+        self._parser = parser
+        self._end = end
+        self._openings = openings
+        self._limit = limit
+        self._inner = inner
+        self._words = -(-vocab_size // 32)
+        self._count = 0
+        """Tokens of reasoning so far."""
+        self._forced: list[int] = []
+        """Tokens that end the reasoning, the next one last."""
+        self._first = True
+        """No token was accepted."""
+        self._in_answer = False
+        """The reasoning is over: the inner constraint decides."""
+        self._check_limit()
+
+    def accept(self, token: int) -> None:
+        """See `Constraint.accept`."""
+        if self._first and self._parser.answering and token not in self._openings:
+            self._in_answer = True
+        self._first = False
+        if self._in_answer and self._inner is not None:
+            self._inner.accept(token)
+        if self._in_answer and (self._inner is not None or self._limit is None):
+            return
+        inside = self._parser.reasoning
+        self._parser.push(token)
+        self._count += inside
+        if self._forced:
+            self._forced.pop()
+        else:
+            self._check_limit()
+        self._in_answer = self._in_answer or self._parser.answering
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """See `Constraint.mask`."""
+        if self._forced:
+            return self._allow(np.zeros(self._words, np.uint32), self._forced[-1:])
+        if self._inner is None:
+            return None
+        if self._first and self._parser.answering:
+            mask = self._inner.mask()
+            return mask if mask is None else self._allow(mask.copy(), self._openings)
+        return self._inner.mask() if self._in_answer else None
+
+    def _check_limit(self) -> None:
+        if self._limit is not None and self._parser.reasoning and self._count >= self._limit:
+            self._forced = list(reversed(self._end))
+
+    @staticmethod
+    def _allow(mask: NDArray[np.uint32], tokens: "Sequence[int] | frozenset[int]") -> NDArray[np.uint32]:
+        for token in tokens:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+        return mask
