@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Grammar, Input, Limits, TextInput
+from protocol.request import ChatInput, Grammar, Input, Limits, Sampling, TextInput
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.request import Constraint, ConstraintFailed
 from workers.grammar.refusal import GrammarRefused
+from workers.output_formats.calls.tool_schemas import ToolSchemas
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.output_formats.parsing import OutputParsing
 from workers.output_formats.reasoning_gate import ReasoningGate
-from workers.process.word_tokens import BreakerTokens
+from workers.process.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools

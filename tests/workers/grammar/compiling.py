@@ -27,7 +27,9 @@ def lark(source: str) -> Grammar:
 
 def allowed(constraint: Constraint) -> list[int]:
     """The tokens that may come next."""
-    bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
+    mask = constraint.mask()
+    assert mask is not None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return [int(token) for token in np.flatnonzero(bits)]
 
 
