@@ -37,7 +37,7 @@ EXTRAS: dict[int, dict[str, Any]] = {
     5: {"dry_multiplier": 1, "dry_allowed_length": 1, "dry_sequence_breakers": [], "bad_words": ["a"]},
     7: {"typical_p": 0.9, "xtc_probability": 0.5, "min_tokens": 10},
 }
-"""What some of the requests ask for besides."""
+"""Further fields of some of the requests."""
 
 
 def delivered(real: Real) -> list[list[int]]:
