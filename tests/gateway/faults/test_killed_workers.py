@@ -13,7 +13,6 @@ import pytest
 from actors.supervision.deadlines import Deadlines
 from gateway.routing.failure_attribution import MAX_TRIES
 from tests.gateway.faults.panicking import POISON
-from tests.gateway.faults.typing_worker import QUESTION, REASONING, TEXT
 from tests.gateway.harness.real import Real, gather, launch, real_gateway
 from tests.gateway.harness.serving import events
 from tests.pids import pid_of
@@ -38,7 +37,7 @@ EXTRAS: dict[int, dict[str, Any]] = {
     5: {"dry_multiplier": 1, "dry_allowed_length": 1, "dry_sequence_breakers": [], "bad_words": ["a"]},
     7: {"typical_p": 0.9, "xtc_probability": 0.5, "min_tokens": 10},
 }
-"""Options of some of the requests."""
+"""Further fields of some of the requests."""
 
 
 def delivered(real: Real) -> list[list[int]]:
@@ -112,29 +111,6 @@ async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, wh
     async with real_gateway(*launches, deadlines=deadlines) as real:
         assert await ask_all(real) == whole
         await real.until(lambda: real.status().incarnation == 2)
-
-
-async def test_reasoning_goes_on_with_another_worker() -> None:
-    program = "tests.gateway.faults.typing_worker"
-    async with real_gateway(*[launch(name, rate=200, program=program) for name in "ab"]) as real:
-
-        async def ask() -> list[Any]:
-            body = {"model": "tiny", "messages": QUESTION, "stream": True}
-            async with real.client.stream("POST", "/v1/chat/completions", json=body) as response:
-                assert response.status_code == 200
-                return await events(response)
-
-        async def kill() -> None:
-            await real.until(lambda: any(len(tokens) > 40 for tokens in delivered(real)))
-            (pid,) = [pid_of(handle.status) for handle in real.router.handles() if handle.live]
-            os.kill(pid, signal.SIGKILL)
-
-        chunks, _ = await gather(ask, kill)
-    assert chunks.pop() == "[DONE]"
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == REASONING.strip()
-    assert "".join(delta.get("content", "") for delta in deltas) == TEXT
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
