@@ -1,10 +1,14 @@
 """Structured output with the built-in model, a real backend and the real `openai` package."""
 
 import json
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import httpx
 import jsonschema_rs
 import openai
 import pytest
@@ -143,3 +147,43 @@ def test_a_bad_schema_says_where(client: openai.OpenAI) -> None:
         )
     assert refused.value.param == "response_format.json_schema.schema"
     assert refused.value.code == "invalid_request"
+
+
+NUMBERS = {"type": "array", "items": {"enum": ["one", "two", 3]}, "minItems": 90, "maxItems": 90}
+
+
+def streamed(client: openai.OpenAI, seed: int, on_chunk: Callable[[int], None] = lambda count: None) -> tuple[str, str]:
+    """The text and the finish reason of a constrained stream. `on_chunk` is called with the number of chunks so far."""
+    body = {"model": MODEL, "prompt": f"Numbers {seed}: ", "max_tokens": 800, "temperature": 1, "seed": seed}
+    text, reason, count = "", "", 0
+    wanted = body | {"stream": True, "guided_json": NUMBERS}
+    with httpx.stream("POST", f"{client.base_url}completions", json=wanted, timeout=100) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            on_chunk(count := count + 1)
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            text += choice["text"]
+            reason = choice["finish_reason"] or reason
+    return text, reason
+
+
+def test_constrained_streams_survive_the_death_of_the_worker(client: openai.OpenAI) -> None:
+    admin = str(client.base_url).removesuffix("v1/").rstrip("/")
+    (before,) = httpx.get(f"{admin}/admin/workers").json()["workers"]
+    kill = threading.Lock()
+
+    def kill_once(count: int) -> None:
+        if count >= 5 and kill.acquire(blocking=False):
+            os.kill(before["pid"], signal.SIGKILL)
+
+    with ThreadPoolExecutor(6) as pool:
+        whole = [*pool.map(lambda seed: streamed(client, seed), range(6))]
+        again = [*pool.map(lambda seed: streamed(client, seed, kill_once), range(6))]
+    assert kill.locked()
+    assert again == whole
+    for text, reason in whole:
+        assert reason == "stop"
+        assert len(json.loads(text)) == 90
+    (after,) = httpx.get(f"{admin}/admin/workers").json()["workers"]
+    assert after["incarnation"] == before["incarnation"] + 1
