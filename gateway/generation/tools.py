@@ -8,11 +8,13 @@ import msgspec
 
 from gateway.errors import invalid
 from protocol.bounds import MAX_TOOLS_JSON
+from protocol.request import ToolCall
 
 MAX_TOOLS = 256
 MAX_DESCRIPTION = 32 * 1024
 MAX_DEPTH = 64
 """Levels of a JSON schema. Templates and grammars recurse over them."""
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 NAME_RULE = "1 to 128 letters, digits, `_`, `-`, `.` and `:`"
 
@@ -47,6 +49,22 @@ def encode_tools(tools: Sequence[ToolDefinition], paths: Sequence[str]) -> str:
     if len(text) > MAX_TOOLS_JSON:
         raise invalid(paths[0], f"the tools have {len(text)} characters; {MAX_TOOLS_JSON} are allowed")
     return text
+
+
+def past_call(call_id: str, name: str, arguments: str, path: str) -> ToolCall:
+    """Return a call of an earlier message of the assistant. An empty text stands for no arguments.
+
+    `path` is the field of the arguments in the request, for errors. Raises `RequestError` unless they are the text of a
+    JSON object.
+    """
+    if not arguments.strip():
+        return ToolCall(call_id, name, "{}")
+    try:
+        decoded = _decode(arguments)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(path, f"`{path}` must be the text of a JSON object: {str(error)[:200]}") from error
+    check_depth(decoded, path)
+    return ToolCall(call_id, name, arguments)
 
 
 def _check(tool: ToolDefinition, path: str) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.openai.ignored import CacheControl, IgnoredOptions
+from gateway.openai.tool_schema import ChatToolCalls, ChatToolChoice, ChatTools
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,
@@ -20,6 +21,7 @@ from protocol.bounds import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
+    Label,
     Name,
     Text,
     TokenId,
@@ -107,25 +109,25 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     """One message. Newer clients say `developer` for `system`; the template gets it as `system`. Only a message of the
-    assistant may have no content."""
+    assistant may have no content. A message of the role `tool` is the result of the call `tool_call_id`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Participant | None = None
     cache_control: CacheControl | None = None
+    tool_calls: ChatToolCalls | None = None
+    tool_call_id: Label | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
     # Refused when set, as they would not reach the template. Replies that clients send back have many of them, empty.
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
     prefix: Any = None
     provider_specific_fields: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
     reasoning_details: Any = None
-    refusal: Any = None
     thinking_blocks: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
 
 
 class TemplateKwargs(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -144,6 +146,13 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: ChatTools | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    separate_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     # Refused when they would change something: see `gateway.openai.unsupported`.
     add_generation_prompt: Any = None
@@ -154,11 +163,7 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
     response_format: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None

@@ -47,18 +47,13 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "n_probs": (0,),
     "num_beams": (1,),
     "options": ({},),
-    "parallel_tool_calls": (True, False),
     "post_sampling_probs": (False,),
     "prediction": (),
     "prefix": (False,),
     "priority": (0,),
     "prompt_logprobs": (),
     "provider_specific_fields": ({},),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
     "reasoning_details": ([],),
-    "reasoning_effort": ("none",),
-    "refusal": ("",),
     "repeat_last_n": (-1,),
     "response_format": ({"type": "text"},),
     "return_progress": (False,),
@@ -78,10 +73,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "think": (),
     "thinking_blocks": ([],),
     "timings_per_token": (False,),
-    "tool_call_id": ("",),
-    "tool_calls": ([],),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_a": (0,),
     "top_n_sigma": (-1, 0),
     "truncate_prompt_tokens": (),
@@ -157,6 +148,10 @@ class UnsupportedOptions(Struct, kw_only=True):
     think: Any = None
 
 
+INSTEAD = {"function_call": "`tool_calls` or `tool_choice`", "functions": "`tools`"}
+"""The options that replace some of these."""
+
+
 @cache
 def options_of(body: type[Struct]) -> tuple[str, ...]:
     """The fields of a body that are options of this kind."""
@@ -168,7 +163,8 @@ def refuse_set(body: Struct, at: str = "") -> None:
     for name in options_of(type(body)):
         value = getattr(body, name)
         if value is not None and not any(_equal(value, each) for each in OPTIONS[name]):
-            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
+            hint = f": use {INSTEAD[name]}" if name in INSTEAD else ""
+            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported{hint}", field=at + name)
 
 
 def _equal(value: Any, neutral: Any) -> bool:
