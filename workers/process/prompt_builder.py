@@ -10,12 +10,13 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, TextInput
+from protocol.request import ChatInput, Input, Message, TextInput
+from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
 from workers.text.detokenizer import IncrementalDetokenizer
+from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, find_style
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
 
-ROLES = frozenset({"system", "user", "assistant", "tool"})
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
 CHARACTERS_PER_TOKEN = 4
@@ -60,15 +61,18 @@ def tokenize_cost(submit: Submit) -> int:
     if isinstance(source, TextInput):
         return resumed + len(source.text)
     if isinstance(source, ChatInput):
-        characters = len(source.tools_json) + sum(
-            len(message.content) + len(message.name) for message in source.messages
-        )
+        characters = len(source.tools_json) + sum(map(_characters, source.messages))
         return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     return resumed
 
 
+def _characters(message: Message) -> int:
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.name) + len(message.reasoning) + len(message.tool_call_id) + calls
+
+
 class PromptBuilder:
-    """Builds prompts for one model. Stateless."""
+    """Builds prompts for one model. What it keeps are facts about the model's chat template."""
 
     def __init__(self, tokenizer: Tokenizer | None, context: int, eos_ids: frozenset[int] = frozenset()) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
@@ -76,6 +80,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
+        self._styles: dict[bool, MessageStyle | None] = {}
+        """How the chat template takes tool calls, with tools in the request and without. Found when first needed."""
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
@@ -100,25 +106,38 @@ class PromptBuilder:
 
     def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
         """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
-        # Not the keys and the usual roles, by which templates choose, whatever control tokens a vocabulary has.
-        texts = [
-            ["" if message.role in ROLES else message.role, message.content, message.name]
-            for message in source.messages
-        ]
         tools = _tools(source.tools_json)
+        if tools and not chat.takes_tools:
+            raise _unsupported("the model's chat template does not support tools: leave tools out", "tools")
+        style = self._style(chat, source.messages, with_tools=bool(tools))
         try:
-            (texts, tools), mark = tokenizer.mark_control_tokens([texts, tools])
+            (texts, tools), mark = tokenizer.mark_control_tokens([message_values(source.messages, style), tools])
+        except ArgumentsError as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), "messages") from error
         except RecursionError:
-            raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
-        messages = [
-            _turn(role or message.role, content, name)
-            for message, (role, content, name) in zip(source.messages, texts, strict=True)
-        ]
+            field = "tools" if tools else "messages"
+            raise PromptRefused(ErrorCode.INVALID, f"{field} is nested too deeply", field) from None
+        messages = turns(source.messages, texts, style)
         text = _render(chat, messages, tools, source, mark)
         if not mark:
             return self._encode(tokenizer, text, "messages", special=False)
         self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
         return tuple(tokenizer.encode_marked(text, mark))
+
+    def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
+        """How the template takes these messages. A template that drops calls would leave out what the model did."""
+        if not has_calls(messages):
+            return MessageStyle()
+        if with_tools not in self._styles:
+            tools = SAMPLE_TOOLS if with_tools else None
+            self._styles[with_tools] = find_style(lambda sample: chat.render(sample, tools))
+        style = self._styles[with_tools]
+        if style is None:
+            raise _unsupported(
+                "the model's chat template does not write tool calls: leave tool calls and their results out",
+                "messages",
+            )
+        return style
 
     def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
         self._check_length(tokenizer, len(text), field)
@@ -149,10 +168,6 @@ class PromptBuilder:
 
 
 def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: ChatInput, mark: str) -> str:
-    if tools and not chat.takes_tools:
-        raise PromptRefused(
-            ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
-        )
     try:
         return chat.render(messages, tools, now=source.now, options=source.options)
     except TemplateError as error:
@@ -160,10 +175,8 @@ def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: C
         raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
 
 
-def _turn(role: str, content: str, name: str) -> dict[str, str]:
-    """A message as templates read it. A name that is not given is not defined."""
-    turn = {"role": role, "content": content}
-    return turn | {"name": name} if name else turn
+def _unsupported(text: str, field: str) -> PromptRefused:
+    return PromptRefused(ErrorCode.UNSUPPORTED, text, field)
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:
