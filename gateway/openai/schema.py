@@ -120,6 +120,8 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     refusal: Text | None = None
+    # Added by OpenAI's client, which parses the content; the content is what counts.
+    parsed: Any = None
     # Refused when set, as they would not reach the template. Replies that clients send back have many of them, empty.
     annotations: Any = None
     audio: Any = None

@@ -1,6 +1,7 @@
 """Grammars of tool calls in a model's own format, in llguidance's variant of Lark."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,6 +66,8 @@ class _Grammar:
     def __init__(self, syntax: CallSyntax, markers: Mapping[str, int]) -> None:
         self._syntax = syntax
         self._markers = markers
+        longest_first = sorted(markers, key=len, reverse=True)
+        self._marker = re.compile("|".join(map(re.escape, longest_first)) if markers else "(?!)")
         self._rules: list[str] = []
         self._endings: dict[str, str] = {}
         """The rules of text up to an ending, by that ending."""
@@ -141,15 +144,11 @@ class _Grammar:
     def _pieces(self, text: str) -> list[str]:
         """A text split into markers and what is between them; the longest marker at each place."""
         pieces: list[str] = []
-        begin = at = 0
-        while at < len(text):
-            marker = max((each for each in self._markers if text.startswith(each, at)), key=len, default="")
-            if marker:
-                pieces += [text[begin:at], marker]
-                begin = at = at + len(marker)
-            else:
-                at += 1
-        return [piece for piece in [*pieces, text[begin:]] if piece]
+        end = 0
+        for found in self._marker.finditer(text):
+            pieces += [text[end : found.start()], found[0]]
+            end = found.end()
+        return [piece for piece in [*pieces, text[end:]] if piece]
 
 
 def _quoted(text: str) -> str:
