@@ -242,8 +242,8 @@ async def test_a_kill_in_the_middle_of_a_call_changes_nothing_for_the_client() -
         async def script(served: Served) -> None:
             first = served.workers[0]
             (submit,) = await first.wait_submits(1)
-            cut = 2 if kill else len(segments)
-            for token in range(cut):
+            lost_at = 2 if kill else len(segments)
+            for token in range(lost_at):
                 send(first, submit.stream, token, segments[token])
             worker = first
             if kill:
@@ -251,7 +251,7 @@ async def test_a_kill_in_the_middle_of_a_call_changes_nothing_for_the_client() -
                 worker = served.workers[1]
                 (submit,) = await worker.wait_submits(1)
                 assert submit.resume == (0, 1)
-                for token in range(cut, len(segments)):
+                for token in range(lost_at, len(segments)):
                     send(worker, submit.stream, token, segments[token])
             worker.finish(submit.stream, reason="tool_calls", usage=Usage(4, len(segments)))
 
