@@ -16,7 +16,7 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`(?: - at `\$.*`)?$", re.DOTALL)
 """The name of a field may itself have any characters."""
 _INDEX = re.compile(r"\[[0-9.]*\]")
-_NOT_IN_ENUM = "Invalid enum value "
+_NOT_IN_ENUM = ("Invalid enum value ", "Invalid value ")
 _MOST_CHARACTERS = 2000
 """The part of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes."""
 
@@ -72,6 +72,7 @@ def refusal(message: str, hints: Hints) -> RequestError:
     if message.startswith("Object missing required"):
         return invalid(path[:100], f"{where} is required")
     takes = _takes(hints, path)
-    if takes and text.startswith(_NOT_IN_ENUM):
-        return invalid(path[:100], f"{where} takes {takes}, not {text.removeprefix(_NOT_IN_ENUM)}")
+    for start in _NOT_IN_ENUM if takes else ():
+        if text.startswith(start):
+            return invalid(path[:100], f"{where} takes {takes}, not {text.removeprefix(start)}")
     return invalid(path[:100] or None, f"{where}: {text}" if path else text)

@@ -38,8 +38,6 @@ CHAT_FIELDS = (
     "parallel_tool_calls",
     "reasoning_effort",
     "enable_thinking",
-    "separate_reasoning",
-    "thinking_token_budget",
 )
 """Fields that a completion does not have."""
 
@@ -50,6 +48,7 @@ HINTS = Hints(
         "tools.type": "function, the only kind of tool here",
         "tool_calls.type": "function, the only kind of tool call here",
         "tool_choice": "auto, none, required or an object that names a tool",
+        "tool_choice.type": "function or allowed_tools",
         "mode": "auto or required",
         "reasoning_effort": "none, minimal, low, medium, high or xhigh",
         "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
@@ -92,7 +91,7 @@ class RequestDecoder:
             template_options(body),
             tools.choice,
             parse_tools=tools.parsed,
-            parse_reasoning=body.separate_reasoning is not False,
+            parse_reasoning=True,
         )
         return self._decoded(body, [chat], limit, top, size=len(raw))
 
@@ -127,7 +126,6 @@ class RequestDecoder:
                 stop=_stops(body.stop),
                 ignore_eos=bool(body.ignore_eos),
                 min_tokens=body.min_tokens or 0,
-                reasoning_tokens=getattr(body, "thinking_token_budget", None),
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,

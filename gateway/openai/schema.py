@@ -153,8 +153,6 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
-    separate_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     # Refused when they would change something: see `gateway.openai.unsupported`.
     add_generation_prompt: Any = None

@@ -148,10 +148,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     think: Any = None
 
 
-INSTEAD = {"function_call": "`tool_calls` or `tool_choice`", "functions": "`tools`"}
-"""The options that replace some of these."""
-
-
 @cache
 def options_of(body: type[Struct]) -> tuple[str, ...]:
     """The fields of a body that are options of this kind."""
@@ -163,8 +159,7 @@ def refuse_set(body: Struct, at: str = "") -> None:
     for name in options_of(type(body)):
         value = getattr(body, name)
         if value is not None and not any(_equal(value, each) for each in OPTIONS[name]):
-            hint = f": use {INSTEAD[name]}" if name in INSTEAD else ""
-            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported{hint}", field=at + name)
+            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
 
 
 def _equal(value: Any, neutral: Any) -> bool:

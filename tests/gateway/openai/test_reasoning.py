@@ -1,11 +1,11 @@
-"""Options of reasoning, under OpenAI's names, vLLM's and SGLang's."""
+"""Options of reasoning, as fields of their own and as variables of the chat template."""
 
 from typing import Any
 
 import pytest
 
 from protocol.request import ChatInput, TemplateOptions
-from tests.gateway.openai.bodies import chat, completion, refusal
+from tests.gateway.openai.bodies import chat, refusal
 
 
 def source(**fields: Any) -> ChatInput:
@@ -43,7 +43,6 @@ def test_options_become_variables_of_the_template(fields: dict[str, Any], option
         ({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}, "reasoning_effort"),
         ({"reasoning_effort": "maximum"}, "reasoning_effort"),
         ({"enable_thinking": "yes"}, "enable_thinking"),
-        ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ],
 )
@@ -52,12 +51,5 @@ def test_contradictions_and_unknown_values_are_refused_by_name(fields: dict[str,
     assert (error.status, error.field) == (400, param)
 
 
-@pytest.mark.parametrize(("given", "parsed"), [(None, True), (True, True), (False, False)])
-def test_reasoning_is_separated_unless_the_client_wants_it_as_text(given: bool | None, parsed: bool) -> None:
-    assert source(separate_reasoning=given).parse_reasoning is parsed
-
-
-def test_the_tokens_of_reasoning_can_be_limited() -> None:
-    assert chat().sequences[0].limits.reasoning_tokens is None
-    assert chat(thinking_token_budget=0).sequences[0].limits.reasoning_tokens == 0
-    assert refusal(completion, thinking_token_budget=1).code == "unknown_parameter"
+def test_reasoning_is_separated() -> None:
+    assert source().parse_reasoning

@@ -155,7 +155,10 @@ def test_tools_at_their_bounds_are_taken() -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "`tools[0].type` takes function, the only kind of tool here"),
         ({"tool_choice": "any"}, "`tool_choice` takes auto, none, required or an object that names a tool, not 'any'"),
-        ({"functions": [{"name": "f"}]}, "`functions` is not supported: use `tools`"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "custom"}},
+            "`tool_choice.type` takes function or allowed_tools, not 'custom'",
+        ),
     ],
 )
 def test_a_refusal_states_what_is_accepted(fields: dict[str, Any], text: str) -> None:
