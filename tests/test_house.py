@@ -54,6 +54,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "sampling": set(),
         "text": {"checkpoints"},
         "engine": {"errors", "sampling"},
+        "grammar": {"errors", "checkpoints", "sampling", "text", "engine"},
         "faults": {"errors", "sampling", "engine"},
         "scripted": {"errors", "sampling", "engine"},
         "mlx": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},

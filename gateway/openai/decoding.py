@@ -10,10 +10,10 @@ from gateway.generation.builder import RequestParameters, build_request, resumab
 from gateway.generation.request import OutputOptions
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
-from gateway.openai.messages import decode_messages
-from gateway.openai.reasoning import template_options
+from gateway.openai.chat.messages import decode_messages
+from gateway.openai.chat.reasoning import template_options
+from gateway.openai.chat.tools import offered_tools
 from gateway.openai.schema import ChatBody, CompletionBody, StreamOptions
-from gateway.openai.tools import offered_tools
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded

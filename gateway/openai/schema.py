@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.openai.chat.tool_schema import ChatToolCalls, ChatToolChoice, ChatTools
 from gateway.openai.ignored import CacheControl, IgnoredOptions
-from gateway.openai.tool_schema import ChatToolCalls, ChatToolChoice, ChatTools
 from protocol.bounds import (
     MAX_BIAS,
     MAX_BIASES,

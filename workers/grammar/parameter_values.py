@@ -13,7 +13,7 @@ class ParameterError(Exception):
     """Raised for a schema that cannot be followed in tagged parameters."""
 
 
-class Parameter(NamedTuple):
+class TaggedParameter(NamedTuple):
     """A parameter of a tool and what its value may be: one of `choices`, JSON of a `schema`, or any text."""
 
     name: str
@@ -22,7 +22,7 @@ class Parameter(NamedTuple):
     schema: dict[str, Any] | None = None
 
 
-def parameters_of(schema: Mapping[str, Any], *, strict: bool) -> Iterator[Parameter]:
+def parameters_of(schema: Mapping[str, Any], *, strict: bool) -> Iterator[TaggedParameter]:
     """Return the parameters of a tool, in the order of its schema. Raises `ParameterError`."""
     properties = schema.get("properties")
     required = schema.get("required")
@@ -32,17 +32,17 @@ def parameters_of(schema: Mapping[str, Any], *, strict: bool) -> Iterator[Parame
         yield _parameter(name, known.get(name, True), schema, name in needed, strict)
 
 
-def _parameter(name: str, value: Any, root: Mapping[str, Any], required: bool, strict: bool) -> Parameter:
+def _parameter(name: str, value: Any, root: Mapping[str, Any], required: bool, strict: bool) -> TaggedParameter:
     resolved = _resolved(value, root)
     choices = _choices(resolved)
     if choices:
-        return Parameter(name, required, choices)
+        return TaggedParameter(name, required, choices)
     types = _types(resolved, root)
     if types is not None and "string" not in types:
-        return Parameter(name, required, schema=_standalone(value, root))
+        return TaggedParameter(name, required, schema=_standalone(value, root))
     if strict and (rules := [rule for rule in _STRING_RULES if rule in resolved]):
         raise ParameterError(f"the model's format of tool calls cannot follow `{rules[0]}` of the parameter {name!r}")
-    return Parameter(name, required)
+    return TaggedParameter(name, required)
 
 
 def _resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from protocol.bounds import MAX_TOOL_CALLS
 from protocol.request import ToolChoice
 from workers.grammar.call_syntax import CallSyntax, ParameterSyntax
-from workers.grammar.parameter_values import Parameter, ParameterError, parameters_of
+from workers.grammar.parameter_values import ParameterError, TaggedParameter, parameters_of
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 """Whitespace where JSON allows any, at most once at each place. Models would otherwise repeat it until `max_tokens`."""
@@ -115,7 +115,7 @@ class _Grammar:
             return f"({key} {self._text_until(syntax.value_close)})*"
         return " ".join(self._parameter(syntax, each, strict=tool.strict) for each in parameters)
 
-    def _parameter(self, syntax: ParameterSyntax, parameter: Parameter, *, strict: bool) -> str:
+    def _parameter(self, syntax: ParameterSyntax, parameter: TaggedParameter, *, strict: bool) -> str:
         key = self._literal(syntax.key_open + parameter.name + syntax.key_close)
         if parameter.choices:
             value = f"({' | '.join(map(_quoted, parameter.choices))}) {self._literal(syntax.value_close)}"

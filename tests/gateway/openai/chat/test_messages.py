@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.tools import MAX_DEPTH
+from gateway.generation.tools import MAX_ARGUMENT_VALUES, MAX_DEPTH
 from protocol.bounds import MAX_NAME, MAX_TOOL_CALLS
 from protocol.request import ChatInput, Message, ToolCall
 from tests.gateway.openai.bodies import CALL, calling, chat, message, refusal, result
@@ -118,6 +118,20 @@ REFUSED: list[Any] = [
 def test_bad_calls_and_results_are_refused_at_their_place(messages: Any, param: str) -> None:
     error = refusal(chat, messages=messages)
     assert (error.status, error.field) == (400, param)
+
+
+def values(count: int) -> str:
+    """Arguments with so many values."""
+    return '{"a":[' + ",".join(["1"] * (count - 2)) + "]}"
+
+
+def test_the_values_of_all_arguments_are_bounded_together() -> None:
+    """Before: 8 MB of short strings took the gateway 0.4 s, and each worker that got them 4.7 s."""
+    half = values(MAX_ARGUMENT_VALUES // 2)
+    assert decoded(USER, calling(call(half), call(half, id="call_2")))[1].tool_calls
+    error = refusal(chat, messages=[USER, calling(call(half)), result(), calling(call(half), call('{"a": 1}', id="b"))])
+    assert (error.status, error.field) == (400, "messages[3].tool_calls[1].function.arguments")
+    assert "have over 262144 values" in error.text
 
 
 def test_calls_at_their_bounds_are_taken() -> None:

@@ -17,7 +17,7 @@ from protocol.commands import Submit
 from protocol.events import Delta, Finished, ReasoningSegment, Segment, TextSegment, ToolCallSegment, Usage
 from protocol.request import ChatInput, Message, ToolCall, ToolChoice
 from tests.gateway.harness.serving import Served, serving
-from tests.gateway.openai.parsed_output import Script, answering, call, said, send, thought
+from tests.gateway.openai.chat.parsed_output import Script, answering, call, said, send, thought
 
 pytestmark = pytest.mark.anyio
 

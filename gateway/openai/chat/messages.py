@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.errors import invalid
-from gateway.generation.tools import past_call
+from gateway.generation.tools import PastCalls
 from gateway.openai.schema import ChatMessage
 from gateway.openai.unsupported import refuse_set
 from protocol.bounds import MAX_TEXT
@@ -21,6 +21,7 @@ ONLY_IN = {
 
 def decode_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Return the messages for the worker. Raises `RequestError` naming the field."""
+    past = PastCalls()
     known: set[str] = set()
     """The ids of the calls so far."""
     found = []
@@ -29,7 +30,7 @@ def decode_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         _check_fields(message, at)
         if message.role == "tool":
             _check_result(message, known, at)
-        calls = _calls(message, at)
+        calls = _calls(message, past, at)
         known.update(call.id for call in calls)
         found.append(
             Message(
@@ -59,13 +60,13 @@ def _check_result(message: ChatMessage, known: set[str], at: str) -> None:
         raise invalid(field, f"`{field}` is not the id of a tool call in an earlier message of the assistant")
 
 
-def _calls(message: ChatMessage, at: str) -> tuple[ToolCall, ...]:
+def _calls(message: ChatMessage, past: PastCalls, at: str) -> tuple[ToolCall, ...]:
     calls: dict[str, ToolCall] = {}
     for index, call in enumerate(message.tool_calls or ()):
         path = f"{at}.tool_calls[{index}]"
         if call.id in calls:
             raise invalid(f"{path}.id", f"`{path}.id` is the id of another call of the message as well")
-        calls[call.id] = past_call(call.id, call.function.name, call.function.arguments, f"{path}.function.arguments")
+        calls[call.id] = past.call(call.id, call.function.name, call.function.arguments, f"{path}.function.arguments")
     return tuple(calls.values())
 
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from gateway.errors import invalid
 from gateway.generation.tools import ToolDefinition, encode_tools
+from gateway.openai.chat.tool_schema import AllowedToolsChoice, ChatTool, ChatToolName, NamedToolChoice
 from gateway.openai.schema import ChatBody
-from gateway.openai.tool_schema import AllowedToolsChoice, ChatTool, ChatToolName, NamedToolChoice
 from protocol.request import ToolChoice
 
 
