@@ -55,8 +55,8 @@ def encode_tools(tools: Sequence[ToolDefinition], paths: Sequence[str]) -> str:
 
 
 class PastCalls:
-    """Makes the calls of earlier messages, and bounds the values in the arguments of all calls of one request: each is a
-    Python object in the gateway and in the worker, and the bound of the body does not count what is in a string."""
+    """Makes the calls of earlier messages, and bounds the values in the arguments of all calls of one request. Each is
+    a Python object in the gateway and in the worker, and the bound of the body does not count what is in a string."""
 
     def __init__(self) -> None:
         self._values = 0

@@ -29,13 +29,16 @@ class _Tool(NamedTuple):
     strict: bool
 
 
-def tool_grammar(syntax: CallSyntax, tools_json: str, choice: ToolChoice, markers: Mapping[str, int]) -> str:
+def tool_grammar(
+    syntax: CallSyntax, tools_json: str, choice: ToolChoice, markers: Mapping[str, int], text: str = ""
+) -> str:
     """Return the grammar of an answer with tools; empty if the answer is not constrained.
 
-    With `required` the answer is calls only. With `auto` text may precede them, and there is a grammar only if a tool
-    is strict or only one call is allowed. Arguments follow the schemas of the tools, of which those that are not strict
-    may have keywords that are not supported. `markers` are the tokens of the model that are markers, with their ids: in
-    the grammar they are tokens, not text. Raises `ToolGrammarError`.
+    With `required` the answer is calls only. With `auto` it is constrained if a tool is strict, and text may precede
+    the calls, or if there is an expression for its `text`, and then it is that text or calls. Arguments follow the
+    schemas of the tools, of which those that are not strict may have keywords that are not supported. `markers` are the
+    tokens of the model that are markers, with their ids: in the grammar they are tokens, not text. Raises
+    `ToolGrammarError`.
     """
     tools = [_tool(each) for each in json.loads(tools_json or "[]")]
     if choice.name:
@@ -43,12 +46,12 @@ def tool_grammar(syntax: CallSyntax, tools_json: str, choice: ToolChoice, marker
     forced = choice.mode == "required"
     if forced and not tools:
         raise ToolGrammarError("there is no tool to call")
-    if not forced and (choice.mode == "none" or (choice.parallel and not any(tool.strict for tool in tools))):
+    if not forced and (choice.mode == "none" or not (text or any(tool.strict for tool in tools))):
         return ""
     # A named function is called once, as with OpenAI.
     single = syntax.single or bool(choice.name) or not choice.parallel
     try:
-        return _Grammar(syntax, markers).build(tools, forced=forced, single=single)
+        return _Grammar(syntax, markers).build(tools, forced=forced, single=single, text=text)
     except ParameterError as error:
         raise ToolGrammarError(str(error)) from error
 
@@ -72,7 +75,7 @@ class _Grammar:
         self._endings: dict[str, str] = {}
         """The rules of text up to an ending, by that ending."""
 
-    def build(self, tools: Sequence[_Tool], *, forced: bool, single: bool) -> str:
+    def build(self, tools: Sequence[_Tool], *, forced: bool, single: bool, text: str) -> str:
         """Return the grammar."""
         syntax = self._syntax
         self._rules.append("call: " + " | ".join(self._call(tool, number) for number, tool in enumerate(tools)))
@@ -84,6 +87,8 @@ class _Grammar:
         calls = f"{self._literal(opening)} {rest}"
         if forced:
             start = turn + calls
+        elif text:
+            start = f"{turn}({calls} | {self._literal(syntax.text_open)} {text})"
         elif syntax.text_open:
             before, after = map(self._literal, syntax.preamble)
             start = f"{turn}(({before} {_TEXT} {after})* {calls} | {self._literal(syntax.text_open)} {_TEXT})"
@@ -93,7 +98,7 @@ class _Grammar:
             start = f"{_TEXT} ({calls})?"
         else:
             # Such a marker is text, which ends where the marker is found.
-            self._rules += [f"before_call[lazy]: TEXT {_quoted(syntax.marker)}", f"TEXT: {_TEXT}"]
+            self._rules += [f"before_call[lazy]: TEXT {quoted(syntax.marker)}", f"TEXT: {_TEXT}"]
             start = f"before_call {self._literal(opening.removeprefix(syntax.marker))} {rest} | TEXT"
         return "\n".join([f"start: {start}", *self._rules])
 
@@ -102,7 +107,7 @@ class _Grammar:
         syntax = self._syntax
         opening = self._literal(tool.name + syntax.name_close)
         if syntax.parameters is None:
-            arguments = _json(tool.parameters, strict=tool.strict)
+            arguments = json_rule(tool.parameters, strict=tool.strict)
         else:
             arguments = self._parameters(syntax.parameters, tool)
         self._rules.append(f"call_{number}: {opening} {arguments} {self._literal(syntax.close)}")
@@ -118,9 +123,9 @@ class _Grammar:
     def _parameter(self, syntax: ParameterSyntax, parameter: TaggedParameter, *, strict: bool) -> str:
         key = self._literal(syntax.key_open + parameter.name + syntax.key_close)
         if parameter.choices:
-            value = f"({' | '.join(map(_quoted, parameter.choices))}) {self._literal(syntax.value_close)}"
+            value = f"({' | '.join(map(quoted, parameter.choices))}) {self._literal(syntax.value_close)}"
         elif parameter.schema is not None:
-            value = f"{_json(parameter.schema, strict=strict)} {self._literal(syntax.value_close)}"
+            value = f"{json_rule(parameter.schema, strict=strict)} {self._literal(syntax.value_close)}"
         else:
             value = self._text_until(syntax.value_close)
         return f"{key} {value}" if parameter.required else f"({key} {value})?"
@@ -133,12 +138,12 @@ class _Grammar:
         rule = self._endings.get(pieces[0])
         if rule is None:
             rule = self._endings[pieces[0]] = f"text_{len(self._endings)}"
-            self._rules.append(f"{rule}[suffix={_quoted(pieces[0])}]: {_TEXT}")
+            self._rules.append(f"{rule}[suffix={quoted(pieces[0])}]: {_TEXT}")
         return f"{rule} {self._literal(''.join(pieces[1:]))}"
 
     def _literal(self, text: str) -> str:
         return " ".join(
-            f"<[{self._markers[piece]}]>" if piece in self._markers else _quoted(piece) for piece in self._pieces(text)
+            f"<[{self._markers[piece]}]>" if piece in self._markers else quoted(piece) for piece in self._pieces(text)
         )
 
     def _pieces(self, text: str) -> list[str]:
@@ -151,11 +156,13 @@ class _Grammar:
         return [piece for piece in [*pieces, text[end:]] if piece]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text as a literal of Lark."""
     return json.dumps(text)
 
 
-def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
+def json_rule(schema: Mapping[str, Any], *, strict: bool) -> str:
+    """Return the rule of a JSON value. Unless it is `strict`, keywords that are not supported are ignored."""
     own = schema.get("x-guidance")
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict} | (own if isinstance(own, dict) else {})
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"

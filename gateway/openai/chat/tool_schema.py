@@ -65,7 +65,7 @@ class AllowedToolsChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_f
 ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
-class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatCalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
     """The function that was called. `arguments` is the text of a JSON object; an empty text stands for no arguments."""
 
     name: Name
@@ -79,7 +79,7 @@ class ChatToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
 
     id: Annotated[Label, Meta(min_length=1)]
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: ChatCalledFunction
     # Left over from chunks; the order of the list is what counts.
     index: int | None = None
 

@@ -235,6 +235,7 @@ def test_without_strict_tools_auto_is_not_constrained(kind: str) -> None:
     assert tested.grammar(tools(), ToolChoice()) == ""
     assert tested.grammar(tools(strict=True), ToolChoice("none")) == ""
     assert tested.grammar("", ToolChoice()) == ""
+    assert tested.grammar(tools(), ToolChoice(parallel=False)) == ""
 
 
 @each_format
@@ -254,13 +255,6 @@ def test_strict_tools_constrain_calls_and_not_text(kind: str, choice: ToolChoice
         assert not tested.takes(grammar, ("weather", {}), text="Let me look.\n")
     several = tested.takes(grammar, ("weather_time", {}), ("weather_time", {}))
     assert several is (choice.parallel and kind not in SINGLE)
-
-
-def test_one_call_at_most_is_forced_for_tools_that_are_not_strict() -> None:
-    tested = Format("hermes")
-    grammar = tested.grammar(tools(), ToolChoice(parallel=False))
-    assert tested.takes(grammar, ("weather_time", {}), text="Hm.\n")
-    assert not tested.takes(grammar, ("weather_time", {}), ("weather_time", {}))
 
 
 def test_harmony_goes_on_after_reasoning_and_before_text() -> None:
