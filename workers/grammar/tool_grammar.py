@@ -19,6 +19,11 @@ _NO_CALL = r"/([^{](.|\n)*)?/"
 _KEY = "/[A-Za-z0-9_.:-]+/"
 
 
+_PLACE = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
+"""The line and the column at which llguidance found an error."""
+_CALL = re.compile(r"call_\d+: \"([A-Za-z0-9_.:-]+)")
+
+
 class ToolGrammarError(Exception):
     """Raised for tools whose calls cannot be constrained."""
 
@@ -54,6 +59,19 @@ def tool_grammar(
         return _Grammar(syntax, markers).build(tools, forced=forced, single=single, text=text)
     except ParameterError as error:
         raise ToolGrammarError(str(error)) from error
+
+
+def tool_problem(lark: str, problem: str) -> str:
+    """Return an error of llguidance for a grammar of `tool_grammar`, with the tool in place of a line."""
+    first = problem.partition("\n")[0]
+    place = _PLACE.match(first)
+    if place is None:
+        return first
+    lines = lark.splitlines()
+    line = int(place[1])
+    rule = _CALL.match(lines[line - 1]) if line <= len(lines) else None
+    text = first[place.end() :]
+    return f"the parameters of the tool {rule[1]!r}: {text}" if rule else text
 
 
 def _tool(definition: Mapping[str, Any]) -> _Tool:

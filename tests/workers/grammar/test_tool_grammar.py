@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from protocol.bounds import MAX_TOOL_CALLS
 from protocol.request import ToolChoice
 from workers.grammar.call_syntax import CALL_SYNTAX, CallSyntax, call_syntax
-from workers.grammar.tool_grammar import ToolGrammarError, tool_grammar
+from workers.grammar.tool_grammar import ToolGrammarError, tool_grammar, tool_problem
 
 BUILTIN = Path(__file__).parents[3] / "models" / "builtin" / "tokenizer.json"
 END = "<|im_end|>"
@@ -306,6 +306,23 @@ def test_a_tool_without_parameters_takes_any(kind: str) -> None:
     for name in ("f", "g"):
         assert tested.takes(grammar, (name, {}))
         assert tested.takes(grammar, (name, {"a": "x", "b": "y"}))
+
+
+@each_format
+def test_an_error_names_the_tool(kind: str) -> None:
+    tested = Format(kind)
+    broken = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "strnig"}}}}
+    grammar = tested.grammar(tools(TIME, {"name": "f.x-1", "parameters": broken}, strict=True), REQUIRED)
+    matcher = LLMatcher(tested.model.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    problem = tool_problem(grammar, matcher.get_error())
+    assert problem.startswith("the parameters of the tool 'f.x-1': failed to compile JSON schema: ")
+    assert "strnig" in problem
+    assert "\n" not in problem
+
+
+def test_an_error_without_a_place_stays() -> None:
+    assert tool_problem("start: call", "too large\nmore") == "too large"
+    assert tool_problem("start: call", "at 9(1): odd") == "odd"
 
 
 UNSUPPORTED = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}, "required": ["a"]}
