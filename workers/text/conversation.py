@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from protocol.request import Message
-from workers.text.message_style import SHORT_ID, MessageStyle, reasoning_keys
+from workers.text.message_style import ID_CHARACTERS, MessageStyle, reasoning_keys
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -87,12 +87,13 @@ def _arguments(text: str, style: MessageStyle) -> Any:
 
 
 def _id(given: str, style: MessageStyle) -> str:
-    """An id for the template. A long one becomes a short one, the same in every message and on every worker."""
-    if not given or not style.short_ids or (len(given) == SHORT_ID and given.isascii() and given.isalnum()):
+    """An id for the template. One that it may not take is replaced, by the same in every message and on every
+    worker."""
+    if not given or not style.fixed_ids or (len(given) == ID_CHARACTERS and given.isascii() and given.isalnum()):
         return given
     number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "replace")).digest())
     digits = []
-    for _ in range(SHORT_ID):
+    for _ in range(ID_CHARACTERS):
         number, digit = divmod(number, len(_DIGITS))
         digits.append(_DIGITS[digit])
     return "".join(digits)

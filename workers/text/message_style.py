@@ -2,7 +2,8 @@
 
 Published templates differ. Most take the arguments of a call as an object, which they encode or iterate over; some take
 a text, which they join to others, and fail with an object. Some fail without a text beside the calls, others write a
-second turn for an empty one. Templates of older Mistral models take ids of nine characters only. A few drop calls.
+second turn for an empty one. Templates of Mistral models take ids of nine characters only, or no shorter ones. A few
+drop calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ Turns = Sequence[dict[str, Any]]
 Arguments = Literal["object", "text"]
 KINDS: tuple[Arguments, ...] = ("object", "text")
 
-SHORT_ID = 9
-"""Characters of an id for templates that take no others."""
+ID_CHARACTERS = 9
+"""Length of ids for templates that do not take every id."""
 _CALL, _KEY, _VALUE = "sample_call", "sample_key", "sample value"
 SAMPLE_TOOLS: tuple[dict[str, Any], ...] = (
     {
@@ -44,8 +45,8 @@ class MessageStyle:
     arguments: Arguments = "object"
     null_content: bool = False
     """A message without text has the content None beside its calls; otherwise an empty text."""
-    short_ids: bool = False
-    """Ids have `SHORT_ID` letters and digits."""
+    fixed_ids: bool = False
+    """Ids have `ID_CHARACTERS` letters and digits."""
     reasoning_beside_text: bool = True
     """A message with calls may have both text and reasoning."""
 
@@ -56,10 +57,10 @@ def find_style(render: Callable[[Turns], str]) -> MessageStyle | None:
     A template that fails with every style has the default one, so that a request gets the template's own error.
     """
     rendered = False
-    for short_ids, arguments in product((False, True), KINDS):
+    for fixed_ids, arguments in product((False, True), KINDS):
         prompts: list[tuple[int, MessageStyle]] = []
         for null_content in (False, True):
-            style = MessageStyle(arguments, null_content, short_ids)
+            style = MessageStyle(arguments, null_content, fixed_ids)
             prompt = _try(render, style)
             rendered = rendered or prompt is not None
             if prompt is not None and _shows_call(prompt):
@@ -76,7 +77,7 @@ def _takes_reasoning_beside_text(render: Callable[[Turns], str], style: MessageS
 
 
 def _try(render: Callable[[Turns], str], style: MessageStyle, *, content: str = "", reasoning: str = "") -> str | None:
-    call_id = "x" * (SHORT_ID if style.short_ids else SHORT_ID + 1)
+    call_id = "x" * ID_CHARACTERS if style.fixed_ids else "c1"
     arguments = {_KEY: _VALUE} if style.arguments == "object" else f'{{"{_KEY}": "{_VALUE}"}}'
     call = {"id": call_id, "type": "function", "function": {"name": _CALL, "arguments": arguments}}
     calling = {"role": "assistant", "content": content or (None if style.null_content else ""), "tool_calls": [call]}

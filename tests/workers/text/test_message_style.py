@@ -17,8 +17,8 @@ STYLES: dict[str, tuple[str, MessageStyle | None]] = {
     "qwen3": (templates.QWEN3, OBJECT),
     "qwen3-coder": (templates.QWEN3_CODER, OBJECT),
     "llama3": (templates.LLAMA3, OBJECT),
-    "mistral-nemo": (templates.MISTRAL_NEMO, MessageStyle(short_ids=True)),
-    "mistral-small": (templates.MISTRAL_SMALL, OBJECT),
+    "mistral-nemo": (templates.MISTRAL_NEMO, MessageStyle(fixed_ids=True)),
+    "mistral-small": (templates.MISTRAL_SMALL, MessageStyle(fixed_ids=True)),
     "deepseek-r1": (templates.DEEPSEEK_R1, MessageStyle("text", null_content=True)),
     "deepseek-v3": (templates.DEEPSEEK_V3, TEXT),
     "glm-4.5": (templates.GLM4_5, OBJECT),
@@ -93,8 +93,8 @@ PROMPTS = {
         '<|start_header_id|>ipython<|end_header_id|>\n\n"grey"<|eot_id|>'
     ),
     "mistral-small": (
-        f'[INST]Hi[/INST][TOOL_CALLS] [{{"name": "weather", "arguments": {JSON}, "id": "ll_abcdef"}}]</s>'
-        '[TOOL_RESULTS] {"content": grey, "call_id": "ll_abcdef"}[/TOOL_RESULTS]'
+        f'[INST]Hi[/INST][TOOL_CALLS] [{{"name": "weather", "arguments": {JSON}, "id": "AbC123xyz"}}]</s>'
+        '[TOOL_RESULTS] {"content": grey, "call_id": "AbC123xyz"}[/TOOL_RESULTS]'
     ),
     "deepseek-r1": (
         "<｜User｜>Hi<｜Assistant｜><｜tool▁calls▁begin｜>"
@@ -139,23 +139,30 @@ PROMPTS = {
         "<|im_start|>tool\n<|tool_response_start|>noon<|tool_response_end|><|im_end|>\n"
     ),
 }
-ONE_CALL = {"llama3", "gpt-oss", "mistral-small"}
+ONE_CALL = {"llama3", "gpt-oss"}
+NINE = (
+    ASKED,
+    Message("assistant", "", tool_calls=(ToolCall("AbC123xyz", "weather", FIRST),)),
+    Message("tool", "grey", tool_call_id="AbC123xyz"),
+)
+"""A conversation whose id any template takes."""
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_calls_and_results_are_written_as_the_model_knows_them(name: str) -> None:
-    assert prompt(name, SINGLE if name in ONE_CALL else CONVERSATION) == PROMPTS[name]
+    messages = NINE if name == "mistral-small" else SINGLE if name in ONE_CALL else CONVERSATION
+    assert prompt(name, messages) == PROMPTS[name]
 
 
-def test_ids_of_nine_characters_are_derived_and_stay_the_same() -> None:
-    text = prompt("mistral-nemo", CONVERSATION)
+@pytest.mark.parametrize("name", ["mistral-nemo", "mistral-small"])
+def test_ids_of_nine_characters_are_derived_and_stay_the_same(name: str) -> None:
+    text = prompt(name, CONVERSATION)
     ids = re.findall(r'"(?:id|call_id)": "([a-z0-9]{9})"', text)
     assert len(ids) == 4
     assert ids[:2] == ids[2:]
     assert ids[0] != ids[1]
-    assert prompt("mistral-nemo", CONVERSATION) == text
-    kept = (ASKED, Message("assistant", "", tool_calls=(ToolCall("AbC123xyz", "time", "{}"),)))
-    assert '"id": "AbC123xyz"' in prompt("mistral-nemo", kept)
+    assert prompt(name, CONVERSATION) == text
+    assert '"id": "AbC123xyz"' in prompt(name, NINE)
 
 
 def reasoned(content: str) -> tuple[Message, ...]:
