@@ -1,4 +1,4 @@
-"""How models write tool calls, as data for grammars: exactly what a model was trained to write.
+"""Syntax of tool calls by model family, as data for grammars: exactly what a model was trained to write.
 
 Markers that are tokens of the model are written out here as text. The names are those of the parsers of tool calls.
 """
@@ -27,7 +27,7 @@ class CallSyntax:
     name_close: str
     close: str = ""
     parameters: ParameterSyntax | None = None
-    """How the arguments are written; None for a JSON object."""
+    """The syntax of the arguments; None for a JSON object."""
     section: tuple[str, str] = ("", "")
     """Precedes and follows all calls of an answer."""
     separator: str = ""

@@ -81,7 +81,7 @@ class PromptBuilder:
         self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
         self._styles: dict[bool, MessageStyle | None] = {}
-        """How the chat template takes tool calls, with tools in the request and without. Found when first needed."""
+        """The shape of tool calls for the chat template, with tools in the request and without. Found when needed."""
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
@@ -125,7 +125,7 @@ class PromptBuilder:
         return tuple(tokenizer.encode_marked(text, mark))
 
     def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
-        """How the template takes these messages. A template that drops calls would leave out what the model did."""
+        """Return the shape of these messages for the template. One that drops calls would leave out what the model did."""
         if not has_calls(messages):
             return MessageStyle()
         if with_tools not in self._styles:

@@ -40,7 +40,7 @@ SAMPLE_TOOLS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MessageStyle:
-    """How messages with tool calls are given to one template."""
+    """Shape of messages with tool calls for one template."""
 
     arguments: Arguments = "object"
     null_content: bool = False

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from gateway.errors import RequestError
+from gateway.openai.chat.tool_schema import ChatTool, ChatToolCall, ChatToolFunction
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.errors import error_object
-from gateway.openai.chat.tool_schema import ChatTool, ChatToolCall, ChatToolFunction
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions, TemplateKwargs
 from gateway.openai.unsupported import OPTIONS
 from gateway.settings import GatewaySettings

@@ -1,4 +1,4 @@
-"""What clients of chat completions and completions send for each feature: OpenAI's fields, then vLLM's."""
+"""Fields that clients of chat completions and completions send for each feature: OpenAI's, then vLLM's."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -57,7 +57,7 @@ class Column:
     """By feature. A feature without a sample is an error."""
 
     def cell(self, feature: str) -> Cell:
-        """What becomes of a feature."""
+        """Return the cell of a feature."""
         sample = self.samples.get(feature)
         if sample is None:
             return Cell("?", "has no sample")
@@ -78,7 +78,7 @@ class Column:
         return Cell(name, f"has no effect of {idle}" if idle else "")
 
     def _without(self, sample: Sample, name: str) -> object:
-        """What becomes of a sample without one of its fields; None if that is refused."""
+        """Decode a sample without one of its fields; None if that is refused."""
         fields = {each: value for each, value in sample.fields.items() if each != name}
         try:
             return _decoded(self.decode(), {**self.body, **fields})

@@ -11,7 +11,7 @@ BEGIN, END = "<!-- made by `python -m tests.docs.clients` -->\n", "<!-- end -->\
 BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
 COLUMNS = (*openai_api.COLUMNS,)
-"""Of every dialect. One more dialect is one more module with its columns."""
+"""Columns of every dialect. One more dialect is one more module with its columns."""
 
 
 def block() -> str:
