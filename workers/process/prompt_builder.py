@@ -125,7 +125,7 @@ class PromptBuilder:
         return tuple(tokenizer.encode_marked(text, mark))
 
     def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
-        """Return the shape of these messages for the template. One that drops calls would leave out what the model did."""
+        """Return the shape of these messages for the template. A template that drops calls is refused."""
         if not has_calls(messages):
             return MessageStyle()
         if with_tools not in self._styles:
