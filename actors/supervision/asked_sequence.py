@@ -15,7 +15,7 @@ from protocol.bounds import MAX_PIECE_BYTES, MAX_STOP_CHARS, MAX_TOKENS
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Logprobs, Usage
-from protocol.request import FinishReason, TokensInput
+from protocol.request import ChatInput, FinishReason, TokensInput
 
 HELD_BACK = MAX_STOP_CHARS + 8
 """Characters that earlier tokens may have left: part of a stop string, and incomplete characters at the end of the
@@ -48,7 +48,9 @@ class AskedSequence:
     def __init__(self, submit: Submit, context: int) -> None:
         """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
         self._limits = submit.limits
-        self._constrained = submit.grammar is not None
+        source = submit.input
+        with_tools = isinstance(source, ChatInput) and source.parse_tools and bool(source.tools_json)
+        self._constrained = submit.grammar is not None or with_tools
         self._logprobs = submit.sampling.logprobs
         self._context = context or MAX_TOKENS
         self._most = min(submit.limits.max_tokens or MAX_TOKENS, self._context, MAX_TOKENS)

@@ -8,11 +8,16 @@ import msgspec
 
 from gateway.errors import invalid
 from protocol.bounds import MAX_TOOLS_JSON
+from protocol.request import ToolCall
 
 MAX_TOOLS = 256
 MAX_DESCRIPTION = 32 * 1024
 MAX_DEPTH = 64
 """Levels of a JSON schema. Templates and grammars recurse over them."""
+MAX_ARGUMENT_VALUES = 256 * 1024
+"""Values in the arguments of all earlier calls of a request; the punctuation in their strings counts as well."""
+_BETWEEN_VALUES = (",", ":", "[", "{")
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 NAME_RULE = "1 to 128 letters, digits, `_`, `-`, `.` and `:`"
 
@@ -47,6 +52,33 @@ def encode_tools(tools: Sequence[ToolDefinition], paths: Sequence[str]) -> str:
     if len(text) > MAX_TOOLS_JSON:
         raise invalid(paths[0], f"the tools have {len(text)} characters; {MAX_TOOLS_JSON} are allowed")
     return text
+
+
+class PastCalls:
+    """Makes the calls of earlier messages, and bounds the values in the arguments of all calls of one request. Each is
+    a Python object in the gateway and in the worker, and the bound of the body does not count what is in a string."""
+
+    def __init__(self) -> None:
+        self._values = 0
+
+    def call(self, call_id: str, name: str, arguments: str, path: str) -> ToolCall:
+        """Return a call. An empty text stands for no arguments.
+
+        `path` is the field of the arguments in the request, for errors. Raises `RequestError` unless they are the text
+        of a JSON object.
+        """
+        if not arguments.strip():
+            return ToolCall(call_id, name, "{}")
+        self._values += sum(map(arguments.count, _BETWEEN_VALUES))
+        if self._values > MAX_ARGUMENT_VALUES:
+            text = f"the arguments of the tool calls have over {MAX_ARGUMENT_VALUES} values"
+            raise invalid(path, f"`{path}`: {text}, for which `,`, `:`, `[` and `{{` are counted")
+        try:
+            decoded = _decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(path, f"`{path}` must be the text of a JSON object: {str(error)[:200]}") from error
+        check_depth(decoded, path)
+        return ToolCall(call_id, name, arguments)
 
 
 def _check(tool: ToolDefinition, path: str) -> None:

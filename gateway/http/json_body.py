@@ -15,6 +15,7 @@ _AT = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$")
 """The path at which msgspec stopped; for a mapping that is the mapping itself, whether a key or a value is wrong."""
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`(?: - at `\$.*`)?$", re.DOTALL)
 """The name of a field may itself have any characters."""
+_INDEX = re.compile(r"\[[0-9.]*\]")
 _NOT_IN_ENUM = ("Invalid enum value ", "Invalid value ")
 _MOST_CHARACTERS = 2000
 """The part of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes."""
@@ -25,7 +26,7 @@ class Hints:
     """Details that msgspec's messages leave out."""
 
     takes: Mapping[str, str] = field(default_factory=dict)
-    """The values of fields that take only a few, by the field's path or its name."""
+    """The values of fields that take only a few, by the field's name or the end of its path, without indexes."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Fields that belong to the body of another path, with that path."""
 
@@ -46,6 +47,14 @@ def decode_body(decoder: "msgspec.json.Decoder[Body]", raw: bytes, hints: Hints 
         raise RequestError(RefusalCode.INVALID_JSON, "the body is nested too deeply") from error
 
 
+def _takes(hints: Hints, path: str) -> str | None:
+    """The hint for a path, of the longest end of it that has one."""
+    end = _INDEX.sub("", path)
+    while end not in hints.takes and "." in end:
+        end = end.partition(".")[2]
+    return hints.takes.get(end)
+
+
 def refusal(message: str, hints: Hints) -> RequestError:
     """The error for a body about which msgspec said `message`."""
     if len(message) > _MOST_CHARACTERS:
@@ -62,7 +71,7 @@ def refusal(message: str, hints: Hints) -> RequestError:
         return invalid(path[:100], f"{where} is not a parameter that Baton knows{hint}", RefusalCode.UNKNOWN_PARAMETER)
     if message.startswith("Object missing required"):
         return invalid(path[:100], f"{where} is required")
-    takes = hints.takes.get(path) or hints.takes.get(path.rpartition(".")[2])
+    takes = _takes(hints, path)
     for start in _NOT_IN_ENUM if takes else ():
         if text.startswith(start):
             return invalid(path[:100], f"{where} takes {takes}, not {text.removeprefix(start)}")

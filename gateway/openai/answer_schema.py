@@ -60,6 +60,21 @@ class CompletionLogprobsObject(Struct, forbid_unknown_fields=True):
     text_offset: list[int]
 
 
+class AnswerFunction(Struct, forbid_unknown_fields=True):
+    """The function of a call. `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Struct, forbid_unknown_fields=True):
+    """A call that the model made."""
+
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class AnswerMessage(Struct, forbid_unknown_fields=True):
     """The message of the assistant."""
 
@@ -69,6 +84,7 @@ class AnswerMessage(Struct, forbid_unknown_fields=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     """The same as `reasoning_content`, by the name that some clients read."""
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, forbid_unknown_fields=True):
@@ -77,7 +93,7 @@ class ChatChoice(Struct, forbid_unknown_fields=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     token_ids: list[int] | UnsetType = UNSET
 
 

@@ -4,21 +4,23 @@ import time
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request, resumable_for
 from gateway.generation.request import OutputOptions
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.chat.messages import decode_messages
+from gateway.openai.chat.reasoning import template_options
+from gateway.openai.chat.tools import offered_tools
 from gateway.openai.sampling import one_of, sampling_of, unset_sampling
-from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from gateway.openai.schema import ChatBody, CompletionBody, StreamOptions
 from gateway.openai.structured import grammar_of
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SECONDS, MAX_TEXT, MAX_TOP_LOGPROBS
-from protocol.request import ChatInput, Input, Limits, Message, TemplateOptions, TextInput, TokensInput
+from protocol.bounds import MAX_SECONDS, MAX_TOP_LOGPROBS
+from protocol.request import ChatInput, Input, Limits, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's completions endpoint."""
@@ -31,16 +33,33 @@ REASONING_LIMIT_NAMES = ("thinking_token_budget", "reasoning_budget")
 RANDOM_SEED = -1
 """A `seed` that asks for a random one, as with llama.cpp and vLLM."""
 
+CHAT_FIELDS = (
+    "messages",
+    "max_completion_tokens",
+    "chat_template_kwargs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "enable_thinking",
+)
+"""Fields that a completion does not have."""
+
 HINTS = Hints(
     takes={
-        "role": "system, developer, user or assistant",
-        "type": "text, the only kind of content here",
+        "role": "system, developer, user, assistant or tool",
+        "content.type": "text, the only kind of content here",
         "response_format.type": "text, json_object or json_schema",
+        "tools.type": "function, the only kind of tool here",
+        "tool_calls.type": "function, the only kind of tool call here",
+        "tool_choice": "auto, none, required or an object that names a tool",
+        "tool_choice.type": "function or allowed_tools",
+        "mode": "auto or required",
+        "reasoning_effort": "none, minimal, low, medium, high or xhigh",
         "logprobs": f"a number from 0 to {MAX_TOP_LOGPROBS}",
         "include_obfuscation": "false",
     },
-    elsewhere={"prompt": "/v1/completions"}
-    | dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs"), "/v1/chat/completions"),
+    elsewhere={"prompt": "/v1/completions"} | dict.fromkeys(CHAT_FIELDS, "/v1/chat/completions"),
 )
 
 
@@ -69,10 +88,16 @@ class RequestDecoder:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
-        messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-        given = body.chat_template_kwargs
-        options = TemplateOptions() if given is None else TemplateOptions(**structs.asdict(given))
-        chat = ChatInput(messages, now=_now(), options=options, parse_reasoning=body.reasoning_format != "none")
+        tools = offered_tools(body)
+        chat = ChatInput(
+            decode_messages(body.messages),
+            tools.json,
+            _now(),
+            template_options(body),
+            tools.choice,
+            parse_tools=tools.parsed,
+            parse_reasoning=body.reasoning_format != "none",
+        )
         return self._decoded(body, [chat], limit, top, size=len(raw))
 
     def _decoded(
@@ -133,20 +158,6 @@ def _prompts(prompt: Any) -> list[Input]:
     if kind is int:
         return [TokensInput(prompt)]
     return [TokensInput(item) for item in prompt]
-
-
-def _message(message: ChatMessage, at: str) -> Message:
-    refuse_set(message, f"{at}.")
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            raise invalid(f"{at}.content", f"`{at}.content` is required; only the assistant's may be null")
-        content = ""
-    elif not isinstance(content, str):
-        content = "\n".join(part.text for part in content)
-        if len(content) > MAX_TEXT:
-            raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
-    return Message("system" if message.role == "developer" else message.role, content, message.name or "")
 
 
 def _now() -> int:

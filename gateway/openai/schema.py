@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.openai.chat.tool_schema import ChatToolCalls, ChatToolChoice, ChatTools
 from gateway.openai.ignored import CacheControl
 from gateway.openai.structured import StructuredFields
 from protocol.bounds import (
@@ -25,6 +26,7 @@ from protocol.bounds import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MIN_REPETITION,
+    Label,
     Name,
     Stop,
     Text,
@@ -135,25 +137,27 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     """One message. Newer clients say `developer` for `system`; the template gets it as `system`. Only a message of the
-    assistant may have no content."""
+    assistant may have no content. A message of the role `tool` is the result of the call `tool_call_id`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Participant | None = None
     cache_control: CacheControl | None = None
+    tool_calls: ChatToolCalls | None = None
+    tool_call_id: Label | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
+    # Added by OpenAI's client, which parses the content; the content is what counts.
+    parsed: Any = None
     # Refused when set, as they would not reach the template. Replies that clients send back have many of them, empty.
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
     prefix: Any = None
     provider_specific_fields: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
     reasoning_details: Any = None
-    refusal: Any = None
     thinking_blocks: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
 
 
 class TemplateKwargs(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -172,6 +176,11 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: ChatTools | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     include_reasoning: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
@@ -186,10 +195,6 @@ class ChatBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None

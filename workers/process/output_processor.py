@@ -169,9 +169,9 @@ class OutputProcessor:
         """
         return self._prompt_builder.build(submit)
 
-    def compiled(self, submit: Submit) -> bool:
+    def compiled(self, prompt: TokenizedPrompt) -> bool:
         """See `PromptBuilder.compiled`."""
-        return self._prompt_builder.compiled(submit)
+        return self._prompt_builder.compiled(prompt)
 
     def build_constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
         """Compile the grammar of a request, on any thread, one at a time. Raises as `build_prompt` does."""

@@ -11,24 +11,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Grammar, Input, Limits, Sampling, TextInput
+from protocol.request import ChatInput, Grammar, Input, Limits, Message, Sampling, TextInput
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.request import Constraint, ConstraintFailed
+from workers.grammar.answer_grammar import FIELD as TOOLS_FIELD
+from workers.grammar.answer_grammar import ToolCallGrammars
 from workers.grammar.refusal import GrammarRefused
+from workers.grammar.tool_grammar import ToolGrammarError, tool_problem
 from workers.output_formats.calls.tool_schemas import ToolSchemas
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.output_formats.parsing import OutputParsing
 from workers.output_formats.reasoning_gate import ReasoningGate
 from workers.process.word_tokens import BreakerTokens, bad_sequences
+from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
 from workers.text.detokenizer import IncrementalDetokenizer
+from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, find_style
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
 
 if TYPE_CHECKING:
     from workers.grammar.compiler import GrammarCompiler
 
-ROLES = frozenset({"system", "user", "assistant", "tool"})
 WORDS = frozenset({"bad_words", "dry_sequence_breakers"})
 """Request fields, besides the prompt, that have texts to tokenize."""
 CHARACTERS_PER_MESSAGE = 32
@@ -56,6 +60,8 @@ class TokenizedPrompt:
     """In place of `text` for output that is parsed; it has consumed the resumed tokens as well."""
     gate: ReasoningGate | None = None
     """Makes the constraint over the reasoning; None for a request or a model without reasoning."""
+    grammar: Grammar | None = None
+    """The grammar of the answer, which is not compiled yet."""
 
 
 class PromptRefused(Exception):
@@ -90,15 +96,26 @@ def tokenize_cost(submit: Submit) -> int:
     if isinstance(source, TextInput):
         return others + len(source.text)
     if isinstance(source, ChatInput):
-        characters = len(source.tools_json) + sum(
-            len(message.content) + len(message.name) for message in source.messages
-        )
+        characters = len(source.tools_json) + sum(map(_characters, source.messages))
         return others + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     return others
 
 
+def may_be_constrained(submit: Submit) -> bool:
+    """The answer may have a grammar: the request's own, or that of tool calls."""
+    source = submit.input
+    tools = isinstance(source, ChatInput) and source.parse_tools and bool(source.tools_json)
+    return submit.grammar is not None or tools
+
+
+def _characters(message: Message) -> int:
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.name) + len(message.reasoning) + len(message.tool_call_id) + calls
+
+
 class PromptBuilder:
-    """Builds prompts for one model. Its only state are caches: the tokens of breakers, and compiled grammars."""
+    """Builds prompts for one model. What it keeps are facts about the model's chat template, and caches: the tokens of
+    breakers, and compiled grammars."""
 
     def __init__(
         self,
@@ -118,16 +135,19 @@ class PromptBuilder:
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
         self._breakers: BreakerTokens | None = None
         self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
+        self._call_grammars = ToolCallGrammars(formats.tool_format, {} if tokenizer is None else tokenizer.added_tokens)
+        self._styles: dict[bool, MessageStyle | None] = {}
+        """The shape of tool calls for the chat template, with tools in the request and without. Found when needed."""
 
-    def compiled(self, submit: Submit) -> bool:
-        """The request's grammar is compiled already, or it has none: `constraint` takes no time."""
-        grammar = submit.grammar
+    def compiled(self, prompt: TokenizedPrompt) -> bool:
+        """The grammar of the answer is compiled already, or it has none: `constraint` takes no time."""
+        grammar = prompt.grammar
         return grammar is None or (self._grammars is not None and self._grammars.cached(grammar))
 
     def constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
-        """Compile the grammar of a request, which begins after the reasoning, and pass the constraint the resumed
+        """Compile the grammar of the answer, which begins after the reasoning, and pass the constraint the resumed
         tokens. Raises `PromptRefused`."""
-        constraint: Constraint | None = None if submit.grammar is None else self._matcher(submit.grammar, submit.limits)
+        constraint: Constraint | None = None if prompt.grammar is None else self._matcher(prompt.grammar, submit.limits)
         gate = prompt.gate
         if gate is not None and (constraint is not None or gate.limit is not None):
             constraint = gate.constraint(constraint)
@@ -149,7 +169,17 @@ class PromptBuilder:
         except GrammarRefused as error:
             code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
             path = ".".join(filter(None, (grammar.field, error.path)))
-            raise PromptRefused(code, f"`{path}`: {error}", grammar.field) from error
+            text = tool_problem(grammar.source, str(error)) if grammar.field == TOOLS_FIELD else str(error)
+            raise PromptRefused(code, f"`{path}`: {text}", grammar.field) from error
+
+    def _grammar(self, submit: Submit) -> Grammar | None:
+        """Return the grammar of the answer: the request's own, that of tool calls that it must make, or both."""
+        if not isinstance(submit.input, ChatInput):
+            return submit.grammar
+        try:
+            return self._call_grammars.of(submit.input, submit.grammar)
+        except ToolGrammarError as error:
+            raise _unsupported(f"`{TOOLS_FIELD}`: {error}", TOOLS_FIELD) from error
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
@@ -169,7 +199,7 @@ class PromptBuilder:
             elif parser is not None:
                 parser.push(token)
         bad, breakers = self._words(submit.sampling)
-        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate)
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, self._grammar(submit))
 
     def _parse(
         self, parsing: OutputParsing, submit: Submit, source: ChatInput, prompt: tuple[int, ...]
@@ -214,25 +244,38 @@ class PromptBuilder:
 
     def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
         """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
-        # Not the keys and the usual roles, by which templates choose, whatever control tokens a vocabulary has.
-        texts = [
-            ["" if message.role in ROLES else message.role, message.content, message.name]
-            for message in source.messages
-        ]
         tools = _tools(source.tools_json)
+        if tools and not chat.takes_tools:
+            raise _unsupported("the model's chat template does not support tools: leave tools out", "tools")
+        style = self._style(chat, source.messages, with_tools=bool(tools))
         try:
-            (texts, tools), mark = tokenizer.mark_control_tokens([texts, tools])
+            (texts, tools), mark = tokenizer.mark_control_tokens([message_values(source.messages, style), tools])
+        except ArgumentsError as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), "messages") from error
         except RecursionError:
-            raise PromptRefused(ErrorCode.INVALID, "tools is nested too deeply", "tools") from None
-        messages = [
-            _turn(role or message.role, content, name)
-            for message, (role, content, name) in zip(source.messages, texts, strict=True)
-        ]
+            field = "tools" if tools else "messages"
+            raise PromptRefused(ErrorCode.INVALID, f"{field} is nested too deeply", field) from None
+        messages = turns(source.messages, texts, style)
         text = _render(chat, messages, tools, source, mark)
         if not mark:
             return self._encode(tokenizer, text, "messages", special=False)
         self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
         return tuple(tokenizer.encode_marked(text, mark))
+
+    def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
+        """Return the shape of these messages for the template. A template that drops calls is refused."""
+        if not has_calls(messages):
+            return MessageStyle()
+        if with_tools not in self._styles:
+            tools = SAMPLE_TOOLS if with_tools else None
+            self._styles[with_tools] = find_style(lambda sample: chat.render(sample, tools))
+        style = self._styles[with_tools]
+        if style is None:
+            raise _unsupported(
+                "the model's chat template does not write tool calls: leave tool calls and their results out",
+                "messages",
+            )
+        return style
 
     def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
         self._check_length(tokenizer, len(text), field)
@@ -262,10 +305,6 @@ class PromptBuilder:
 
 
 def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: ChatInput, mark: str) -> str:
-    if tools and not chat.takes_tools:
-        raise PromptRefused(
-            ErrorCode.UNSUPPORTED, "the model's chat template does not support tools: leave tools out", "tools"
-        )
     try:
         return chat.render(messages, tools, now=source.now, options=source.options)
     except TemplateError as error:
@@ -273,10 +312,8 @@ def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: C
         raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
 
 
-def _turn(role: str, content: str, name: str) -> dict[str, str]:
-    """A message as templates read it. A name that is not given is not defined."""
-    turn = {"role": role, "content": content}
-    return turn | {"name": name} if name else turn
+def _unsupported(text: str, field: str) -> PromptRefused:
+    return PromptRefused(ErrorCode.UNSUPPORTED, text, field)
 
 
 def _tools(text: str) -> Sequence[dict[str, Any]] | None:

@@ -21,7 +21,14 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import PromptRefused, PromptResult, TokenizedPrompt, build_or_error, tokenize_cost
+from workers.process.prompt_builder import (
+    PromptRefused,
+    PromptResult,
+    TokenizedPrompt,
+    build_or_error,
+    may_be_constrained,
+    tokenize_cost,
+)
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
@@ -81,7 +88,7 @@ class TokenizeQueue:
     def submit(self, submit: Submit) -> SubmitResult | None:
         """Admit or refuse a request; return None if it is queued."""
         idle = not self._waiting and not self._busy
-        if idle and submit.grammar is None and tokenize_cost(submit) <= MAX_INLINE_COST:
+        if idle and not may_be_constrained(submit) and tokenize_cost(submit) <= MAX_INLINE_COST:
             return self._admit(submit)
         if self._output.full(len(self._waiting) + len(self._compiling)):
             text = f"{self.live} sequences are running or waiting already"
@@ -122,14 +129,14 @@ class TokenizeQueue:
         prompt = await self._build_prompt(submit)
         if submit.stream not in self._waiting:
             return  # cancelled
-        ready = isinstance(prompt, BaseException) or self._output.compiled(submit)
+        ready = isinstance(prompt, BaseException) or self._output.compiled(prompt)
         if not ready and not isinstance(prompt, BaseException) and self._may_overtake():
             self._compiling[submit.stream] = self._waiting.pop(submit.stream)
             self._output.overtake(submit.stream)
             compiles.start_soon(self._compile, waiting, prompt)
             return
         if not ready and self._clock() - waiting.arrived > GRAMMAR_WAIT_S:
-            prompt = _too_many_grammars(submit)
+            prompt = _too_many_grammars(prompt)
         constraint = None if isinstance(prompt, BaseException) else await self._build_constraint(submit, prompt)
         if self._waiting.pop(submit.stream, None) is not None:
             self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
@@ -158,8 +165,8 @@ class TokenizeQueue:
 
     async def _build_constraint(self, submit: Submit, prompt: TokenizedPrompt) -> Constraint | BaseException | None:
         build = partial(self._output.build_constraint, prompt)
-        unconstrained = submit.grammar is None and submit.limits.reasoning_tokens is None
-        if unconstrained or (self._output.compiled(submit) and tokenize_cost(submit) <= MAX_INLINE_COST):
+        unconstrained = prompt.grammar is None and submit.limits.reasoning_tokens is None
+        if unconstrained or (self._output.compiled(prompt) and tokenize_cost(submit) <= MAX_INLINE_COST):
             return build_or_error(build, submit)
         return await anyio.to_thread.run_sync(
             build_or_error, build, submit, limiter=self._compile_limiter, abandon_on_cancel=True
@@ -183,7 +190,8 @@ class TokenizeQueue:
         return result
 
 
-def _too_many_grammars(submit: Submit) -> PromptRefused:
-    field = "" if submit.grammar is None else submit.grammar.field
+def _too_many_grammars(prompt: PromptResult) -> PromptRefused:
+    grammar = prompt.grammar if isinstance(prompt, TokenizedPrompt) else None
+    field = "" if grammar is None else grammar.field
     text = f"the worker compiles many new grammars: send the request again, or leave {field} out"
     return PromptRefused(ErrorCode.OVERLOADED, text, field)

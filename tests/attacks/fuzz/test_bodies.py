@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from gateway.errors import RequestError
+from gateway.openai.chat.tool_schema import ChatTool, ChatToolCall, ChatToolFunction
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.errors import error_object
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions, TemplateKwargs
@@ -34,7 +35,20 @@ VALUES: list[Any] = [
     *({"include_usage": True}, {"resume_s": 1e9}, {"enable_thinking": "x"}, {"chat_template": "{{ 1 }}"}),
 ]  # fmt: skip
 FIELDS = CompletionBody.__struct_fields__
-NESTED = {"messages": ChatMessage, "stream_options": StreamOptions, "chat_template_kwargs": TemplateKwargs}
+NESTED = {
+    "messages": ChatMessage,
+    "stream_options": StreamOptions,
+    "chat_template_kwargs": TemplateKwargs,
+    "tools": ChatTool,
+    "tool_calls": ChatToolCall,
+    "function": ChatToolFunction,
+}
+LISTED: dict[str, dict[str, Any]] = {
+    "messages": {"role": "user", "content": "x"},
+    "tools": {"type": "function", "function": {"name": "f"}},
+    "tool_calls": {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+}
+"""Fields that are lists, with what the elements of a valid one have."""
 
 
 class RandomBodies:
@@ -51,7 +65,7 @@ class RandomBodies:
         nested = NESTED.get(name)
         if nested is not None and self._random.random() < 0.7:
             made = self.fields(nested.__struct_fields__, 3)
-            return [{"role": "user", "content": "x"} | made] if name == "messages" else made
+            return [LISTED[name] | made] if name in LISTED else made
         return self._random.choice(VALUES)
 
     def fields(self, names: tuple[str, ...], most: int) -> dict[str, Any]:

@@ -31,3 +31,21 @@ def refusal(call: Any, **fields: Any) -> RequestError:
 
 def message(**fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "hi"} | fields]
+
+
+CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def tool(name: str = "weather", **fields: Any) -> dict[str, Any]:
+    """The definition of a tool."""
+    return {"type": "function", "function": {"name": name} | fields}
+
+
+def calling(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A message of the assistant that calls tools."""
+    return {"role": "assistant", "content": None, "tool_calls": list(calls or (CALL,))} | fields
+
+
+def result(call: str = "call_1", content: Any = "sunny", **fields: Any) -> dict[str, Any]:
+    """The result of a call."""
+    return {"role": "tool", "tool_call_id": call, "content": content} | fields

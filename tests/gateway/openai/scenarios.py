@@ -251,7 +251,7 @@ SCENARIOS: dict[str, Scenario] = {
     "refused_field_of_other_path": refused("POST", "/v1/completions", COMPLETION | {"messages": []}),
     "refused_missing_field": refused("POST", "/v1/completions", {"model": "tiny"}),
     "refused_enum": refused("POST", "/v1/chat/completions", CHAT | {"messages": [{"role": "x", "content": ""}]}),
-    "refused_option": refused("POST", "/v1/chat/completions", CHAT | {"tools": [{"type": "function"}]}),
+    "refused_option": refused("POST", "/v1/chat/completions", CHAT | {"web_search_options": {}}),
     "refused_json": refused("POST", "/v1/completions"),
     "refused_stream": refused("GET", "/v1/streams/cmpl-00"),
     "refused_position": refused("GET", "/v1/streams/cmpl-00", query="starting_after=x"),

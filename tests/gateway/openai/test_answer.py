@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, TokenCounts, ToolCallDelta
+from gateway.openai import answer_schema
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.fields import usage
 from gateway.openai.logprobs import PART_TOKENS, CompletionLogprobs, chat_logprobs
@@ -95,7 +96,9 @@ def test_a_message_of_tool_calls_alone_has_no_content() -> None:
 
 
 def test_the_client_takes_all_of_it() -> None:
-    answer = ChatCompletion.model_validate(whole(CHAT, CALLS))
+    raw = whole(CHAT, CALLS)
+    msgspec.convert(raw, answer_schema.ChatCompletion)
+    answer = ChatCompletion.model_validate(raw)
     assert answer.choices[0].message.tool_calls is not None
     assert [call.type for call in answer.choices[0].message.tool_calls] == ["function", "function"]
     for event in CHAT.events(HEAD).deltas(CALLS):

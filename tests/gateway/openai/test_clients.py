@@ -222,11 +222,11 @@ async def test_errors_are_those_that_the_client_knows() -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="tiny", prompt="x" * 999)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-        with pytest.raises(openai.BadRequestError, match="tools"):
+        with pytest.raises(openai.BadRequestError, match="functions"):
             await client.chat.completions.create(
                 model="tiny",
                 messages=[{"role": "user", "content": "x"}],
-                tools=[{"type": "function", "function": {"name": "f"}}],
+                functions=[{"name": "f"}],
             )
         with pytest.raises(openai.APIError, match="it broke"):
             async for _ in await client.completions.create(model="tiny", prompt="x", stream=True):

@@ -26,7 +26,7 @@ from protocol.bounds import (
     MAX_TOKENS,
     MAX_TOP_K,
 )
-from tests.gateway.openai.bodies import DECODER, chat, completion, message, refusal
+from tests.gateway.openai.bodies import CALL, DECODER, chat, completion, message, refusal
 
 BAD: list[tuple[str, Any, str]] = [
     ("model", "", "model"),
@@ -142,7 +142,7 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
         pytest.param(message() * (MAX_MESSAGES + 1), "messages", id="too many"),
         pytest.param([{"role": "user"}], "messages[0].content", id="no content"),
         pytest.param([{"content": "x"}], "messages[0].role", id="no role"),
-        pytest.param(message(role="tool"), "messages[0].role", id="tool role"),
+        pytest.param(message(role="function"), "messages[0].role", id="role of old calls"),
         pytest.param(message(content=None), "messages[0].content", id="null content"),
         pytest.param(message(content=[]), "messages[0].content", id="no parts"),
         pytest.param(message(content=[{"type": "text"}]), "messages[0].content[0].text", id="part without text"),
@@ -160,10 +160,12 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
         pytest.param(message(name=7), "messages[0].name", id="name of another type"),
         pytest.param(message(role="system", content=None), "messages[0].content", id="null content of the system"),
         pytest.param(
-            message(role="assistant", content=None, tool_calls=[{}]), "messages[0].tool_calls", id="null and tool calls"
+            message(role="assistant", content=None, tool_calls=[{}]),
+            "messages[0].tool_calls[0].id",
+            id="empty tool call",
         ),
         pytest.param(message(reasoning_content="hm"), "messages[0].reasoning_content", id="reasoning"),
-        pytest.param(message(tool_calls=[{}]), "messages[0].tool_calls", id="tool calls"),
+        pytest.param(message(tool_calls=[CALL]), "messages[0].tool_calls", id="tool calls of a user"),
         pytest.param(message(other=1), "messages[0].other", id="unknown field"),
     ],
 )
@@ -177,7 +179,7 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
         (
             chat,
             {"messages": message(role="king")},
-            "`messages[0].role` takes system, developer, user or assistant, not 'king'",
+            "`messages[0].role` takes system, developer, user, assistant or tool, not 'king'",
         ),
         (
             chat,

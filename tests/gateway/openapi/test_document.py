@@ -87,9 +87,9 @@ async def test_options_without_a_type_state_their_accepted_values() -> None:
     async with serving() as served:
         schemas = (await served_document(served))["components"]["schemas"]
     body, message = schemas["ChatBody"]["properties"], schemas["ChatMessage"]["properties"]
-    assert body["tools"]["enum"] == [None, []]
+    assert body["functions"]["enum"] == [None, []]
     assert body["mirostat"]["enum"] == [None, 0]
-    assert message["tool_calls"]["enum"] == [None, []]
+    assert message["annotations"]["enum"] == [None, []]
     assert schemas["ChatBody"]["additionalProperties"] is False
     assert schemas["ChatBody"]["required"] == ["model", "messages"]
 

@@ -27,6 +27,11 @@ class ChosenFormats:
     tools_as_text: bool = False
     """Parsing of calls is switched off: calls are text on purpose."""
 
+    @property
+    def tool_format(self) -> str:
+        """The name of the format of calls; empty for one that is unknown or the checkpoint's own."""
+        return next((name for name, each in TOOL_FORMATS.items() if each is self.tools), "")
+
 
 NO_FORMATS = ChosenFormats(tools_as_text=True)
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from workers.text.markers import is_marker
+
 _FIRST_SYMBOL = 0xDC00
 _MOST_SYMBOLS = 0x400
-_MARKER = re.compile(r"[<\[◁](?:\S+)[>\]▷]|<\S*｜\S*|｜\S+｜")
-"""Texts of tokens that may be markers. Others, such as white space, are tokens for their frequency."""
 
 Described = TypeVar("Described")
 
@@ -23,7 +23,7 @@ class Vocabulary:
 
     def __init__(self, added_tokens: Mapping[str, int]) -> None:
         """`added_tokens` are the ids of the tokens that a tokenizer finds in a text before it splits it."""
-        self._added = {text: ident for text, ident in added_tokens.items() if _MARKER.fullmatch(text)}
+        self._added = {text: ident for text, ident in added_tokens.items() if is_marker(text)}
         self.symbols: dict[int, str] = {}
         """Characters by token id."""
         self.labels: dict[str, str] = {}

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 
+from models.corpus.tools import rendered_call
 from protocol.commands import Submit
-from protocol.request import ChatInput, Message, TokensInput
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Message, TokensInput, ToolCall
 from tests.workers.process.harness.gateway_peer import submit
 from workers.process.prompt_builder import (
     CHARACTERS_PER_MESSAGE,
@@ -107,3 +110,104 @@ def test_tools_that_are_nested_too_deeply_are_refused() -> None:
     with pytest.raises(PromptRefused, match="tools is nested too deeply") as refused:
         built(ChatInput((Message("user", "hi"),), tools))
     assert refused.value.field == "tools"
+
+
+CITY = '{"city": "Paris", "days": [1, {"a": null}]}'
+TOOLS = json.dumps([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}])
+
+
+def called(arguments: str = CITY, **fields: Any) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall("call_1", "weather", arguments),), **fields)
+
+
+def result(content: str = "grey", call: str = "call_1") -> Message:
+    return Message("tool", content, tool_call_id=call)
+
+
+def test_the_builtin_model_reads_calls_as_it_was_trained_to_write_them() -> None:
+    tokenizer = CheckpointTokenizer.from_dir(BUILTIN)
+    chat = ChatInput((Message("user", "hi"), called(), result(), result("blue"), Message("user", "and?")), TOOLS)
+    text = tokenizer.decode(PromptBuilder(tokenizer, 4096).build(submit(1, chat)).tokens)
+    assert rendered_call("weather", json.loads(CITY)) in text
+    assert "\n<tool_response>\ngrey\n</tool_response>\n<tool_response>\nblue\n</tool_response>" in text
+    assert TOOLS[1:-1] in text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        called(json.dumps({"city": ATTACK})),
+        called(json.dumps({ATTACK: {"a": [ATTACK]}})),
+        Message("assistant", "", tool_calls=(ToolCall("call_1", ATTACK, "{}"),)),
+        called(reasoning=ATTACK),
+        called("{}", name=ATTACK),
+    ],
+    ids=["value", "key", "tool", "reasoning", "name"],
+)
+def test_control_tokens_in_tool_calls_are_text(message: Message) -> None:
+    assert built(ChatInput((Message("user", "hi"), message, result(ATTACK)))) == [START, END] * 3 + [START]
+
+
+def make_tokenizer(tmp_path: Path, template: str) -> CheckpointTokenizer:
+    """The built-in model's tokenizer with another template."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((BUILTIN / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template)
+    return CheckpointTokenizer.from_dir(tmp_path)
+
+
+IDS = "{% for m in messages %}{{ m.tool_call_id }}{{ m.name }}{{ m.reasoning_content }}"
+IDS += "{% for c in m.tool_calls %}{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+IDS += "{% endfor %}"
+
+
+def test_control_tokens_in_ids_are_text(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, IDS)
+    calls = (ToolCall(ATTACK, "f", "{}"),)
+    chat = ChatInput((Message("user", "hi"), Message("assistant", "", tool_calls=calls), result("x", ATTACK)))
+    tokens = PromptBuilder(tokenizer, 4096).build(submit(1, chat)).tokens
+    assert not {START, END} & set(tokens)
+    assert tokenizer.decode(tokens) == f"{ATTACK}f{{}}{ATTACK}f"
+
+
+def test_a_template_that_drops_calls_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    builder = PromptBuilder(tokenizer, 4096)
+    assert builder.build(submit(1, ChatInput((Message("user", "hi"),)))).tokens
+    with pytest.raises(PromptRefused, match="does not write tool calls") as refused:
+        builder.build(submit(2, ChatInput((Message("user", "hi"), called(), result()))))
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "messages")
+    with pytest.raises(PromptRefused, match="does not support tools") as refused:
+        builder.build(submit(3, ChatInput((Message("user", "hi"),), TOOLS)))
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "tools")
+
+
+def test_the_style_is_that_of_the_template_for_tools(tmp_path: Path) -> None:
+    """A checkpoint may have one template for tools, which takes objects, and another, which takes texts."""
+    source = {
+        "tool_use": "{% if tools %}{% endif %}{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}",
+        "default": "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}"
+        "{% endfor %}{% endfor %}",
+    }
+    (tmp_path / "tokenizer.json").write_bytes((BUILTIN / "tokenizer.json").read_bytes())
+    named = [{"name": name, "template": template} for name, template in source.items()]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    tokenizer = CheckpointTokenizer.from_dir(tmp_path)
+    builder = PromptBuilder(tokenizer, 4096)
+    for tools, expected in (("", 'weather{"a":1}'), (TOOLS, 'weather{"a": 1}')):
+        tokens = builder.build(submit(1, ChatInput((Message("user", "hi"), called('{"a":1}')), tools))).tokens
+        assert tokenizer.decode(tokens) == expected
+
+
+@pytest.mark.parametrize("arguments", ["[]", "{", '{"a":' * 700 + "1" + "}" * 700])
+def test_arguments_that_no_gateway_sends_are_refused(arguments: str) -> None:
+    with pytest.raises(PromptRefused) as refused:
+        built(ChatInput((Message("user", "hi"), called(arguments))))
+    assert (refused.value.code, refused.value.field) == (ErrorCode.INVALID, "messages")
+
+
+def test_calls_and_reasoning_cost_as_much_as_text() -> None:
+    chat = ChatInput((Message("user", "hi"), called(reasoning="abc"), result()))
+    texts = len("hi") + len("call_1weather") + len(CITY) + len("abc") + len("greycall_1")
+    assert tokenize_cost(submit(1, chat)) == texts + 3 * CHARACTERS_PER_MESSAGE

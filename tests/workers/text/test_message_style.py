@@ -1,0 +1,233 @@
+"""Tool calls, results and reasoning in the templates of published models."""
+
+import re
+from typing import Any
+
+import pytest
+
+from protocol.request import Message, ToolCall
+from tests.workers.text import tool_templates as templates
+from workers.text.conversation import ArgumentsError, message_values, turns
+from workers.text.message_style import MessageStyle, find_style
+from workers.text.template import ChatTemplate, TemplateError
+
+OBJECT, TEXT = MessageStyle(), MessageStyle("text")
+STYLES: dict[str, tuple[str, MessageStyle | None]] = {
+    "qwen2.5": (templates.QWEN2_5, OBJECT),
+    "qwen3": (templates.QWEN3, OBJECT),
+    "qwen3-coder": (templates.QWEN3_CODER, OBJECT),
+    "llama3": (templates.LLAMA3, OBJECT),
+    "mistral-nemo": (templates.MISTRAL_NEMO, MessageStyle(fixed_ids=True)),
+    "mistral-small": (templates.MISTRAL_SMALL, MessageStyle(fixed_ids=True)),
+    "deepseek-r1": (templates.DEEPSEEK_R1, MessageStyle("text", null_content=True)),
+    "deepseek-v3": (templates.DEEPSEEK_V3, TEXT),
+    "glm-4.5": (templates.GLM4_5, OBJECT),
+    "gpt-oss": (templates.GPT_OSS, MessageStyle(reasoning_beside_text=False)),
+    "kimi-k2": (templates.KIMI_K2, OBJECT),
+    "gemma4": (templates.GEMMA4, OBJECT),
+    "lfm2": (templates.LFM2, OBJECT),
+    "smollm3": (templates.SMOLLM3, None),
+    "python": (templates.WRITES_OBJECTS_AS_PYTHON, TEXT),
+    "two roles": (templates.ONLY_TWO_ROLES, OBJECT),
+}
+
+
+def chat_template(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"eos_token": "</s>"})
+
+
+def style_of(source: str) -> MessageStyle | None:
+    return find_style(chat_template(source).render)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_the_style_of_a_template_is_found(name: str) -> None:
+    source, style = STYLES[name]
+    assert style_of(source) == style
+
+
+FIRST = '{"city": "Köln \\"x\\"", "days": 2, "deep": {"a": [true, null]}}'
+CALLS = (ToolCall("call_abcdef", "weather", FIRST), ToolCall("call_2", "time", "{}"))
+ASKED = Message("user", "Hi")
+CONVERSATION = (
+    ASKED,
+    Message("assistant", "", tool_calls=CALLS),
+    Message("tool", "grey", tool_call_id="call_abcdef"),
+    Message("tool", "noon", tool_call_id="call_2"),
+)
+SINGLE = (ASKED, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "grey", tool_call_id="call_abcdef"))
+
+
+def prompt(name: str, messages: tuple[Message, ...]) -> str:
+    source = STYLES[name][0]
+    style = style_of(source)
+    assert style is not None
+    given = turns(messages, message_values(messages, style), style)
+    return chat_template(source).render(given, add_generation_prompt=False)
+
+
+JSON = '{"city": "Köln \\"x\\"", "days": 2, "deep": {"a": [true, null]}}'
+PROMPTS = {
+    "qwen2.5": (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        f'<tool_call>\n{{"name": "weather", "arguments": {JSON}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\ngrey\n</tool_response>\n<tool_response>\nnoon\n</tool_response><|im_end|>\n"
+    ),
+    "qwen3": (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        f'<tool_call>\n{{"name": "weather", "arguments": {JSON}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\ngrey<|im_end|>\n<|im_start|>tool\nnoon<|im_end|>\n"
+    ),
+    "qwen3-coder": (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n<function=weather>\n"
+        '<parameter=city>\nKöln "x"\n</parameter>\n<parameter=days>\n2\n</parameter>\n'
+        '<parameter=deep>\n{"a": [true, null]}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=time>\n</function>\n</tool_call><|im_end|>\n"
+        "<|im_start|>tool\ngrey<|im_end|>\n<|im_start|>tool\nnoon<|im_end|>\n"
+    ),
+    "llama3": (
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+        f'{{"name": "weather", "parameters": {JSON}}}<|eot_id|>'
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"grey"<|eot_id|>'
+    ),
+    "mistral-small": (
+        f'[INST]Hi[/INST][TOOL_CALLS] [{{"name": "weather", "arguments": {JSON}, "id": "AbC123xyz"}}]</s>'
+        '[TOOL_RESULTS] {"content": grey, "call_id": "AbC123xyz"}[/TOOL_RESULTS]'
+    ),
+    "deepseek-r1": (
+        "<｜User｜>Hi<｜Assistant｜><｜tool▁calls▁begin｜>"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{JSON}\n```<｜tool▁call▁end｜>"
+        "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
+        "<｜tool▁output▁begin｜>grey<｜tool▁output▁end｜><｜tool▁output▁begin｜>noon<｜tool▁output▁end｜>"
+    ),
+    "deepseek-v3": (
+        "<｜User｜>Hi<｜tool▁calls▁begin｜>"
+        f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        "<｜tool▁output▁begin｜>grey<｜tool▁output▁end｜><｜tool▁output▁begin｜>noon<｜tool▁output▁end｜>"
+    ),
+    "glm-4.5": (
+        "<|user|>\nHi<|assistant|>\n<think></think>\n<tool_call>weather\n"
+        '<arg_key>city</arg_key>\n<arg_value>Köln "x"</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n'
+        '<arg_key>deep</arg_key>\n<arg_value>{"a": [true, null]}</arg_value>\n</tool_call>\n'
+        "<tool_call>time\n</tool_call><|observation|>\n<tool_response>\ngrey\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    ),
+    "gpt-oss": (
+        "<|start|>user<|message|>Hi<|end|>"
+        f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{JSON}<|call|>"
+        '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"grey"<|end|>'
+    ),
+    "kimi-k2": (
+        "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|>"
+        f"<|tool_call_begin|>call_abcdef<|tool_call_argument_begin|>{JSON}<|tool_call_end|>"
+        "<|tool_call_begin|>call_2<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
+        "<|im_tool|>weather<|im_middle|>## Return of call_abcdef\ngrey<|im_end|>"
+        "<|im_tool|>time<|im_middle|>## Return of call_2\nnoon<|im_end|>"
+    ),
+    "gemma4": (
+        "<|turn>user\nHi<turn|>\n<|turn>model\n"
+        '<|tool_call>call:weather{city:<|"|>Köln "x"<|"|>,days:2,deep:{a:[true,None]}}<tool_call|>'
+        "<|tool_call>call:time{}<tool_call|><turn|>\n<|turn>tool\ngrey<turn|>\n<|turn>tool\nnoon<turn|>\n"
+    ),
+    "lfm2": (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        '<|tool_call_start|>[weather(city="Köln \\"x\\"", days=2, deep={"a": [true, null]}), time()]<|tool_call_end|>'
+        "<|im_end|>\n<|im_start|>tool\n<|tool_response_start|>grey<|tool_response_end|><|im_end|>\n"
+        "<|im_start|>tool\n<|tool_response_start|>noon<|tool_response_end|><|im_end|>\n"
+    ),
+}
+ONE_CALL = {"llama3", "gpt-oss"}
+NINE = (
+    ASKED,
+    Message("assistant", "", tool_calls=(ToolCall("AbC123xyz", "weather", FIRST),)),
+    Message("tool", "grey", tool_call_id="AbC123xyz"),
+)
+"""A conversation whose id any template takes."""
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_calls_and_results_are_written_as_the_model_knows_them(name: str) -> None:
+    messages = NINE if name == "mistral-small" else SINGLE if name in ONE_CALL else CONVERSATION
+    assert prompt(name, messages) == PROMPTS[name]
+
+
+@pytest.mark.parametrize("name", ["mistral-nemo", "mistral-small"])
+def test_ids_of_nine_characters_are_derived_and_stay_the_same(name: str) -> None:
+    text = prompt(name, CONVERSATION)
+    ids = re.findall(r'"(?:id|call_id)": "([a-z0-9]{9})"', text)
+    assert len(ids) == 4
+    assert ids[:2] == ids[2:]
+    assert ids[0] != ids[1]
+    assert prompt(name, CONVERSATION) == text
+    assert '"id": "AbC123xyz"' in prompt(name, NINE)
+
+
+def reasoned(content: str) -> tuple[Message, ...]:
+    return (ASKED, Message("assistant", content, tool_calls=CALLS[1:], reasoning="Hm."))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("qwen3", "<think>\nHm.\n</think>\n\n"),
+        ("glm-4.5", "<think>Hm.</think>"),
+        ("gpt-oss", "<|channel|>analysis<|message|>Hm.<|end|>"),
+    ],
+)
+def test_reasoning_reaches_templates_that_repeat_it(name: str, written: str) -> None:
+    assert written in prompt(name, reasoned(""))
+
+
+def test_reasoning_is_left_out_where_the_template_takes_it_or_text() -> None:
+    """Before: a message that the model itself wrote, with both, got the error of the template."""
+    text = prompt("gpt-oss", reasoned("Let me look."))
+    assert "Let me look." in text
+    assert "Hm." not in text
+    with pytest.raises(TemplateError, match="Cannot pass both"):
+        chat_template(templates.GPT_OSS).render(turns(reasoned("x"), message_values(reasoned("x"), OBJECT), OBJECT))
+
+
+def test_a_result_has_the_name_of_its_tool_unless_it_has_one() -> None:
+    messages = (
+        *CONVERSATION,
+        Message("tool", "x", "given", tool_call_id="call_2"),
+        Message("tool", "y", tool_call_id="?"),
+    )
+    given = turns(messages, message_values(messages, OBJECT), OBJECT)
+    assert [each.get("name") for each in given] == [None, None, "weather", "time", "given", None]
+
+
+def test_a_message_has_what_it_was_given_and_nothing_else() -> None:
+    messages = (ASKED, Message("assistant", "Hello."))
+    assert turns(messages, message_values(messages, OBJECT), OBJECT) == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+    ]
+
+
+def test_the_text_of_arguments_is_unchanged_for_templates_that_take_a_text() -> None:
+    odd = '{"b":1,\n "a" : 1.0}'
+    messages = (ASKED, Message("assistant", "", tool_calls=(ToolCall("c", "f", odd),)))
+    assert odd in prompt("deepseek-v3", messages)
+
+
+@pytest.mark.parametrize("arguments", ["", "[]", "{", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize("style", [OBJECT, TEXT], ids=["object", "text"])
+def test_arguments_that_are_no_object_are_an_error(arguments: str, style: MessageStyle) -> None:
+    messages = (Message("assistant", "", tool_calls=(ToolCall("c", "f", arguments),)),)
+    with pytest.raises(ArgumentsError):
+        message_values(messages, style)
+
+
+def test_the_sample_is_rendered_a_few_times() -> None:
+    seen: list[Any] = []
+
+    def render(sample: Any) -> str:
+        seen.append(sample)
+        return ""
+
+    assert find_style(render) is None
+    assert len(seen) == 8

@@ -1,0 +1,85 @@
+"""Grammar of the answer to a chat with tools: of calls, and of the text that the request constrains."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.bounds import MAX_GRAMMAR
+from protocol.request import ChatInput, Grammar
+from workers.grammar.call_syntax import CallSyntax, call_syntax
+from workers.grammar.tool_grammar import ToolGrammarError, json_rule, quoted, tool_grammar
+from workers.text.markers import is_marker
+
+FIELD = "tools"
+
+
+class ToolCallGrammars:
+    """Makes the grammars of answers that may call tools, for one model."""
+
+    def __init__(self, tool_format: str, added_tokens: Mapping[str, int]) -> None:
+        """`tool_format` is the name of the model's format of calls, empty if it is not known."""
+        self._markers = {text: ident for text, ident in added_tokens.items() if is_marker(text)}
+        self._syntax = call_syntax(tool_format, self._markers)
+
+    def of(self, source: ChatInput, wanted: Grammar | None) -> Grammar | None:
+        """See `answer_grammar`."""
+        return answer_grammar(source, wanted, self._syntax, self._markers)
+
+
+def answer_grammar(
+    source: ChatInput, wanted: Grammar | None, syntax: CallSyntax | None, markers: Mapping[str, int]
+) -> Grammar | None:
+    """Return the grammar of a request with its own grammar `wanted`; None if the answer is not constrained.
+
+    An answer that must call a tool has no text, so that the request's own grammar has no effect then. `syntax` is None
+    for a model whose syntax of calls is not known. Raises `ToolGrammarError` if tools cannot be constrained, or not
+    together with the request's own grammar.
+    """
+    if not (source.parse_tools and source.tools_json) or source.tool_choice.mode == "none":
+        return wanted
+    forced = source.tool_choice.mode == "required"
+    if syntax is None:
+        if forced or wanted is not None or _any_strict(source.tools_json):
+            raise ToolGrammarError("the syntax of this model's tool calls is not known: calls cannot be constrained")
+        return None
+    text = "" if forced or wanted is None else _text_rule(wanted, syntax)
+    lark = tool_grammar(syntax, source.tools_json, source.tool_choice, markers, text)
+    if len(lark) > MAX_GRAMMAR:
+        raise ToolGrammarError(f"the grammar of the tools has {len(lark)} characters; {MAX_GRAMMAR} are allowed")
+    return Grammar("lark", lark, FIELD) if lark else None
+
+
+def _any_strict(tools_json: str) -> bool:
+    return any(tool["function"].get("strict") for tool in json.loads(tools_json))
+
+
+def _text_rule(wanted: Grammar, syntax: CallSyntax) -> str:
+    """The request's own grammar as an expression of Lark."""
+    if wanted.kind.startswith("json") and not (syntax.marker or syntax.text_open):
+        problem = f"this model's tool calls are JSON as well, so that `{wanted.field}`"
+        raise ToolGrammarError(f"{problem} goes with the `tool_choice` `none` or `required` only")
+    match wanted.kind:
+        case "json_object":
+            return json_rule({"type": "object"}, strict=True)
+        case "json_schema":
+            return json_rule(_object(wanted.source), strict=True)
+        case "choice":
+            return f"({' | '.join(quoted(str(each)) for each in json.loads(wanted.source))})"
+        case "regex":
+            return f"/{re.sub(_UNESCAPED, _escape, wanted.source)}/"
+        case "lark":
+            raise ToolGrammarError(f"`{wanted.field}` is a grammar, which goes with the `tool_choice` `none` only")
+
+
+def _object(source: str) -> Mapping[str, Any]:
+    schema = json.loads(source)
+    return schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+
+
+_UNESCAPED = re.compile(r"\\.|[/\n]", re.DOTALL)
+
+
+def _escape(found: re.Match[str]) -> str:
+    """A slash or a line break as an expression between slashes has it."""
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
