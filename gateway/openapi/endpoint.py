@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton_serve import __version__
+from gateway.anthropic import unsupported as anthropic_unsupported
 from gateway.openai.answer_schema import ErrorAnswer
 from gateway.openai.unsupported import OPTIONS
 from gateway.openapi.document import OpenApiDocument
@@ -18,7 +19,7 @@ class OpenApiEndpoint:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """`routes` are those that the document describes, with that of this endpoint."""
-        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, OPTIONS)
+        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, {**anthropic_unsupported.OPTIONS, **OPTIONS})
 
     async def document(self, _: Request) -> Response:
         """`GET /openapi.json`."""

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
-from gateway.errors import RefusalCode
+from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage
+from gateway.anthropic.errors import OVERLOADED_STATUS
+from gateway.anthropic.schema import MessagesBody
+from gateway.errors import STATUS, RefusalCode
 from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openapi.answers import (
@@ -45,6 +48,18 @@ _LAST_EVENT: Mapping[str, Any] = {
 }
 
 
+_OF_MESSAGES: Mapping[str, Any] = {
+    "error": MessageErrorAnswer,
+    "statuses": STATUS | {ErrorCode.OVERLOADED: OVERLOADED_STATUS},
+}
+_VERSION: Mapping[str, Any] = {
+    "name": "anthropic-version",
+    "in": "header",
+    "description": "With this header the answer is in the format of Anthropic's API.",
+    "schema": {"type": "string"},
+}
+
+
 def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
     return ApiOperation(
         summary=summary,
@@ -53,6 +68,11 @@ def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
         errors=_GENERATING,
         parameters=(_LAST_EVENT,),
     )
+
+
+def _query(name: str) -> Mapping[str, Any]:
+    description = "Of Anthropic's API: with `anthropic-version` only."
+    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
 
 
 def _read(summary: str, answer: Any, *errors: Code) -> ApiOperation:
@@ -83,8 +103,26 @@ OPERATIONS: Operations = {
     ("DELETE", "/v1/streams/{id}"): ApiOperation(
         summary="Cancel a stream", answers={204: {}}, errors=(RefusalCode.STREAM_NOT_FOUND, RefusalCode.STREAM_LOST)
     ),
-    ("GET", "/v1/models"): _read("List the models", ModelList),
-    ("GET", "/v1/models/{id}"): _read("Describe a model", Model, RefusalCode.MODEL_NOT_FOUND),
+    ("POST", "/v1/messages"): ApiOperation(
+        summary="Continue a chat, whole or streamed, in the format of Anthropic's API",
+        body=MessagesBody,
+        answers={200: {JSON: MessageObject, SSE: None}, 204: {}},
+        errors=_GENERATING,
+        parameters=(_LAST_EVENT,),
+        **_OF_MESSAGES,
+    ),
+    ("GET", "/v1/models"): ApiOperation(
+        summary="List the models",
+        answers={200: {JSON: (ModelList, ModelPage)}},
+        errors=(ErrorCode.INVALID, RefusalCode.MODEL_NOT_FOUND),
+        parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id"))),
+    ),
+    ("GET", "/v1/models/{id}"): ApiOperation(
+        summary="Describe a model",
+        answers={200: {JSON: (Model, ModelInfo)}},
+        errors=(RefusalCode.MODEL_NOT_FOUND,),
+        parameters=(_VERSION,),
+    ),
     ("GET", "/health"): ApiOperation(
         summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
     ),
