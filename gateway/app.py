@@ -26,6 +26,7 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
 from gateway.streaming.generate_endpoint import GenerateEndpoint
 from gateway.streaming.peer import PeerGateway
+from gateway.streaming.query_endpoint import QueryEndpoint
 from gateway.streaming.resumable import ResumableStreams
 from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
 
@@ -56,20 +57,24 @@ def create_app(
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
-    generate: dict[str, ASGIApp] = {
+    posted: dict[str, ASGIApp] = {
         path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
         for dialect in (openai, *dialects)
         for path, decode in dialect.generation.items()
+    } | {
+        path: QueryEndpoint(router, settings, ask, dialect.conventions)
+        for dialect in (openai, *dialects)
+        for path, ask in dialect.queries.items()
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
         if method == "POST":
-            return generate.get(path)
+            return posted.get(path)
         return resume if path.startswith(STREAMS) and method in ResumeEndpoint.METHODS else None
 
     routes = [
         # Requests that these two allow go to `direct`; others get the allowed methods.
-        *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
+        *(Route(path, app, methods=["POST"]) for path, app in posted.items()),
         _streams(resume),
         # OpenAI's last: routes of others may be for requests with their own headers alone.
         *(route for dialect in (*dialects, openai) for route in dialect.routes),

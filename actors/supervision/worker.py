@@ -70,7 +70,7 @@ class WorkerStatus:
 
 
 class WorkerEvent(Struct, frozen=True):
-    """A `Step`, `Heartbeat`, `Finished` or `Failed` arrived."""
+    """A `Step`, `Heartbeat`, `Finished`, `Failed` or `Tokenized` arrived."""
 
     worker: str
     incarnation: int

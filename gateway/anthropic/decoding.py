@@ -25,14 +25,16 @@ from gateway.anthropic.unsupported import refuse_unsupported
 from gateway.errors import RequestError, invalid
 from gateway.generation.builder import RequestParameters, build_request, resumable_for
 from gateway.generation.grammar import json_schema_grammar
+from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import OutputOptions
 from gateway.generation.tools import ToolDefinition, encode_tools
 from gateway.http.json_body import Hints, decode_body
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import Decoded
+from gateway.streaming.dialect import Decoded, DecodedQuery
 from protocol.bounds import MAX_SECONDS
 from protocol.commands import SamplingDefault
 from protocol.errors import ErrorCode
+from protocol.events import Tokenized
 from protocol.request import ChatInput, Grammar, Limits, Sampling, TemplateOptions, ToolChoice
 
 HINTS = Hints(takes={"role": "user, assistant or system"})
@@ -80,10 +82,14 @@ class MessagesDecoder:
         answer = MessageAnswer(max_tokens=body.max_tokens, omit_thinking=omitted)
         return Decoded(build_request(self._settings, wanted, len(raw)), answer)
 
-    def count(self, raw: bytes) -> tuple[str, ChatInput]:
-        """Decode a body of `/v1/messages/count_tokens`: the model and the prompt."""
+    def count(self, raw: bytes) -> DecodedQuery:
+        """Decode a body of `/v1/messages/count_tokens`."""
         body = _decoded(self._count, raw)
-        return body.model, chat_input(body)
+        return DecodedQuery(PromptQuery(body.model, chat_input(body)), _count)
+
+
+def _count(answer: Tokenized, _: int | None) -> bytes:
+    return msgspec.json.encode({"input_tokens": answer.count})
 
 
 def chat_input(body: CountBody) -> ChatInput:

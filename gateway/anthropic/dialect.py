@@ -19,6 +19,7 @@ def anthropic_dialect(router: Router, settings: GatewaySettings) -> Dialect:
     return Dialect(
         conventions=HttpConventions(ERRORS, key_headers=(b"x-api-key",), id_headers=(b"x-request-id", b"request-id")),
         generation={PATH: decoder.messages},
+        queries={f"{PATH}/count_tokens": decoder.count},
         routes=AnthropicModels(router, created=int(time.time())).routes(),
         prefixes=(PATH,),
     )

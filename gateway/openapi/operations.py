@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
-from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage
+from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage, TokenCount
 from gateway.anthropic.errors import OVERLOADED_STATUS
-from gateway.anthropic.schema import MessagesBody
+from gateway.anthropic.schema import CountBody, MessagesBody
 from gateway.errors import STATUS, RefusalCode
 from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
 from gateway.openai.schema import ChatBody, CompletionBody
@@ -37,6 +37,10 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.STREAM_LOST,
 )
 _GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, *_RESUMING)
+_QUERYING: tuple[Code, ...] = (
+    *(ErrorCode.UNSUPPORTED, ErrorCode.CONTEXT, ErrorCode.TEMPLATE, ErrorCode.OVERLOADED, ErrorCode.LOST),
+    *(ErrorCode.DRAINING, ErrorCode.DEADLINE, RefusalCode.MODEL_NOT_FOUND),
+)
 _CHANGING: tuple[Code, ...] = (RefusalCode.ADMIN_KEY_NEEDED,)
 _WORKER: tuple[Code, ...] = (*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
 _MODEL: tuple[Code, ...] = (*_CHANGING, RefusalCode.MODEL_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
@@ -109,6 +113,13 @@ OPERATIONS: Operations = {
         answers={200: {JSON: MessageObject, SSE: None}, 204: {}},
         errors=_GENERATING,
         parameters=(_LAST_EVENT,),
+        **_OF_MESSAGES,
+    ),
+    ("POST", "/v1/messages/count_tokens"): ApiOperation(
+        summary="Count the tokens of a prompt, in the format of Anthropic's API",
+        body=CountBody,
+        answers={200: {JSON: TokenCount}},
+        errors=_QUERYING,
         **_OF_MESSAGES,
     ),
     ("GET", "/v1/models"): ApiOperation(

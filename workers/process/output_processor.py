@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, TokenLogprob, Usage
+from protocol.events import Delta, Event, Failed, Finished, Gauges, Logprobs, Step, Tokenized, TokenLogprob, Usage
 from protocol.request import ChatInput, FinishReason
 from workers.engine.request import EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
+from workers.process.prompt_query import answer_query
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
@@ -114,6 +115,10 @@ class OutputProcessor:
         Raises `PromptRefused`, and whatever a bug in text code raises.
         """
         return self._prompt_builder.build(submit)
+
+    def answer(self, asked: Tokenize) -> Tokenized:
+        """Answer a query, on any thread, one at a time with prompts."""
+        return answer_query(self._prompt_builder, asked)
 
     def admit(self, submit: Submit, prompt: PromptResult | None = None, arrived: float | None = None) -> SubmitResult:
         """Open a sequence for a request that arrived at `arrived`, by the clock.

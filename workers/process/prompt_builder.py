@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Input, TextInput
+from protocol.request import ChatInput, Input, TextInput, TokensInput
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
@@ -56,15 +56,20 @@ def build_or_error(make: Callable[[Submit], TokenizedPrompt], submit: Submit) ->
 def tokenize_cost(submit: Submit) -> int:
     """Estimate the cost of building a prompt, in characters of text to tokenize: about 1 us each for a model's
     tokenizer."""
-    source, resumed = submit.input, CHARACTERS_PER_TOKEN * len(submit.resume)
+    resumed = CHARACTERS_PER_TOKEN * len(submit.resume)
+    return resumed if isinstance(submit.input, TokensInput) else resumed + input_cost(submit.input)
+
+
+def input_cost(source: Input) -> int:
+    """Estimate the cost of tokenizing a text or a chat, or of detokenizing tokens, in the same unit."""
     if isinstance(source, TextInput):
-        return resumed + len(source.text)
+        return len(source.text)
     if isinstance(source, ChatInput):
         characters = len(source.tools_json) + sum(
             len(message.content) + len(message.name) for message in source.messages
         )
-        return resumed + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
-    return resumed
+        return characters + CHARACTERS_PER_MESSAGE * len(source.messages)
+    return CHARACTERS_PER_TOKEN * len(source.tokens)
 
 
 class PromptBuilder:
@@ -79,7 +84,7 @@ class PromptBuilder:
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request. Raises `PromptRefused` for an invalid request."""
-        tokens = self._tokens(submit.input)
+        tokens = self.tokens(submit.input)
         text = self._text(submit, tokens)
         eos = frozenset() if submit.limits.ignore_eos else self._eos_ids
         for token in submit.resume:
@@ -88,18 +93,40 @@ class PromptBuilder:
                 text.push(token)
         return TokenizedPrompt(tokens, text, eos)
 
-    def _tokens(self, source: Input) -> tuple[int, ...]:
+    def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
+        """Return the tokens of a prompt. `special` adds those that the model expects around a text. Raises
+        `PromptRefused`."""
         if isinstance(source, TextInput):
-            return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
+            return self._encode(self._require_text("prompt"), source.text, "prompt", special=special)
         if isinstance(source, ChatInput):
-            tokenizer = self._require_text("messages")
-            if tokenizer.chat is None:
-                raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
-            return self._encode_chat(tokenizer, tokenizer.chat, source)
+            tokenizer, text, mark = self._rendered(source)
+            if not mark:
+                return self._encode(tokenizer, text, "messages", special=False)
+            self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
+            return tuple(tokenizer.encode_marked(text, mark))
         return source.tokens
 
-    def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
-        """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
+    def text(self, source: Input) -> str:
+        """Return the text of a prompt: a chat's by the template, and that of tokens without special ones. Raises
+        `PromptRefused`."""
+        if isinstance(source, TextInput):
+            return source.text
+        if isinstance(source, ChatInput):
+            _, text, mark = self._rendered(source)
+            return text.replace(mark, "") if mark else text
+        tokenizer = self._require_text("tokens")
+        if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
+            problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"
+            raise PromptRefused(ErrorCode.INVALID, problem, "tokens")
+        return tokenizer.decode(source.tokens)
+
+    def _rendered(self, source: ChatInput) -> tuple[Tokenizer, str, str]:
+        """Render a chat. The template writes out control tokens itself; those in messages are text, and marked in the
+        result by the mark beside it, if there are any."""
+        tokenizer = self._require_text("messages")
+        chat = tokenizer.chat
+        if chat is None:
+            raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
         # Not the keys and the usual roles, by which templates choose, whatever control tokens a vocabulary has.
         texts = [
             ["" if message.role in ROLES else message.role, message.content, message.name]
@@ -114,11 +141,7 @@ class PromptBuilder:
             _turn(role or message.role, content, name)
             for message, (role, content, name) in zip(source.messages, texts, strict=True)
         ]
-        text = _render(chat, messages, tools, source, mark)
-        if not mark:
-            return self._encode(tokenizer, text, "messages", special=False)
-        self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
-        return tuple(tokenizer.encode_marked(text, mark))
+        return tokenizer, _render(chat, messages, tools, source, mark), mark
 
     def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
         self._check_length(tokenizer, len(text), field)

@@ -3,6 +3,7 @@
 A model's tokenizer takes a second for a megabyte of text, and the event loop must keep sending output meanwhile.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import anyio
@@ -11,35 +12,45 @@ import anyio.to_thread
 import structlog
 
 from protocol.bounds import clip
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Failed, Finished, Usage
+from protocol.events import Failed, Finished, Tokenized, Usage
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import PromptResult, build_or_error, tokenize_cost
+from workers.process.prompt_builder import PromptResult, build_or_error, input_cost, tokenize_cost
+from workers.process.prompt_query import failed_query
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
+MAX_QUERIES = 64
+"""Queries that wait. A further one is refused."""
 
 
 class TokenizeQueue:
-    """First come, first served: requests with short prompts also wait for an expensive one before them.
+    """First come, first served: requests with short prompts also wait for an expensive one before them. Queries, which
+    no answer waits for, are answered when no request waits.
 
     Owns the requests without a prompt; the output processor owns the others, and its bound holds for both.
     """
 
     def __init__(
-        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[SubmitResult], None]
+        self,
+        processor: OutputProcessor,
+        clock: Callable[[], float],
+        on_admission: Callable[[SubmitResult], None],
+        on_answer: Callable[[Tokenized], None],
     ) -> None:
         """`clock` is that of the output processor.
 
         `on_admission` is called on the loop, in order, for each request that `submit` has queued and that was not
-        cancelled.
+        cancelled, and `on_answer` for each query.
         """
         self._output = processor
         self._clock = clock
         self._on_admission = on_admission
+        self._on_answer = on_answer
         self._waiting: dict[int, tuple[Submit, float]] = {}
+        self._queries: deque[Tokenize] = deque()
         self._wakeup = anyio.Event()
         self._busy = False
         self._limiter = anyio.CapacityLimiter(1)
@@ -65,6 +76,14 @@ class TokenizeQueue:
         self._wakeup.set()
         return None
 
+    def ask(self, asked: Tokenize) -> Tokenized | None:
+        """Queue a query; return the refusal when too many wait."""
+        if len(self._queries) >= MAX_QUERIES:
+            return failed_query(asked, ErrorCode.OVERLOADED, f"{MAX_QUERIES} queries are waiting already")
+        self._queries.append(asked)
+        self._wakeup.set()
+        return None
+
     def cancel(self, stream: int) -> Finished | None:
         """End a request that has no prompt yet; return None for any other. A build that runs on the thread is not
         interrupted."""
@@ -83,13 +102,28 @@ class TokenizeQueue:
         while True:
             await self._wakeup.wait()
             self._wakeup = anyio.Event()
-            while self._waiting:
+            while self._waiting or self._queries:
+                if not self._waiting:
+                    await self._answer(self._queries.popleft())
+                    continue
                 submit, arrived = next(iter(self._waiting.values()))
                 self._busy = True
                 prompt = await self._build_prompt(submit)
                 self._busy = False
                 if self._waiting.pop(submit.stream, None) is not None:
                     self._on_admission(self._admit(submit, prompt, arrived))
+
+    async def _answer(self, asked: Tokenize) -> None:
+        self._busy = True
+        if input_cost(asked.input) <= MAX_INLINE_COST:
+            await anyio.lowlevel.checkpoint()
+            answer = self._output.answer(asked)
+        else:
+            answer = await anyio.to_thread.run_sync(
+                self._output.answer, asked, limiter=self._limiter, abandon_on_cancel=True
+            )
+        self._busy = False
+        self._on_answer(answer)
 
     async def _build_prompt(self, submit: Submit) -> PromptResult:
         if tokenize_cost(submit) <= MAX_INLINE_COST:

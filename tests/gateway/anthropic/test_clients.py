@@ -13,9 +13,9 @@ import pydantic
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Usage
+from protocol.events import Tokenized, Usage
 from protocol.request import ChatInput, FinishReason, Grammar, Message, TemplateOptions, ToolCall, ToolChoice
 from tests.gateway.anthropic.outputs import MAX_TOKENS, OUTPUTS, streamed, whole
 from tests.gateway.harness.serving import Served, serving
@@ -272,6 +272,42 @@ async def test_the_key_as_a_bearer_token() -> None:
         base = f"http://127.0.0.1:{served.port}"
         async with anthropic.AsyncAnthropic(base_url=base, auth_token="secret", max_retries=0) as client:
             assert (await client.messages.create(model="tiny", max_tokens=8, messages=HI)).content
+
+
+async def test_tokens_are_counted() -> None:
+    seen: list[Tokenize] = []
+
+    async def script(served: Served) -> None:
+        seen.extend(await served.worker.wait_queries(1))
+        served.worker.say(Tokenized(seen[0].query, 12))
+
+    async with anthropic_client(script, api_key="secret") as client:
+        count = await client.messages.count_tokens(model="tiny", messages=HI, system="be brief", tools=[TOOL])
+    assert count.input_tokens == 12
+    assert count._request_id
+    assert (seen[0].want, seen[0].request) == ("count", count._request_id)
+    assert isinstance(seen[0].input, ChatInput)
+    assert seen[0].input.messages == (Message("system", "be brief"), Message("user", "hi"))
+    assert seen[0].input.tools_json
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(ErrorCode.TEMPLATE, anthropic.BadRequestError), (ErrorCode.INTERNAL, anthropic.InternalServerError)],
+)
+async def test_tokens_that_cannot_be_counted(code: ErrorCode, kind: type[anthropic.APIStatusError]) -> None:
+    async def script(served: Served) -> None:
+        (query,) = await served.worker.wait_queries(1)
+        served.worker.say(Tokenized(query.query, text="it failed", code=code))
+
+    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    async with anthropic_client(script) as client:
+        with pytest.raises(kind, match="it failed"):
+            await client.messages.count_tokens(model="tiny", messages=HI)
+        with pytest.raises(anthropic.NotFoundError, match="there is no model 'huge'"):
+            await client.messages.count_tokens(model="huge", messages=HI)
+        with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]"):
+            await client.messages.count_tokens(model="tiny", messages=image)
 
 
 async def test_models() -> None:

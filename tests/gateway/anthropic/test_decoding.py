@@ -10,7 +10,7 @@ from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.fields import SIGNATURE
 from gateway.anthropic.schema import CountBody, MessagesBody
 from gateway.anthropic.unsupported import OPTIONS
-from protocol.request import Grammar, Limits, Message, Sampling, TemplateOptions, ToolCall, ToolChoice
+from protocol.request import ChatInput, Grammar, Limits, Message, Sampling, TemplateOptions, ToolCall, ToolChoice
 from tests.gateway.anthropic.bodies import BODY, CALL, DECODER, TOOL, chat, of_assistant, of_user, sequence
 
 DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
@@ -187,8 +187,10 @@ def test_structured_output(fields: dict[str, Any], at: str) -> None:
 
 def test_a_prompt_that_is_counted_may_end_with_the_assistant() -> None:
     body = {"model": "tiny", "messages": of_assistant({"type": "text", "text": "yes"})[:2], "tools": [TOOL]}
-    model, made = DECODER.count(json.dumps(body).encode())
-    assert model == "tiny"
+    query = DECODER.count(json.dumps(body).encode()).query
+    assert (query.model, query.want) == ("tiny", "count")
+    made = query.input
+    assert isinstance(made, ChatInput)
     assert made.messages == (Message("user", "hi"), Message("assistant", "yes"))
     assert made.tools_json
 
