@@ -19,6 +19,7 @@ from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
+from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.routing.router import Router
@@ -47,7 +48,7 @@ def create_app(
     that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
     """
     openai = openai_dialect(router, settings)
-    dialects = (anthropic_dialect(router, settings), *dialects)
+    dialects = (anthropic_dialect(router, settings), ollama_dialect(router, settings), *dialects)
     # On paths that several dialects have, a client sends its key in the header of its own.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)

@@ -8,6 +8,16 @@ from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, M
 from gateway.anthropic.errors import OVERLOADED_STATUS
 from gateway.anthropic.schema import CountBody, MessagesBody
 from gateway.errors import STATUS, RefusalCode
+from gateway.ollama.answer_schema import (
+    OllamaChatAnswer,
+    OllamaErrorAnswer,
+    OllamaGenerateAnswer,
+    OllamaRunning,
+    OllamaShow,
+    OllamaTags,
+    OllamaVersion,
+)
+from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openapi.answers import (
@@ -26,6 +36,7 @@ from gateway.streaming.resume_endpoint import HEADER, PARAMETER
 from protocol.errors import ErrorCode
 
 SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
 _RESUMING: tuple[Code, ...] = (
     ErrorCode.INVALID,
     RefusalCode.UNKNOWN_PARAMETER,
@@ -71,6 +82,13 @@ def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
         answers={200: {JSON: answer, SSE: None}, 204: {}},
         errors=_GENERATING,
         parameters=(_LAST_EVENT,),
+    )
+
+
+def _of_ollama(summary: str, answer: Any, body: Any = None, errors: tuple[Code, ...] = ()) -> ApiOperation:
+    lines = {NDJSON: None} if errors is _GENERATING else {}
+    return ApiOperation(
+        summary=summary, body=body, answers={200: {JSON: answer, **lines}}, errors=errors, error=OllamaErrorAnswer
     )
 
 
@@ -134,6 +152,24 @@ OPERATIONS: Operations = {
         errors=(RefusalCode.MODEL_NOT_FOUND,),
         parameters=(_VERSION,),
     ),
+    ("POST", "/api/chat"): _of_ollama(
+        "Continue a chat, whole or streamed, in the format of Ollama's API",
+        OllamaChatAnswer,
+        OllamaChatBody,
+        _GENERATING,
+    ),
+    ("POST", "/api/generate"): _of_ollama(
+        "Continue a prompt, whole or streamed, in the format of Ollama's API",
+        OllamaGenerateAnswer,
+        OllamaGenerateBody,
+        _GENERATING,
+    ),
+    ("GET", "/api/tags"): _of_ollama("List the models, in the format of Ollama's API", OllamaTags),
+    ("GET", "/api/ps"): _of_ollama("List the models that have workers, in the format of Ollama's API", OllamaRunning),
+    ("POST", "/api/show"): _of_ollama(
+        "Describe a model, in the format of Ollama's API", OllamaShow, OllamaShowBody, (RefusalCode.MODEL_NOT_FOUND,)
+    ),
+    ("GET", "/api/version"): _of_ollama("Read the version of Ollama's API", OllamaVersion),
     ("GET", "/health"): ApiOperation(
         summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
     ),
