@@ -19,6 +19,13 @@ from gateway.ollama.answer_schema import (
 )
 from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
+from gateway.openai.prompt_queries import (
+    ApplyTemplateBody,
+    DetokenizeBody,
+    PromptAnswer,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openapi.answers import (
     GatewayProcess,
@@ -92,6 +99,10 @@ def _of_ollama(summary: str, answer: Any, body: Any = None, errors: tuple[Code, 
     )
 
 
+def _query_of(summary: str, body: Any, answer: Any) -> ApiOperation:
+    return ApiOperation(summary=summary, body=body, answers={200: {JSON: answer}}, errors=_QUERYING)
+
+
 def _query(name: str) -> Mapping[str, Any]:
     description = "Of Anthropic's API: with `anthropic-version` only."
     return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
@@ -108,6 +119,9 @@ def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = Ope
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
     ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
+    ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
+    ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),
+    ("POST", "/apply-template"): _query_of("Render messages with the chat template", ApplyTemplateBody, PromptAnswer),
     ("GET", "/v1/streams/{id}"): ApiOperation(
         summary="Resume a stream whose connection ended",
         answers={200: {SSE: None}, 204: {}},
