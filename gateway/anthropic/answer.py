@@ -83,7 +83,7 @@ def _tool_use(parts: Sequence[ToolCallDelta]) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """The object of arguments; an empty one if the end of the answer has cut them."""
+    """The object of arguments; an empty one if the end of the answer truncated them."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

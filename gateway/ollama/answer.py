@@ -85,7 +85,7 @@ class OllamaAnswer:
 
 class OllamaLines:
     """Implements `gateway.streaming.dialect.EventRenderer`: a line for each kind of output, and one for each call of a
-    tool, when it is whole. A call that the end of the answer has cut is left out."""
+    tool, when it is whole. A call that the end of the answer truncated is left out."""
 
     def __init__(self, answer: OllamaAnswer, created: int) -> None:
         self._answer = answer
