@@ -41,7 +41,7 @@ def prompt_messages(body: CountBody) -> tuple[Message, ...]:
 
 @dataclass(slots=True)
 class _Turn:
-    """Consecutive messages of one role, from the block at `at` on. Texts are joined once, however many there are."""
+    """Consecutive messages of one role; `at` is the path of the first. Texts are joined once, however many there are."""
 
     role: str
     at: str
@@ -90,6 +90,9 @@ class PromptTurns:
         if not blocks:
             self._continued(message.role, at)
         for index, block in enumerate(blocks):
+            if type(block) is TextBlock and block.citations is None:  # most are, and a path takes longer than the rest
+                self._continued(message.role, at).texts.append(block.text)
+                continue
             path = f"{at}[{index}]"
             refuse_unsupported(block, f"{path}.")
             if message.role == "user":

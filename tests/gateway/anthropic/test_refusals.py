@@ -130,8 +130,8 @@ def test_two_formats_that_differ() -> None:
 
 def test_a_turn_of_too_much_text() -> None:
     half = {"type": "text", "text": "x" * (MAX_TEXT // 2)}
-    assert refusal(messages=of_user(half, half, TEXT)).field == AT
-    assert refusal(messages=[{"role": "user", "content": "x" * MAX_TEXT}] * 2).field == AT
+    assert refusal(messages=of_user(half, half, TEXT)).field == "messages[0].content"
+    assert refusal(messages=[{"role": "user", "content": "x" * MAX_TEXT}] * 2).field == "messages[0].content"
     failed = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "x" * MAX_TEXT, "is_error": True}
     messages = [*of_assistant(CALL)[:2], *of_user(failed)]
     assert refusal(messages=messages).field == "messages[2].content[0].content"
