@@ -41,7 +41,8 @@ def prompt_messages(body: CountBody) -> tuple[Message, ...]:
 
 @dataclass(slots=True)
 class _Turn:
-    """Consecutive messages of one role; `at` is the path of the first. Texts are joined once, however many there are."""
+    """Consecutive messages of one role; `at` is the path of the first. Texts are joined once, however many there
+    are."""
 
     role: str
     at: str
