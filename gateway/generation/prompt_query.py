@@ -8,7 +8,7 @@ from protocol.request import Input
 
 @dataclass(frozen=True, slots=True)
 class PromptQuery:
-    """What a client wants to know about a prompt. See `protocol.commands.Tokenize`."""
+    """A question of a client about a prompt. See `protocol.commands.Tokenize`."""
 
     model: str
     input: Input

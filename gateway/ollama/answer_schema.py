@@ -66,7 +66,7 @@ class OllamaGenerateAnswer(_OllamaEnd, forbid_unknown_fields=True, kw_only=True)
 
 
 class OllamaDetails(Struct, forbid_unknown_fields=True):
-    """What Ollama knows of a checkpoint; empty here."""
+    """Details of a checkpoint; empty, as the gateway does not know them."""
 
     parent_model: str
     format: str

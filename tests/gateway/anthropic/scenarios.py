@@ -106,7 +106,7 @@ RENDERED = {
     "thinking_omitted_stream": outputs.streamed([outputs.OUTPUTS["thinking"]], omit=True),
     "thinking_failed_stream": outputs.failed(outputs.OUTPUTS["thinking"][:1]),
 }
-"""What the renderers make of outputs of every kind."""
+"""Rendered outputs of every kind."""
 
 
 def files() -> dict[str, bytes]:

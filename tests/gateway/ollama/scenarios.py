@@ -97,7 +97,7 @@ OUTPUT: tuple[OutputDelta, ...] = (
 
 
 def rendered() -> dict[str, bytes]:
-    """What the renderer makes of an output of every kind."""
+    """A rendered output of every kind."""
     answer = OllamaAnswer(model="tiny", chat=True, clock=lambda: 7, began=5)
     head, counts = AnswerHead("ollama-ID", 0, "tiny", ""), TokenCounts(10, 3, 0, 20, 30)
     lines = answer.events(head)
