@@ -49,8 +49,8 @@ class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaul
     """The public request id, for logs."""
     input: Input
     want: Literal["count", "tokens", "text"] = "count"
-    """The answer that is wanted beside the number of tokens. The text of messages is the prompt that the template makes of them;
-    that of tokens is what they stand for."""
+    """The answer that is wanted beside the number of tokens. The text of messages is the prompt that the template makes
+    of them; that of tokens is what they stand for."""
     special: bool = True
     """Add the tokens that the model expects around a plain prompt to a `TextInput`, as for generation."""
 
