@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from actors.actor import Ref
 from gateway.admin.endpoints import Admin, KeyReload
 from gateway.admin.status import Status
+from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
 from gateway.http.access.api_keys import ApiKeys
 from gateway.http.access.auth import AuthMiddleware
@@ -18,6 +19,7 @@ from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
+from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.routing.router import Router
@@ -25,6 +27,7 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
 from gateway.streaming.generate_endpoint import GenerateEndpoint
 from gateway.streaming.peer import PeerGateway
+from gateway.streaming.query_endpoint import QueryEndpoint
 from gateway.streaming.resumable import ResumableStreams
 from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
 
@@ -41,34 +44,41 @@ def create_app(
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
     Without a `fleet` there are no routes that drain, restart or reload workers. `streams` are the kept streams; a
-    `peer` may keep further ones. `dialects` are served beside OpenAI's, whose conventions hold for all paths that are
-    not theirs. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
+    `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
+    that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
     """
     openai = openai_dialect(router, settings)
-    # A client resumes a stream of any dialect with the header that it sends its key in.
+    dialects = (anthropic_dialect(router, settings), ollama_dialect(router, settings), *dialects)
+    # On paths that several dialects have, a client sends its key in the header of its own.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
-    conventions = ConventionsByPath(openai.conventions, {STREAMS.rstrip("/"): resuming} | _by_prefix(dialects))
+    shared = dict.fromkeys((STREAMS.rstrip("/"), "/v1/models"), resuming)
+    conventions = ConventionsByPath(openai.conventions, shared | _by_prefix(dialects))
     keys = ApiKeys(settings) if keys is None else keys
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
-    generate: dict[str, ASGIApp] = {
+    posted: dict[str, ASGIApp] = {
         path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
         for dialect in (openai, *dialects)
         for path, decode in dialect.generation.items()
+    } | {
+        path: QueryEndpoint(router, settings, ask, dialect.conventions)
+        for dialect in (openai, *dialects)
+        for path, ask in dialect.queries.items()
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
         if method == "POST":
-            return generate.get(path)
+            return posted.get(path)
         return resume if path.startswith(STREAMS) and method in ResumeEndpoint.METHODS else None
 
     routes = [
         # Requests that these two allow go to `direct`; others get the allowed methods.
-        *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
+        *(Route(path, app, methods=["POST"]) for path, app in posted.items()),
         _streams(resume),
-        *(route for dialect in (openai, *dialects) for route in dialect.routes),
+        # OpenAI's last: routes of others may be for requests with their own headers alone.
+        *(route for dialect in (*dialects, openai) for route in dialect.routes),
         Route("/health", status.health),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),

@@ -99,6 +99,8 @@ class RequestError(Exception):
         self.text = text
         self.field = field or None
         self.retry_after_s = retry_after_s if code in RETRYABLE else None
+        self.request_id = ""
+        """The id of the request, for dialects whose errors have it. Set before the error is rendered."""
         self._headers = headers
 
     @property

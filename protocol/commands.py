@@ -39,6 +39,22 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     `sampling`."""
 
 
+class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaults=True):
+    """Ask for the tokens of a prompt, or for its text. Nothing is generated, so that it can be asked again, of any
+    worker. The worker sends one `Tokenized`, when no sequence waits for its prompt."""
+
+    query: StreamId
+    """The gateway's number of this query. It is random: no other query has it, of whichever gateway."""
+    request: Name
+    """The public request id, for logs."""
+    input: Input
+    want: Literal["count", "tokens", "text"] = "count"
+    """The answer that is wanted beside the number of tokens. The text of messages is the prompt that the template makes
+    of them; that of tokens is what they stand for."""
+    special: bool = True
+    """Add the tokens that the model expects around a plain prompt to a `TextInput`, as for generation."""
+
+
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel", gc=False):
     """End a sequence now. An unknown or ended stream is ignored, because this race is normal."""
 
@@ -55,4 +71,4 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop", gc=False):
     """Fail running requests with `DRAINING`, send `Bye` and exit."""
 
 
-Command = Welcome | Submit | Cancel | Drain | Stop
+Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop

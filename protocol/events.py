@@ -228,6 +228,22 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
     """The request field at fault, when one is."""
 
 
+class Tokenized(Struct, frozen=True, array_like=True, tag="tokenized", omit_defaults=True, gc=False):
+    """The answer to a `Tokenize`."""
+
+    query: StreamId
+    count: Count = 0
+    """The number of tokens."""
+    tokens: Tokens = ()
+    """The tokens, if they are wanted."""
+    text: Text = ""
+    """The text, if it is wanted; or the reason of a failure."""
+    code: ErrorCode | None = None
+    """None unless it failed."""
+    field: Label = ""
+    """The request field at fault, when one is."""
+
+
 HEARTBEAT_S = 1.0
 """Time without another frame after which a worker sends a `Heartbeat`."""
 SILENT_S = 3 * HEARTBEAT_S
@@ -248,4 +264,4 @@ class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):
     text: Reason
 
 
-Event = Hello | Loading | Ready | Step | Finished | Failed | Heartbeat | Bye
+Event = Hello | Loading | Ready | Step | Finished | Failed | Tokenized | Heartbeat | Bye

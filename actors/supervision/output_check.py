@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from actors.supervision.asked_sequence import AskedSequence, PeerLied
-from protocol.commands import Cancel, Command, Submit
+from protocol.commands import Cancel, Command, Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step
+from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step, Tokenized
 
 ANSWER_S = 30.0
 """Time beyond that of a hang: for the end of a sequence that was cancelled or has all its tokens, and for the end of a
@@ -19,6 +19,7 @@ class OutputCheck:
     def __init__(self) -> None:
         self._slots = self._context = 0
         self._open: dict[int, AskedSequence] = {}
+        self._queries: dict[int, Tokenize] = {}
         self._cancelled: dict[int, float] = {}
         """Open sequences with a `Cancel` on its way, by its time."""
         self._complete: dict[int, float] = {}
@@ -31,6 +32,8 @@ class OutputCheck:
         for command in commands:
             if isinstance(command, Submit):
                 self._open[command.stream] = AskedSequence(command, self._context)
+            elif isinstance(command, Tokenize):
+                self._queries[command.query] = command
             elif isinstance(command, Cancel) and command.stream in self._open:
                 self._cancelled.setdefault(command.stream, now)
 
@@ -54,6 +57,8 @@ class OutputCheck:
                 self._close(stream)
                 if code in _ANNOUNCES and self._announced is None:
                     self._announced = now
+            case Tokenized():
+                self._check_answer(event)
 
     def overdue(self, now: float, hang_s: float) -> str | None:
         """Describe an end that has not come in time, or return None."""
@@ -66,6 +71,18 @@ class OutputCheck:
             if now - since >= limit:
                 return f"{what} for {limit:g} s"
         return None
+
+    def _check_answer(self, event: Tokenized) -> None:
+        asked = self._queries.pop(event.query, None)
+        if asked is None:
+            raise PeerLied(f"query {event.query} is not one that it has")
+        wanted = asked.want if event.code is None else ""
+        if event.tokens and wanted != "tokens":
+            raise PeerLied(f"query {event.query} did not ask for tokens")
+        if wanted == "tokens" and len(event.tokens) != event.count:
+            raise PeerLied(f"query {event.query} got {len(event.tokens)} tokens, and the count {event.count}")
+        if wanted in ("tokens", "count") and event.text:
+            raise PeerLied(f"query {event.query} did not ask for a text")
 
     def _check_step(self, step: Step, now: float) -> None:
         self._check_gauges(step.gauges)

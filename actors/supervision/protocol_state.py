@@ -10,7 +10,20 @@ from actors.transport.rejections import Rejection
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
-from protocol.events import SILENT_S, Bye, Event, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Ready, Step
+from protocol.events import (
+    SILENT_S,
+    Bye,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Heartbeat,
+    Hello,
+    Loading,
+    Ready,
+    Step,
+    Tokenized,
+)
 
 
 class PeerMisbehaved(Exception):
@@ -104,6 +117,8 @@ class ProtocolState:
                 if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
                     # Progress without a step: many refused prompts take long. A deadline passes by itself.
                     self._progress(now)
+            case Tokenized():
+                self._expect(event, self.ready is not None)
             case Bye():
                 self.bye = event
         self.last_frame, self._idle_since = now, None

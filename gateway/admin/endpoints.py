@@ -3,14 +3,14 @@ reload of API keys."""
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
 import msgspec
 import structlog
 from msgspec import Meta, Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -19,16 +19,14 @@ from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
 from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
-from gateway.http.json_body import decode_body
+from gateway.http.small_body import small_body
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
-MAX_BODY_BYTES = 64 * 1024
 MAX_GRACE_S = 86400.0
 ANSWER_S = 10.0
 """Deadline of the fleet's reply, which it sends at once."""
 
-Body = TypeVar("Body", bound=Struct)
 _log = structlog.get_logger("gateway.admin.endpoints")
 
 
@@ -80,19 +78,19 @@ class Admin:
 
     async def drain(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/drain`."""
-        leave = await _body(request, Leave, self._settings.body_timeout_s)
+        leave = await small_body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
         return await self._begin(functools.partial(DrainOne, name, self._grace(leave)), "worker", name)
 
     async def restart(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/restart`."""
-        leave = await _body(request, Leave, self._settings.body_timeout_s)
+        leave = await small_body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
         return await self._begin(functools.partial(RestartOne, name, self._grace(leave)), "worker", name)
 
     async def restart_all(self, request: Request) -> Response:
         """`POST /admin/restart`, with `?rolling` so that another worker is ready before one leaves."""
-        leave = await _body(request, LeaveAll, self._settings.body_timeout_s)
+        leave = await small_body(request, LeaveAll, self._settings.body_timeout_s)
         model, grace_s = leave.model, self._grace(leave)
         if "rolling" in request.query_params:
             return await self._begin(functools.partial(ReplaceAll, model, grace_s, ""), "model", model)
@@ -100,7 +98,7 @@ class Admin:
 
     async def reload(self, request: Request) -> Response:
         """`POST /admin/reload`."""
-        wanted = await _body(request, Reload, self._settings.body_timeout_s)
+        wanted = await small_body(request, Reload, self._settings.body_timeout_s)
         replace_all = functools.partial(ReplaceAll, wanted.model, self._grace(wanted), wanted.checkpoint)
         return await self._begin(replace_all, "model", wanted.model)
 
@@ -132,7 +130,7 @@ class KeyReload:
 
     async def reload(self, request: Request) -> Response:
         """`POST /admin/keys/reload`: the names of the keys. Without a valid file, the keys stay as they are."""
-        await _body(request, Nothing, self._body_s)
+        await small_body(request, Nothing, self._body_s)
         try:
             async with self._reading:
                 change = await anyio.to_thread.run_sync(self._keys.reload)  # the file may be on a network
@@ -145,24 +143,6 @@ class KeyReload:
 
 def _json(value: Any, status: int) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _body(request: Request, kind: type[Body], within_s: float) -> Body:
-    """Read a JSON object; an empty body is an empty object. Raises `RequestError`."""
-    # A page of another origin can send other types without a preflight request.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
-    body = bytearray()
-    try:
-        with anyio.fail_after(within_s):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    text = f"the body is over the bound of {MAX_BODY_BYTES} bytes"
-                    raise RequestError(RefusalCode.BODY_TOO_LARGE, text)
-    except (TimeoutError, ClientDisconnect) as error:
-        raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time") from error
-    return decode_body(msgspec.json.Decoder(kind), bytes(body) or b"{}")
 
 
 def _answer(operation: Operation | None, status: int) -> Response:

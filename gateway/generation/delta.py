@@ -69,3 +69,7 @@ class TokenCounts(NamedTuple):
     completion: int
     cached: int
     """Tokens of the prompts whose KV was reused."""
+    prefill_ms: int = 0
+    """Milliseconds that workers took for the prompts."""
+    decode_ms: int = 0
+    """Milliseconds that workers took for the answers."""

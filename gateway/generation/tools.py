@@ -33,16 +33,17 @@ class ToolDefinition(NamedTuple):
     """Calls of it follow the schema exactly."""
 
 
-def encode_tools(tools: Sequence[ToolDefinition], paths: Sequence[str]) -> str:
+def encode_tools(tools: Sequence[ToolDefinition], paths: Sequence[str], schema: str = "parameters") -> str:
     """Return the `tools_json` of a `ChatInput`: a JSON list in OpenAI's form, which chat templates expect.
 
-    `paths` are the fields of the tools in the request, for errors. Raises `RequestError` naming the field.
+    `paths` are the fields of the tools in the request, and `schema` the one of their parameters, for errors. Raises
+    `RequestError` naming the field.
     """
     if len(tools) > MAX_TOOLS:
         raise invalid(paths[MAX_TOOLS], f"`{paths[MAX_TOOLS]}`: a request may have {MAX_TOOLS} tools")
     known: set[str] = set()
     for tool, path in zip(tools, paths, strict=True):
-        _check(tool, path)
+        _check(tool, path, f"{path}.{schema}")
         if tool.name in known:
             raise invalid(f"{path}.name", f"`{path}.name` is the name of another tool as well")
         known.add(tool.name)
@@ -81,15 +82,15 @@ class PastCalls:
         return ToolCall(call_id, name, arguments)
 
 
-def _check(tool: ToolDefinition, path: str) -> None:
+def _check(tool: ToolDefinition, path: str, schema: str) -> None:
     if not _NAME.fullmatch(tool.name):
         raise invalid(f"{path}.name", f"`{path}.name` must be {NAME_RULE}")
     if len(tool.description) > MAX_DESCRIPTION:
         raise invalid(f"{path}.description", f"`{path}.description` has over {MAX_DESCRIPTION} characters")
     if tool.parameters is not None:
-        check_depth(tool.parameters, f"{path}.parameters")
+        check_depth(tool.parameters, schema)
         if tool.parameters.get("type", "object") != "object":
-            raise invalid(f"{path}.parameters.type", f"`{path}.parameters.type` must be `object`")
+            raise invalid(f"{schema}.type", f"`{schema}.type` must be `object`")
 
 
 def check_depth(value: Any, path: str) -> None:

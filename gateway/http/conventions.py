@@ -31,6 +31,12 @@ class HttpConventions:
     errors: ErrorRenderer
     key_headers: tuple[bytes, ...] = ()
     """Headers, in lower case, one of which may bear the API key instead of `Authorization`."""
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
+    """Headers, in lower case, that bear the id of the request in every response."""
+
+    def named(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        """The headers of a response that bear the id of its request."""
+        return [(header, request_id.encode()) for header in self.id_headers]
 
 
 class ConventionsByPath:

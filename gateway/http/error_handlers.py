@@ -28,7 +28,8 @@ class ErrorHandlers:
 
     def _respond(self, request: Request, error: RequestError) -> Response:
         renderer = self._conventions.of(request.scope["path"]).errors
-        record_of(request.scope).reason = error.code
+        record = record_of(request.scope)
+        record.reason, error.request_id = error.code, record.request_id
         headers = {name.decode(): value.decode() for name, value in error.headers}
         return Response(renderer.body(error), renderer.status(error), headers, "application/json")
 
@@ -66,4 +67,5 @@ def _meant(request: Request) -> list[str]:
 
 
 def _paths(request: Request) -> list[str]:
-    return [route.path for route in request.app.routes if not route.path.startswith("/admin")]
+    paths = (route.path for route in request.app.routes if not route.path.startswith("/admin"))
+    return list(dict.fromkeys(paths))

@@ -38,13 +38,13 @@ class HttpExchange:
         """Makes the ids of this exchange unique."""
         self.request_id: str = scope.get("baton.request_id") or self.token
         self.created = int(time.time())
-        self._id_header = (b"x-request-id", self.request_id.encode())
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._scope = scope
         self._receive = receive
         self._send = send
         self._settings = settings
         self.record = record_of(scope)
+        self._id_headers = conventions.named(self.request_id)
         self.conventions = conventions
         """Those of the path's dialect; while it resumes a stream, those of that stream's dialect."""
         self.begun = False
@@ -176,7 +176,7 @@ class HttpExchange:
     async def _start(self, status: int, headers: Headers, more: Headers = ()) -> None:
         """Send the status and the headers: the request's id, which every response of an exchange has, before `more`."""
         self.record.started(status)
-        every = [*headers, self._id_header, *more]
+        every = [*headers, *self._id_headers, *more]
         await self._send({"type": "http.response.start", "status": status, "headers": every})
 
     async def refuse(self, error: RequestError) -> None:
@@ -190,7 +190,7 @@ class HttpExchange:
     async def respond_error(self, error: RequestError) -> None:
         """Send an error as the response, of a request whose body was read."""
         errors = self.conventions.errors
-        self.record.reason = error.code
+        self.record.reason, error.request_id = error.code, self.request_id
         await self.respond(errors.status(error), errors.body(error), error.headers)
 
     async def while_connected(self, work: Callable[[anyio.CancelScope], Awaitable[None]]) -> None:
@@ -220,6 +220,7 @@ class HttpExchange:
     async def end(self, error: RequestError) -> None:
         """End the response with an error: as the last events of a started stream, or as the whole response."""
         if self.begun:
+            error.request_id = self.request_id
             await self.events(self.conventions.errors.last_events(error), more=False)
         else:
             await self.respond_error(error)

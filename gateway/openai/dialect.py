@@ -1,4 +1,4 @@
-"""OpenAI's API as a dialect: completions, chat completions and models."""
+"""OpenAI's API as a dialect: completions, chat completions and models; and queries for prompts beside it."""
 
 import time
 
@@ -6,6 +6,7 @@ from gateway.http.conventions import HttpConventions
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.errors import OpenAIErrors
 from gateway.openai.models import Models
+from gateway.openai.prompt_queries import PromptQueryDecoder
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
@@ -17,5 +18,6 @@ def openai_dialect(router: Router, settings: GatewaySettings) -> Dialect:
     return Dialect(
         conventions=HttpConventions(OpenAIErrors()),
         generation={"/v1/completions": decoder.completion, "/v1/chat/completions": decoder.chat},
+        queries=PromptQueryDecoder(router, decoder).paths(),
         routes=Models(router, created=int(time.time())).routes(),
     )

@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.errors import RequestError
-from protocol.errors import ErrorCode
+from gateway.generation.unsupported_options import refuse_options
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -129,12 +128,4 @@ def options_of(body: type[Struct]) -> tuple[str, ...]:
 
 def refuse_set(body: Struct, at: str = "") -> None:
     """Raise `RequestError` for the first option of `OPTIONS` that `body` sets. `at` is the path before its name."""
-    for name in options_of(type(body)):
-        value = getattr(body, name)
-        if value is not None and not any(_equal(value, each) for each in OPTIONS[name]):
-            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
-
-
-def _equal(value: Any, neutral: Any) -> bool:
-    """Equal in JSON: 1.0 is 1, and unlike in Python `true` is not."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+    refuse_options(body, options_of(type(body)), OPTIONS, at)

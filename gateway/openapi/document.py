@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from gateway.errors import RETRYABLE, STATUS
-from gateway.openapi.operation import JSON, ApiOperation, Contents
+from gateway.errors import RETRYABLE
+from gateway.openapi.operation import JSON, ApiOperation, Code, Contents
 
 REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)}")
@@ -110,14 +110,9 @@ class OpenApiDocument:
             )
         codes: dict[int, list[Any]] = {}
         for code in dict.fromkeys(operation.codes):
-            codes.setdefault(STATUS[code], []).append(code)
+            codes.setdefault(operation.statuses[code], []).append(code)
         for status, every in sorted(codes.items()):
-            error = {
-                "allOf": [
-                    by_type[id(self._error)],
-                    {"properties": {"error": {"properties": {"code": {"enum": [str(code) for code in every]}}}}},
-                ]
-            }
+            error = self._error_schema(operation, every, by_type)
             response = responses.setdefault(str(status), {"description": ", ".join(map(str, every))})
             content = response.setdefault("content", {})
             other = content.get(JSON)
@@ -126,15 +121,27 @@ class OpenApiDocument:
                 response["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds to wait."}}
         return responses
 
+    def _error_schema(self, operation: ApiOperation, codes: Iterable[Code], by_type: Mapping[int, Any]) -> Any:
+        """The schema of errors with these codes. Only the document's own type has the code as a field."""
+        if operation.error is not None:
+            return by_type[id(operation.error)]
+        enum = {"properties": {"error": {"properties": {"code": {"enum": [str(code) for code in codes]}}}}}
+        return {"allOf": [by_type[id(self._error)], enum]}
+
 
 def _media(body: Any, by_type: Mapping[int, Any]) -> dict[str, Any]:
     """The description of a body. Text has no schema: those of OpenAPI 3.1 do not describe events."""
+    if isinstance(body, tuple):
+        return {"schema": {"anyOf": [by_type[id(each)] for each in body]}}
     return {} if body is None else {"schema": by_type[id(body)]}
 
 
 def _types(operation: ApiOperation) -> Iterator[Any]:
     """The types of all bodies of an operation."""
     every: list[Contents] = list(operation.answers.values())
-    yield from (body for contents in every for body in contents.values() if body is not None)
+    for body in (body for contents in every for body in contents.values() if body is not None):
+        yield from body if isinstance(body, tuple) else (body,)
     if operation.body is not None:
         yield operation.body
+    if operation.error is not None:
+        yield operation.error

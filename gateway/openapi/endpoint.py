@@ -7,6 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton_serve import __version__
+from gateway.anthropic import unsupported as anthropic_unsupported
+from gateway.ollama import unsupported as ollama_unsupported
 from gateway.openai.answer_schema import ErrorAnswer
 from gateway.openai.unsupported import OPTIONS
 from gateway.openapi.document import OpenApiDocument
@@ -18,7 +20,8 @@ class OpenApiEndpoint:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """`routes` are those that the document describes, with that of this endpoint."""
-        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, OPTIONS)
+        neutral = {**anthropic_unsupported.OPTIONS, **ollama_unsupported.OPTIONS, **OPTIONS}
+        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, neutral)
 
     async def document(self, _: Request) -> Response:
         """`GET /openapi.json`."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.errors import RefusalCode
+from gateway.errors import STATUS, RefusalCode
 from protocol.errors import ErrorCode
 
 JSON = "application/json"
 Code = ErrorCode | RefusalCode
 Contents = Mapping[str, Any]
-"""The type of a body for each content type; None for one that has no schema of its own."""
+"""The type of a body for each content type, or a tuple of several; None for one that has no schema of its own."""
 
 EVERYWHERE: tuple[Code, ...] = (
     RefusalCode.HEADERS_TOO_LARGE,
@@ -47,6 +47,10 @@ class ApiOperation:
     """Parameters in the query and in headers, as OpenAPI has them; those of the path come from the path."""
     open: bool = False
     """It needs no key."""
+    error: Any = None
+    """The type of its errors; None for that of the document."""
+    statuses: Mapping[Code, int] = field(default_factory=lambda: STATUS)
+    """The status of each code."""
 
     @property
     def codes(self) -> tuple[Code, ...]:

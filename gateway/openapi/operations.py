@@ -4,8 +4,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
-from gateway.errors import RefusalCode
+from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage, TokenCount
+from gateway.anthropic.errors import OVERLOADED_STATUS
+from gateway.anthropic.schema import CountBody, MessagesBody
+from gateway.errors import STATUS, RefusalCode
+from gateway.ollama.answer_schema import (
+    OllamaChatAnswer,
+    OllamaErrorAnswer,
+    OllamaGenerateAnswer,
+    OllamaRunning,
+    OllamaShow,
+    OllamaTags,
+    OllamaVersion,
+)
+from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
+from gateway.openai.prompt_queries import (
+    ApplyTemplateBody,
+    DetokenizeBody,
+    PromptAnswer,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openapi.answers import (
     GatewayProcess,
@@ -23,6 +43,7 @@ from gateway.streaming.resume_endpoint import HEADER, PARAMETER
 from protocol.errors import ErrorCode
 
 SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
 _RESUMING: tuple[Code, ...] = (
     ErrorCode.INVALID,
     RefusalCode.UNKNOWN_PARAMETER,
@@ -34,6 +55,10 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.STREAM_LOST,
 )
 _GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, *_RESUMING)
+_QUERYING: tuple[Code, ...] = (
+    *(ErrorCode.UNSUPPORTED, ErrorCode.CONTEXT, ErrorCode.TEMPLATE, ErrorCode.OVERLOADED, ErrorCode.LOST),
+    *(ErrorCode.DRAINING, ErrorCode.DEADLINE, RefusalCode.MODEL_NOT_FOUND),
+)
 _CHANGING: tuple[Code, ...] = (RefusalCode.ADMIN_KEY_NEEDED,)
 _WORKER: tuple[Code, ...] = (*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
 _MODEL: tuple[Code, ...] = (*_CHANGING, RefusalCode.MODEL_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
@@ -41,6 +66,18 @@ _LAST_EVENT: Mapping[str, Any] = {
     "name": HEADER,
     "in": "header",
     "description": "The id of the last event that the client has. With it, the stream is resumed.",
+    "schema": {"type": "string"},
+}
+
+
+_OF_MESSAGES: Mapping[str, Any] = {
+    "error": MessageErrorAnswer,
+    "statuses": STATUS | {ErrorCode.OVERLOADED: OVERLOADED_STATUS},
+}
+_VERSION: Mapping[str, Any] = {
+    "name": "anthropic-version",
+    "in": "header",
+    "description": "With this header the answer is in the format of Anthropic's API.",
     "schema": {"type": "string"},
 }
 
@@ -55,6 +92,22 @@ def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
     )
 
 
+def _of_ollama(summary: str, answer: Any, body: Any = None, errors: tuple[Code, ...] = ()) -> ApiOperation:
+    lines = {NDJSON: None} if errors is _GENERATING else {}
+    return ApiOperation(
+        summary=summary, body=body, answers={200: {JSON: answer, **lines}}, errors=errors, error=OllamaErrorAnswer
+    )
+
+
+def _query_of(summary: str, body: Any, answer: Any) -> ApiOperation:
+    return ApiOperation(summary=summary, body=body, answers={200: {JSON: answer}}, errors=_QUERYING)
+
+
+def _query(name: str) -> Mapping[str, Any]:
+    description = "Of Anthropic's API: with `anthropic-version` only."
+    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
+
+
 def _read(summary: str, answer: Any, *errors: Code) -> ApiOperation:
     return ApiOperation(summary=summary, answers={200: {JSON: answer}}, errors=errors)
 
@@ -66,6 +119,9 @@ def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = Ope
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
     ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
+    ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
+    ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),
+    ("POST", "/apply-template"): _query_of("Render messages with the chat template", ApplyTemplateBody, PromptAnswer),
     ("GET", "/v1/streams/{id}"): ApiOperation(
         summary="Resume a stream whose connection ended",
         answers={200: {SSE: None}, 204: {}},
@@ -83,8 +139,51 @@ OPERATIONS: Operations = {
     ("DELETE", "/v1/streams/{id}"): ApiOperation(
         summary="Cancel a stream", answers={204: {}}, errors=(RefusalCode.STREAM_NOT_FOUND, RefusalCode.STREAM_LOST)
     ),
-    ("GET", "/v1/models"): _read("List the models", ModelList),
-    ("GET", "/v1/models/{id}"): _read("Describe a model", Model, RefusalCode.MODEL_NOT_FOUND),
+    ("POST", "/v1/messages"): ApiOperation(
+        summary="Continue a chat, whole or streamed, in the format of Anthropic's API",
+        body=MessagesBody,
+        answers={200: {JSON: MessageObject, SSE: None}, 204: {}},
+        errors=_GENERATING,
+        parameters=(_LAST_EVENT,),
+        **_OF_MESSAGES,
+    ),
+    ("POST", "/v1/messages/count_tokens"): ApiOperation(
+        summary="Count the tokens of a prompt, in the format of Anthropic's API",
+        body=CountBody,
+        answers={200: {JSON: TokenCount}},
+        errors=_QUERYING,
+        **_OF_MESSAGES,
+    ),
+    ("GET", "/v1/models"): ApiOperation(
+        summary="List the models",
+        answers={200: {JSON: (ModelList, ModelPage)}},
+        errors=(ErrorCode.INVALID, RefusalCode.MODEL_NOT_FOUND),
+        parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id"))),
+    ),
+    ("GET", "/v1/models/{id}"): ApiOperation(
+        summary="Describe a model",
+        answers={200: {JSON: (Model, ModelInfo)}},
+        errors=(RefusalCode.MODEL_NOT_FOUND,),
+        parameters=(_VERSION,),
+    ),
+    ("POST", "/api/chat"): _of_ollama(
+        "Continue a chat, whole or streamed, in the format of Ollama's API",
+        OllamaChatAnswer,
+        OllamaChatBody,
+        _GENERATING,
+    ),
+    ("POST", "/api/generate"): _of_ollama(
+        "Continue a prompt, whole or streamed, in the format of Ollama's API",
+        OllamaGenerateAnswer,
+        OllamaGenerateBody,
+        _GENERATING,
+    ),
+    ("GET", "/api/tags"): _of_ollama("List the models, in the format of Ollama's API", OllamaTags),
+    ("GET", "/api/ps"): _of_ollama("List the models that have workers, in the format of Ollama's API", OllamaRunning),
+    ("POST", "/api/show"): _of_ollama(
+        "Describe a model, in the format of Ollama's API", OllamaShow, OllamaShowBody, (RefusalCode.MODEL_NOT_FOUND,)
+    ),
+    ("GET", "/api/version"): _of_ollama("Read the version of Ollama's API", OllamaVersion),
     ("GET", "/health"): ApiOperation(
         summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
     ),

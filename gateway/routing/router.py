@@ -23,12 +23,14 @@ from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.delta import StopReason
+from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.metrics import Metrics, Observed
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement import Placement
+from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.tenant import tenant_of
@@ -37,7 +39,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step
+from protocol.events import Delta, Event, Failed, Finished, Heartbeat, Step, Tokenized
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -69,6 +71,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail)
+        self._queries = PromptQueries(self.pool, self._error)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
@@ -118,6 +121,14 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, group
         )
         return group
+
+    async def ask(self, query: PromptQuery, request_id: str) -> Tokenized:
+        """Ask any worker of a model about a prompt. Raises `RequestError`."""
+        if self._draining:
+            raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
+        if not self.pool.of(query.model):
+            raise self.no_model(query.model)
+        return await self._queries.ask(query, request_id)
 
     def _submit(self, group: RequestGroup, wanted: SequenceRequest, key: bytes) -> Submit:
         self._admitted += 1
@@ -195,10 +206,13 @@ class Router(Actor[WorkerNotice | Terminated]):
                     self.migrate(worker)
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
-        """Handle a step, a heartbeat, an end or a failure of a sequence. An exception ends the sequence at which it
-        was raised, and no other."""
+        """Handle a step, a heartbeat, the answer to a query, or an end or a failure of a sequence. An exception ends
+        the sequence at which it was raised, and no other."""
         handle = self.pool[worker]
         if incarnation != handle.incarnation:
+            return
+        if isinstance(event, Tokenized):
+            self._queries.answered(event)
             return
         if isinstance(event, Finished | Failed):
             handle.answered(event.stream)
@@ -248,6 +262,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         handle = self.pool[status.name]
         if status.incarnation != handle.incarnation:
             handle.forget()
+            self._queries.lost(handle.name)
             self._placement.lose(handle, Cause.DIED, f"worker {handle.name} was replaced")
             handle.incarnation = status.incarnation
             handle.breaker = Breaker()
@@ -264,6 +279,7 @@ class Router(Actor[WorkerNotice | Terminated]):
                 handle.distrust(self._clock())
             cause = _CAUSES.get(lost.origin, Cause.DIED)
             handle.forget()
+            self._queries.lost(handle.name)
             reason = f"worker {lost.worker} was lost: {lost.reason}"
             self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)
 

@@ -6,15 +6,17 @@ A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from starlette.routing import Route
 
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TokenCounts
+from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest
 from gateway.http.conventions import HttpConventions
+from protocol.events import Tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,18 @@ Decode = Callable[[bytes], Decoded]
 """Decodes the body of a generation request. Raises `RequestError` naming the field."""
 
 
+class DecodedQuery(NamedTuple):
+    """The body of a query as a dialect understood it."""
+
+    query: PromptQuery
+    render: Callable[[Tokenized, int | None], bytes]
+    """Writes the answer as a JSON body. The number is the context of the model, if it is known."""
+
+
+DecodeQuery = Callable[[bytes], DecodedQuery]
+"""Decodes the body of a query. Raises `RequestError` naming the field."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """An API as the app mounts it."""
@@ -86,6 +100,8 @@ class Dialect:
     conventions: HttpConventions
     generation: Mapping[str, Decode]
     """The paths to POST generation requests to."""
+    queries: Mapping[str, DecodeQuery] = field(default_factory=dict)
+    """The paths to POST queries for prompts to."""
     routes: Sequence[Route] = ()
     """Its other routes."""
     prefixes: Sequence[str] = ()

@@ -107,7 +107,9 @@ class StreamedReply:
         if not ended or group.unread:
             return self._keep(events)
         if group.failure is not None:
-            return self._end(events + renderer.error(failure_error(group.failure, self._settings)))
+            error = failure_error(group.failure, self._settings)
+            error.request_id = group.request_id
+            return self._end(events + renderer.error(error))
         return self._end(events + renderer.end(group.token_counts(), continued=group.continued))
 
     def _end(self, events: list[bytes]) -> bytes:
@@ -117,6 +119,7 @@ class StreamedReply:
     def _broken_off(self) -> bytes:
         """The last events after a failure of the renderer: its own, or those of the dialect if it fails again."""
         error = RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)
+        error.request_id = self.group.request_id
         try:
             return self._end(self._opened().error(error))
         except Exception as again:  # noqa: BLE001  a bug of the renderer; the first one is raised

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
     Bye,
@@ -26,6 +26,7 @@ from protocol.events import (
     ReasoningSegment,
     Step,
     TextSegment,
+    Tokenized,
     TokenLogprob,
     ToolCallSegment,
     Usage,
@@ -134,6 +135,8 @@ COMMANDS: dict[str, Command] = {
         grammar=Grammar("json_schema", '{"type":"object"}', "response_format"),
         unset=("temperature", "top_p"),
     ),
+    "tokenize": Tokenize(8, "req-8", TextInput("Hello"), "tokens", False),
+    "tokenize_count": Tokenize(9, "req-9", ChatInput((Message("user", "Hi"),))),
     "cancel": Cancel(3),
     "drain": Drain(30_000),
     "stop": Stop(),
@@ -169,6 +172,9 @@ EVENTS: dict[str, Event] = {
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
+    "tokenized": Tokenized(8, 2, (9906, 13)),
+    "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
+    "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "beat": Heartbeat(GAUGES),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),

@@ -12,9 +12,9 @@ from actors.supervision.worker_actor import WorkerRef
 from actors.transport.link import CurveKeys, Link, LinkClosed, LinkFull, OnLost, OnMessage
 from protocol.bounds import clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Loading
+from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Loading, Tokenized
 
 LAST_FRAMES_S = 0.2
 """Time for the last frames to leave, for which the event loop waits."""
@@ -33,6 +33,7 @@ class GatewayLink:
         self._worker = worker
         self._log = structlog.get_logger("joining").bind(worker=worker.name)
         self._live: set[int] = set()
+        self._queries: set[int] = set()
         self._incarnation = 0
         self._ready = False
         self._loading: Loading | None = None
@@ -86,8 +87,12 @@ class GatewayLink:
     # What the worker sends.
 
     def pass_on(self, event: Event) -> None:
-        """A step, an end or a failure."""
-        if isinstance(event, Finished | Failed):
+        """A step, an end, a failure, or the answer to a query."""
+        if isinstance(event, Tokenized):
+            if event.query not in self._queries:
+                return  # the gateway of an earlier link asked
+            self._queries.discard(event.query)
+        elif isinstance(event, Finished | Failed):
             self._live.discard(event.stream)
         self.send(event)
 
@@ -105,6 +110,7 @@ class GatewayLink:
     def worker_lost(self, lost: IncarnationLost) -> None:
         """Its process is gone, and all that it held."""
         self._live.clear()
+        self._queries.clear()
         died = ByeReason.KILLED if lost.origin in _NOT_FOR_A_REQUEST else ByeReason.DIED
         self.send(Bye(ByeReason.STOPPED if self._leaves else died, clip(lost.reason)))
         self.end(f"the worker was lost: {lost.reason}")
@@ -132,6 +138,8 @@ class GatewayLink:
             case Submit(stream=stream):
                 self._live.add(stream)
                 self._submit(command)
+            case Tokenize():
+                self._ask(command)
             case Cancel():
                 self._cancel(command)
             case Drain(grace_ms):
@@ -156,6 +164,15 @@ class GatewayLink:
             self._live.discard(submit.stream)
             code = ErrorCode.DRAINING if self._leaves else ErrorCode.OVERLOADED
             self.send(Failed(submit.stream, code, clip(str(error))))
+
+    def _ask(self, asked: Tokenize) -> None:
+        try:
+            self._worker.send_nowait([asked])
+        except WorkerUnavailable as error:
+            code = ErrorCode.DRAINING if self._leaves else ErrorCode.OVERLOADED
+            self.send(Tokenized(asked.query, text=clip(str(error)), code=code))
+        else:
+            self._queries.add(asked.query)
 
     def _cancel(self, cancel: Cancel) -> None:
         try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.events import Event, Failed, Gauges, Heartbeat
+from protocol.events import Event, Failed, Gauges, Heartbeat, Tokenized
 from workers.process.engine_thread import EngineInput, RemoveSequence
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
@@ -44,8 +44,8 @@ class OpenRequests:
         on_admission: Callable[[Effects], None],
         on_expired: Callable[[Effects], None],
     ) -> None:
-        """`on_admission` is called for a request whose prompt was queued, `on_expired` for those past their
-        deadline."""
+        """`on_admission` is called for a request whose prompt was queued and for the answer to a query, `on_expired`
+        for requests past their deadline."""
         self._loop = loop
         self._log = log
         self._on_admission = on_admission
@@ -64,7 +64,7 @@ class OpenRequests:
             formats=loaded.formats,
             vocab_size=loaded.engine.capabilities.vocab_size,
         )
-        self._queue = TokenizeQueue(self._output, loop.time, self._admitted)
+        self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -83,6 +83,12 @@ class OpenRequests:
         result = self._queue.submit(submit)
         if result is not None:
             effects.add(result)
+
+    def ask(self, asked: Tokenize, effects: Effects) -> None:
+        """Take a query."""
+        refusal = self._queue.ask(asked)
+        if refusal is not None:
+            effects.frames.append(refusal)
 
     def cancel(self, stream: int, effects: Effects) -> None:
         """End a request. An unknown stream is ignored."""
@@ -136,6 +142,9 @@ class OpenRequests:
         effects = Effects()
         effects.add(result)
         self._on_admission(effects)
+
+    def _answered(self, answer: Tokenized) -> None:
+        self._on_admission(Effects(frames=[answer]))
 
     def _expire(self) -> None:
         failed = self._output.expire()

@@ -14,7 +14,7 @@ import structlog
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_PIECE_BYTES, MAX_TOKENS, clip
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
 from protocol.events import (
     Delta,
@@ -26,6 +26,7 @@ from protocol.events import (
     Segment,
     Step,
     TextSegment,
+    Tokenized,
     TokenLogprob,
     Usage,
 )
@@ -36,6 +37,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
+from workers.process.prompt_query import answer_query
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
@@ -190,6 +192,10 @@ class OutputProcessor:
         """The stream has a new token, or has ended."""
         live = self._live.get(stream)
         return live is None or live.has_output
+
+    def answer(self, asked: Tokenize) -> Tokenized:
+        """Answer a query, on any thread, one at a time with prompts."""
+        return answer_query(self._prompt_builder, asked)
 
     def admit(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Grammar, Input, Limits, Message, Sampling, TextInput
+from protocol.request import ChatInput, Grammar, Input, Limits, Message, Sampling, TextInput, TokensInput
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.request import Constraint, ConstraintFailed
 from workers.grammar.answer_grammar import FIELD as TOOLS_FIELD
@@ -89,16 +89,21 @@ def build_or_error(make: Callable[[Submit], Result], submit: Submit) -> Result |
 def tokenize_cost(submit: Submit) -> int:
     """Estimate the cost of building a prompt, in characters of text to tokenize: about 1 us each for a model's
     tokenizer."""
-    source, sampling = submit.input, submit.sampling
+    sampling = submit.sampling
     others = CHARACTERS_PER_TOKEN * len(submit.resume) + 2 * sum(map(len, sampling.bad_words))
     if sampling.dry_multiplier:
         others += CHARACTERS_PER_BREAKER * len(sampling.dry_breakers)
+    return others if isinstance(submit.input, TokensInput) else others + input_cost(submit.input)
+
+
+def input_cost(source: Input) -> int:
+    """Estimate the cost of tokenizing a text or a chat, or of detokenizing tokens, in the same unit."""
     if isinstance(source, TextInput):
-        return others + len(source.text)
+        return len(source.text)
     if isinstance(source, ChatInput):
         characters = len(source.tools_json) + sum(map(_characters, source.messages))
-        return others + characters + CHARACTERS_PER_MESSAGE * len(source.messages)
-    return others
+        return characters + CHARACTERS_PER_MESSAGE * len(source.messages)
+    return CHARACTERS_PER_TOKEN * len(source.tokens)
 
 
 def may_be_constrained(submit: Submit) -> bool:
@@ -183,7 +188,7 @@ class PromptBuilder:
 
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
-        tokens = self._tokens(submit.input)
+        tokens = self.tokens(submit.input)
         parser, gate = None, None
         if self._parsing is not None and isinstance(submit.input, ChatInput):
             parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
@@ -232,18 +237,40 @@ class PromptBuilder:
             self._breakers = BreakerTokens(self._require_text("dry_sequence_breakers"))
         return bad, self._breakers.of(sampling.dry_breakers)
 
-    def _tokens(self, source: Input) -> tuple[int, ...]:
+    def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
+        """Return the tokens of a prompt. `special` adds those that the model expects around a text. Raises
+        `PromptRefused`."""
         if isinstance(source, TextInput):
-            return self._encode(self._require_text("prompt"), source.text, "prompt", special=True)
+            return self._encode(self._require_text("prompt"), source.text, "prompt", special=special)
         if isinstance(source, ChatInput):
-            tokenizer = self._require_text("messages")
-            if tokenizer.chat is None:
-                raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
-            return self._encode_chat(tokenizer, tokenizer.chat, source)
+            tokenizer, text, mark = self._rendered(source)
+            if not mark:
+                return self._encode(tokenizer, text, "messages", special=False)
+            self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
+            return tuple(tokenizer.encode_marked(text, mark))
         return source.tokens
 
-    def _encode_chat(self, tokenizer: Tokenizer, chat: ChatFormat, source: ChatInput) -> tuple[int, ...]:
-        """Render and encode a chat. The template writes out control tokens itself; those in messages are text."""
+    def text(self, source: Input) -> str:
+        """Return the text of a prompt: a chat's by the template, and that of tokens without special ones. Raises
+        `PromptRefused`."""
+        if isinstance(source, TextInput):
+            return source.text
+        if isinstance(source, ChatInput):
+            _, text, mark = self._rendered(source)
+            return text.replace(mark, "") if mark else text
+        tokenizer = self._require_text("tokens")
+        if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
+            problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"
+            raise PromptRefused(ErrorCode.INVALID, problem, "tokens")
+        return tokenizer.decode(source.tokens)
+
+    def _rendered(self, source: ChatInput) -> tuple[Tokenizer, str, str]:
+        """Render a chat. The template writes out control tokens itself; those in messages are text, and marked in the
+        result by the mark beside it, if there are any."""
+        tokenizer = self._require_text("messages")
+        chat = tokenizer.chat
+        if chat is None:
+            raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
         tools = _tools(source.tools_json)
         if tools and not chat.takes_tools:
             raise _unsupported("the model's chat template does not support tools: leave tools out", "tools")
@@ -256,11 +283,7 @@ class PromptBuilder:
             field = "tools" if tools else "messages"
             raise PromptRefused(ErrorCode.INVALID, f"{field} is nested too deeply", field) from None
         messages = turns(source.messages, texts, style)
-        text = _render(chat, messages, tools, source, mark)
-        if not mark:
-            return self._encode(tokenizer, text, "messages", special=False)
-        self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
-        return tuple(tokenizer.encode_marked(text, mark))
+        return tokenizer, _render(chat, messages, tools, source, mark), mark
 
     def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
         """Return the shape of these messages for the template. A template that drops calls is refused."""

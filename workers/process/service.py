@@ -15,7 +15,7 @@ import structlog
 from actors.transport.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Loading, Ready
 from workers.faults.faulty_link import connect
@@ -26,6 +26,7 @@ from workers.process.exit_codes import WorkerExit
 from workers.process.loading import Loaded, load
 from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
+from workers.process.prompt_query import failed_query
 from workers.process.spec import WorkerSpec
 
 WELCOME_S = 30.0
@@ -234,6 +235,8 @@ class WorkerService:
         match command:
             case Submit():
                 self._submit(command, effects)
+            case Tokenize():
+                self._ask(command, effects)
             case Cancel(stream):
                 if self._requests is not None:
                     self._requests.cancel(stream, effects)
@@ -263,6 +266,15 @@ class WorkerService:
             effects.frames.append(Failed(submit.stream, ErrorCode.DRAINING, "the worker admits no more requests"))
         else:
             self._requests.submit(submit, effects)
+
+    def _ask(self, asked: Tokenize, effects: Effects) -> None:
+        if self._requests is None:
+            text = "the worker has not loaded its model yet"
+            effects.frames.append(failed_query(asked, ErrorCode.UNAVAILABLE, text))
+        elif self._draining:
+            effects.frames.append(failed_query(asked, ErrorCode.DRAINING, "the worker admits no more requests"))
+        else:
+            self._requests.ask(asked, effects)
 
     def _carry_out(self, effects: Effects) -> None:
         """Post the inputs together, send the frames, and update the timer."""

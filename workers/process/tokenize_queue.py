@@ -5,6 +5,7 @@ grammar may take as long, on a second thread. Later requests do not wait for it:
 overtaken by those that come after them.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,9 @@ import structlog
 from anyio.abc import TaskGroup
 
 from protocol.bounds import MAX_OVERTAKEN, clip
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Failed, Finished, Usage
+from protocol.events import Failed, Finished, Tokenized, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
 from workers.process.prompt_builder import (
@@ -26,13 +27,17 @@ from workers.process.prompt_builder import (
     PromptResult,
     TokenizedPrompt,
     build_or_error,
+    input_cost,
     may_be_constrained,
     tokenize_cost,
 )
+from workers.process.prompt_query import failed_query
 
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
+MAX_QUERIES = 64
+"""Queries that wait. A further one is refused."""
 
 
 GRAMMAR_WAIT_S = 2.0
@@ -49,27 +54,34 @@ class _Waiting:
 
 
 class TokenizeQueue:
-    """First come, first served: requests with short prompts also wait for an expensive one before them.
+    """First come, first served: requests with short prompts also wait for an expensive one before them. Queries, which
+    no answer waits for, are answered when no request waits.
 
     Owns the requests without a prompt; the output processor owns the others, and its bound holds for both.
     """
 
     def __init__(
-        self, processor: OutputProcessor, clock: Callable[[], float], on_admission: Callable[[SubmitResult], None]
+        self,
+        processor: OutputProcessor,
+        clock: Callable[[], float],
+        on_admission: Callable[[SubmitResult], None],
+        on_answer: Callable[[Tokenized], None],
     ) -> None:
         """`clock` is that of the output processor.
 
         `on_admission` is called on the loop for each request that `submit` has queued and that was not cancelled, in
-        order but for grammars that are compiled.
+        order but for grammars that are compiled, and `on_answer` for each query.
         """
         self._output = processor
         self._clock = clock
         self._on_admission = on_admission
+        self._on_answer = on_answer
         self._waiting: dict[int, _Waiting] = {}
         self._compiling: dict[int, _Waiting] = {}
         """Requests that later ones may overtake: their grammar is compiled."""
         self._overtaken: set[int] = set()
         """Requests that were admitted after later ones, until they have output."""
+        self._queries: deque[Tokenize] = deque()
         self._wakeup = anyio.Event()
         self._busy = False
         self._limiter = anyio.CapacityLimiter(1)
@@ -97,6 +109,14 @@ class TokenizeQueue:
         self._wakeup.set()
         return None
 
+    def ask(self, asked: Tokenize) -> Tokenized | None:
+        """Queue a query; return the refusal when too many wait."""
+        if len(self._queries) >= MAX_QUERIES:
+            return failed_query(asked, ErrorCode.OVERLOADED, f"{MAX_QUERIES} queries are waiting already")
+        self._queries.append(asked)
+        self._wakeup.set()
+        return None
+
     def cancel(self, stream: int) -> Finished | None:
         """End a request that has no prompt or no grammar yet; return None for any other. What runs on a thread is not
         interrupted."""
@@ -119,9 +139,12 @@ class TokenizeQueue:
             while True:
                 await self._wakeup.wait()
                 self._wakeup = anyio.Event()
-                while self._waiting:
+                while self._waiting or self._queries:
                     self._busy = True
-                    await self._build_next(next(iter(self._waiting.values())), compiles)
+                    if self._waiting:
+                        await self._build_next(next(iter(self._waiting.values())), compiles)
+                    else:
+                        await self._answer(self._queries.popleft())
                     self._busy = False
 
     async def _build_next(self, waiting: _Waiting, compiles: TaskGroup) -> None:
@@ -154,6 +177,16 @@ class TokenizeQueue:
         if self._compiling.pop(submit.stream, None) is not None:
             self._overtaken.add(submit.stream)
             self._on_admission(self._admit(submit, prompt, waiting.arrived, constraint))
+
+    async def _answer(self, asked: Tokenize) -> None:
+        if input_cost(asked.input) <= MAX_INLINE_COST:
+            await anyio.lowlevel.checkpoint()
+            answer = self._output.answer(asked)
+        else:
+            answer = await anyio.to_thread.run_sync(
+                self._output.answer, asked, limiter=self._limiter, abandon_on_cancel=True
+            )
+        self._on_answer(answer)
 
     async def _build_prompt(self, submit: Submit) -> PromptResult:
         if tokenize_cost(submit) <= MAX_INLINE_COST:

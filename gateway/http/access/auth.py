@@ -62,7 +62,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = name_request(scope)
+        name_request(scope)
         scope["baton.key_name"] = ""
         record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
@@ -78,7 +78,8 @@ class AuthMiddleware:
             of_page = any(name == b"access-control-allow-origin" for name, _ in headers)
             await direct(scope, receive, _recorded(send, record, headers) if of_page else send)
         else:
-            await self._app(scope, receive, _recorded(send, record, [(b"x-request-id", request_id), *headers]))
+            named = conventions.named(record.request_id)
+            await self._app(scope, receive, _recorded(send, record, [*named, *headers]))
 
     def _check(self, scope: Scope, key_headers: Collection[bytes]) -> RequestError | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope.get("query_string", b""))

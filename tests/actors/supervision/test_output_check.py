@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.supervision.asked_sequence import HELD_BACK, PeerLied
 from actors.supervision.output_check import ANSWER_S, OutputCheck
 from protocol.bounds import MAX_PIECE_BYTES, PROTOCOL_VERSION
-from protocol.commands import Cancel, Submit
+from protocol.commands import Cancel, Submit, Tokenize
 from protocol.errors import ErrorCode
 from protocol.events import (
     Capabilities,
@@ -27,6 +27,7 @@ from protocol.events import (
     Segment,
     Step,
     TextSegment,
+    Tokenized,
     TokenLogprob,
     ToolCallSegment,
     Usage,
@@ -288,3 +289,44 @@ def test_a_worker_of_unknown_context_is_held_to_what_was_asked_for() -> None:
     check.check(delta(3), 1.0)
     with pytest.raises(PeerLied):
         check.check(delta(1), 1.0)
+
+
+def queried(want: str) -> OutputCheck:
+    """A worker that got query 7."""
+    check = OutputCheck()
+    check.check(HELLO, 0.0)
+    check.sent([Tokenize(7, "r", TextInput("x"), want)], 0.0)  # type: ignore[arg-type]
+    return check
+
+
+@pytest.mark.parametrize(
+    ("want", "answer"),
+    [
+        ("count", Tokenized(7, 5)),
+        ("tokens", Tokenized(7, 2, (1, 2))),
+        ("text", Tokenized(7, text="x")),
+        ("tokens", Tokenized(7, text="no", code=ErrorCode.INVALID)),
+    ],
+)
+def test_a_query_is_answered_once(want: str, answer: Tokenized) -> None:
+    check = queried(want)
+    check.check(answer, 0.0)
+    with pytest.raises(PeerLied, match="query 7 is not one that it has"):
+        check.check(answer, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("want", "answer"),
+    [
+        ("count", Tokenized(8, 5)),
+        ("count", Tokenized(7, 2, (1, 2))),
+        ("text", Tokenized(7, 2, (1, 2), "x")),
+        ("tokens", Tokenized(7, 3, (1, 2))),
+        ("tokens", Tokenized(7, 2, (1, 2), "x")),
+        ("tokens", Tokenized(7, 2, (1, 2), "no", ErrorCode.INVALID)),
+    ],
+    ids=["another", "tokens", "tokens with the text", "count", "text", "failed with tokens"],
+)
+def test_an_answer_has_what_was_asked_for(want: str, answer: Tokenized) -> None:
+    with pytest.raises(PeerLied, match="query"):
+        queried(want).check(answer, 0.0)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from actors.supervision.worker import WorkerState
-from gateway.generation.delta import StopReason, TextDelta
+from gateway.generation.delta import StopReason, TextDelta, TokenCounts
 from gateway.routing.router import DEADLINE_MARGIN_S
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
@@ -40,7 +40,7 @@ async def test_the_stream_of_a_lost_worker_continues_on_another() -> None:
     world["b"].token(again.stream, "lo", 7)
     world["b"].finish(again.stream, "!", usage=Usage(2, 3))
     assert group.take() == [TextDelta(index=0, text="Hello!", tokens=(5, 6, 7), stop=StopReason.END)]
-    assert group.token_counts() == (2, 3, 0)
+    assert group.token_counts() == TokenCounts(2, 3, 0)
     assert not group.continued
     assert not kept.ended
     assert world.replays() == {("died", "resumed"): 1}

@@ -18,7 +18,7 @@ from actors.supervision.worker import (
 from actors.supervision.worker_actor import WorkerRef
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
-from protocol.commands import Cancel, Command, Submit
+from protocol.commands import Cancel, Command, Submit, Tokenize
 from protocol.errors import ErrorCode
 from protocol.events import (
     Capabilities,
@@ -90,6 +90,17 @@ class FakeWorker(WorkerRef):
     @property
     def cancels(self) -> list[int]:
         return [command.stream for message in self.sent for command in message if isinstance(command, Cancel)]
+
+    @property
+    def queries(self) -> list[Tokenize]:
+        return [command for message in self.sent for command in message if isinstance(command, Tokenize)]
+
+    async def wait_queries(self, count: int) -> list[Tokenize]:
+        """Until the gateway has asked this many queries in all."""
+        while len(self.queries) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.queries
 
     async def wait_submits(self, count: int) -> list[Submit]:
         """Until the gateway submitted this many sequences in all."""

@@ -32,9 +32,10 @@ from actors.transport.keys import KeyPair
 from actors.transport.link import CurveKeys
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_event, encode
-from protocol.commands import Cancel, Command, Drain, Stop, Welcome
+from protocol.commands import Cancel, Command, Drain, Stop, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Bye, Capabilities, Event, Failed, Finished, Heartbeat, Hello, Ready, Step, Usage
+from protocol.events import Bye, Capabilities, Event, Failed, Finished, Heartbeat, Hello, Ready, Step, Tokenized, Usage
+from protocol.request import TokensInput
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
@@ -168,6 +169,18 @@ async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None
         there.say(Cancel(1))
         await there.until(lambda: len(there.door.requests) == 2)
         assert there.door.lost != [], "a slot would compute for nothing: the gateway gets a new incarnation"
+
+
+async def test_queries_and_their_answers_are_forwarded(tmp_path: Path) -> None:
+    asked, answer = Tokenize(7, "r", TokensInput((1,))), Tokenized(7, 1)
+    async with joined(tmp_path) as there:
+        there.say(asked)
+        await there.until(lambda: there.stub.sent == [asked])
+        there.agent.tell(WorkerEvent("w", 5, Tokenized(99, 1)), WorkerEvent("w", 5, answer))
+        await there.until_received(READY, answer)
+        there.stub.full = True
+        there.say(asked)
+        await there.until_received(Tokenized(7, text="not now", code=ErrorCode.OVERLOADED))
 
 
 async def test_all_that_a_lost_gateway_had_is_cancelled_before_it_joins_again(tmp_path: Path) -> None:

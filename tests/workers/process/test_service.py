@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from protocol.bounds import PROTOCOL_VERSION
-from protocol.commands import Cancel, Command, Drain, Stop
+from protocol.commands import Cancel, Command, Drain, Stop, Tokenize
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step
+from protocol.events import Bye, Failed, Finished, Gauges, Heartbeat, Hello, Loading, Step, Tokenized
 from protocol.request import ChatInput, Message, TokensInput
 from tests.workers.process.harness.gateway_peer import (
     PATIENCE_S,
@@ -278,3 +278,27 @@ def test_a_long_prompt_delays_no_stream(then: str) -> None:
 
     with structlog.testing.capture_logs():
         asyncio.run(run())
+
+
+@with_worker()
+async def test_queries_are_answered_beside_requests(peer: Peer) -> None:
+    await peer.ready()
+    chat = ChatInput((Message("user", "hi"),))
+    peer.send(
+        submit(1, max_tokens=4), Tokenize(7, "r7", chat, "text"), Tokenize(8, "r8", TokensInput((104, 105)), "text")
+    )
+    peer.send(Tokenize(9, "r9", chat))
+    text = await peer.expect(Tokenized, lambda answer: answer.query == 7)
+    assert text.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (await peer.expect(Tokenized, lambda answer: answer.query == 8)).text == "hi"
+    assert (await peer.expect(Tokenized, lambda answer: answer.query == 9)).count == len(text.text)
+    assert isinstance(await peer.terminal(1), Finished)
+
+
+@with_worker(**SLOW)
+async def test_a_draining_worker_refuses_queries(peer: Peer) -> None:
+    await peer.ready()
+    peer.send(submit(1, max_tokens=4))
+    peer.send(Drain(60_000), Tokenize(7, "r7", TokensInput((1,))))
+    assert (await peer.expect(Tokenized)).code is ErrorCode.DRAINING
+    assert (await peer.bye()).reason is ByeReason.STOPPED

@@ -8,13 +8,14 @@ import anyio.to_thread
 import pytest
 import structlog
 
-from protocol.commands import Submit
+from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
-from protocol.events import Failed, Finished
+from protocol.events import Failed, Finished, Tokenized
+from protocol.request import TextInput
 from tests.workers.process.harness.gateway_peer import submit
 from workers.process.output_processor import OutputProcessor, SubmitResult
 from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
-from workers.process.tokenize_queue import MAX_INLINE_COST, TokenizeQueue
+from workers.process.tokenize_queue import MAX_INLINE_COST, MAX_QUERIES, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -49,13 +50,25 @@ class Desk:
         self.slow = Slow()
         self.now = 0.0
         self.processor = OutputProcessor(self.slow, max_live=max_live, clock=lambda: self.now)
-        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted)
+        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted, self._answered)
         self.came: list[SubmitResult] = []
+        self.answers: list[Tokenized] = []
         self._news = anyio.Event()
 
     def _admitted(self, result: SubmitResult) -> None:
         self.came.append(result)
         self._news.set()
+
+    def _answered(self, answer: Tokenized) -> None:
+        self.answers.append(answer)
+        self._news.set()
+
+    async def answered(self, count: int) -> list[int]:
+        """Wait until so many queries are answered, and return them."""
+        while len(self.answers) < count:
+            self._news = anyio.Event()
+            await self._news.wait()
+        return [answer.query for answer in self.answers]
 
     async def until(self, count: int) -> list[int]:
         """Wait until so many queued streams are admitted or refused, and return them."""
@@ -183,3 +196,55 @@ async def test_a_deadline_counts_from_the_arrival(desk: Desk) -> None:
     await desk.until(1)
     assert desk.processor.next_deadline() == 1.0
     assert [failed.stream for failed in desk.processor.expire()] == [1]
+
+
+def query(number: int, text: str = "hello", **fields: Any) -> Tokenize:
+    return Tokenize(number, f"r{number}", TextInput(text), **fields)
+
+
+async def test_queries_are_answered_when_no_request_waits(desk: Desk) -> None:
+    desk.queue.submit(submit(1, LONG))
+    await desk.begun()
+    assert desk.queue.ask(query(7)) is None
+    assert desk.queue.ask(query(8, LONG)) is None
+    desk.queue.submit(submit(2))
+    desk.slow.go.release()
+    assert await desk.until(2) == [1, 2]
+    desk.slow.go.release()
+    assert await desk.answered(2) == [7, 8]
+    assert [answer.count for answer in desk.answers] == [5, len(LONG)]
+    assert desk.slow.threads == [True, False, False, True], "a long query is answered on the thread"
+    assert desk.queue.live == 2, "a query is no sequence"
+
+
+async def test_a_request_waits_for_one_query_at_most(desk: Desk) -> None:
+    for number in (7, 8):
+        desk.queue.ask(query(number, LONG))
+    await desk.begun()
+    assert desk.queue.submit(submit(1)) is None
+    desk.slow.go.release()
+    assert await desk.until(1) == [1]
+    assert [answer.query for answer in desk.answers] == [7]
+    desk.slow.go.release()
+    assert await desk.answered(2) == [7, 8]
+
+
+async def test_a_panic_ends_that_query(desk: Desk) -> None:
+    desk.queue.ask(query(7, f"{LONG}!"))
+    desk.queue.ask(query(8))
+    desk.slow.go.release()
+    with structlog.testing.capture_logs() as logs:
+        assert await desk.answered(2) == [7, 8]
+    assert (desk.answers[0].code, desk.answers[1].code) == (ErrorCode.INTERNAL, None)
+    assert [line["event"] for line in logs] == ["query_failed"]
+
+
+async def test_waiting_queries_are_bounded(desk: Desk) -> None:
+    desk.queue.submit(submit(1, LONG))
+    await desk.begun()
+    assert [desk.queue.ask(query(number)) for number in range(MAX_QUERIES)] == [None] * MAX_QUERIES
+    refusal = desk.queue.ask(query(MAX_QUERIES))
+    assert refusal is not None
+    assert (refusal.query, refusal.code) == (MAX_QUERIES, ErrorCode.OVERLOADED)
+    desk.slow.go.release()
+    assert await desk.answered(MAX_QUERIES) == [*range(MAX_QUERIES)]

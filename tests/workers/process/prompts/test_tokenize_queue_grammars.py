@@ -11,7 +11,7 @@ from msgspec import structs
 from protocol.bounds import MAX_OVERTAKEN
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Failed, Finished, Gauges
+from protocol.events import Failed, Finished, Gauges, Tokenized
 from protocol.request import Grammar
 from tests.workers.process.harness.gateway_peer import submit
 from workers.engine.logits_processors import AllowedTokens
@@ -58,9 +58,12 @@ class Desk:
         compiler: Any = self.compiler
         self.now = 0.0
         self.processor = OutputProcessor(ByteTokenizer(), max_live=64, clock=lambda: self.now, grammars=compiler)
-        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted)
+        self.queue = TokenizeQueue(self.processor, lambda: self.now, self._admitted, self._answered)
         self.results: dict[int, SubmitResult] = {}
         self._news = anyio.Event()
+
+    def _answered(self, answer: Tokenized) -> None:
+        raise AssertionError(f"nothing was asked: {answer}")
 
     def _admitted(self, result: SubmitResult) -> None:
         ended: EngineRequest | Finished | Failed | None = result.request or result.answer

@@ -1,0 +1,46 @@
+"""Anthropic's error object."""
+
+import msgspec
+
+from gateway.errors import RequestError
+from gateway.streaming.sse import END
+from protocol.errors import ErrorCode
+
+OVERLOADED_STATUS = 529
+"""Anthropic's own status for a server that is overloaded."""
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    410: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    431: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+    OVERLOADED_STATUS: "overloaded_error",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class AnthropicErrors:
+    """Implements `gateway.http.conventions.ErrorRenderer`."""
+
+    def status(self, error: RequestError) -> int:
+        return OVERLOADED_STATUS if error.code is ErrorCode.OVERLOADED else error.status
+
+    def body(self, error: RequestError) -> bytes:
+        kind = _TYPES.get(self.status(error), "api_error")
+        return _encode(
+            {"type": "error", "error": {"type": kind, "message": error.text}, "request_id": error.request_id or None}
+        )
+
+    def last_events(self, error: RequestError) -> bytes:
+        return b"event: error\ndata: " + self.body(error) + END
+
+
+ERRORS = AnthropicErrors()

@@ -1,0 +1,16 @@
+"""Queries for the tokens or the text of a prompt, independent of the API dialect."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.request import Input
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQuery:
+    """A question of a client about a prompt. See `protocol.commands.Tokenize`."""
+
+    model: str
+    input: Input
+    want: Literal["count", "tokens", "text"] = "count"
+    special: bool = True

@@ -1,0 +1,26 @@
+"""Options of an API that Baton does not support: accepted while they change nothing, else refused by name."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from gateway.errors import RequestError
+from protocol.errors import ErrorCode
+
+NeutralValues = Mapping[str, tuple[Any, ...]]
+"""The values of each option that change nothing, besides `null`."""
+
+
+def refuse_options(body: Struct, names: Iterable[str], neutral: NeutralValues, at: str = "") -> None:
+    """Raise `RequestError` for the first of these fields that `body` sets to a value which is not in `neutral`. `at` is
+    the path before its name."""
+    for name in names:
+        value = getattr(body, name)
+        if value is not None and not any(_equal(value, each) for each in neutral[name]):
+            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
+
+
+def _equal(value: Any, neutral: Any) -> bool:
+    """Equal in JSON: 1.0 is 1, and unlike in Python `true` is not."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

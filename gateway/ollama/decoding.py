@@ -1,0 +1,217 @@
+"""Decodes bodies into typed structs, and turns them into generation requests."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.generation.builder import RequestParameters, build_request
+from gateway.generation.grammar import json_schema_grammar
+from gateway.generation.request import OutputOptions
+from gateway.generation.tools import ToolDefinition, check_depth, encode_tools
+from gateway.http.json_body import Hints, decode_body
+from gateway.ollama.answer import OllamaAnswer
+from gateway.ollama.schema import ModelOptions, OllamaChatBody, OllamaGenerateBody, OllamaMessage, OllamaTool, Think
+from gateway.ollama.unsupported import refuse_unsupported
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Decoded
+from protocol.bounds import MAX_SECONDS, MAX_TEXT
+from protocol.commands import SamplingDefault
+from protocol.request import (
+    ChatInput,
+    Grammar,
+    Input,
+    Limits,
+    Message,
+    Sampling,
+    TemplateOptions,
+    TextInput,
+    ToolCall,
+)
+
+LATEST = ":latest"
+"""The tag that clients add to a name without one."""
+RANDOM_SEED = -1
+HINTS = Hints(takes={"role": "system, user, assistant or tool", "think": "true, false, low, medium, high or max"})
+
+
+class OllamaDecoder:
+    """Decodes the bodies of the two endpoints. Every refusal is a `RequestError` that names its field."""
+
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
+        self._router = router
+        self._settings = settings
+        self._chat = msgspec.json.Decoder(OllamaChatBody)
+        self._generate = msgspec.json.Decoder(OllamaGenerateBody)
+
+    def chat(self, raw: bytes) -> Decoded:
+        """Decode a body of `/api/chat`."""
+        body = decode_body(self._chat, raw, HINTS)
+        tools = body.tools or ()
+        paths = [f"tools[{index}].function" for index in range(len(tools))]
+        made = ChatInput(
+            _messages(body.messages),
+            encode_tools([_definition(tool) for tool in tools], paths),
+            now=_now(),
+            options=_template_options(body.think),
+            parse_tools=bool(tools),
+            parse_reasoning=True,
+        )
+        return self._decoded(body, made, len(raw))
+
+    def generate(self, raw: bytes) -> Decoded:
+        """Decode a body of `/api/generate`."""
+        body = decode_body(self._generate, raw, HINTS)
+        if body.raw:
+            if body.system:
+                raise invalid("system", "`system` has no place in a `raw` prompt; write it into the prompt")
+            return self._decoded(body, TextInput(body.prompt), len(raw))
+        system = (Message("system", body.system),) if body.system else ()
+        messages = (*system, Message("user", body.prompt))
+        made = ChatInput(messages, now=_now(), options=_template_options(body.think), parse_reasoning=True)
+        return self._decoded(body, made, len(raw))
+
+    def _decoded(self, body: OllamaChatBody | OllamaGenerateBody, made: Input, size: int) -> Decoded:
+        refuse_unsupported(body)
+        options = body.options or ModelOptions()
+        refuse_unsupported(options, "options.")
+        model = model_named(self._router, body.model)
+        context = self._router.pool.context(model)
+        if context is not None and (options.num_ctx or 0) > context:
+            raise invalid(
+                "options.num_ctx", f"`options.num_ctx` is over the context of {context} tokens that the model has here"
+            )
+        limit = options.num_predict
+        if limit == 0:
+            raise invalid("options.num_predict", "`options.num_predict` is 1 and up, or -1 for no limit")
+        wanted = RequestParameters(
+            model=model,
+            inputs=[made],
+            sampling=_sampling(options),
+            limits=Limits(max_tokens=limit if limit is not None and limit > 0 else None, stop=_stops(options)),
+            output=OutputOptions(stream=body.stream is not False, limit_field="options.num_predict"),
+            seed=None if options.seed == RANDOM_SEED else options.seed,
+            grammar=_grammar(body.format),
+            unset=_unset(options),
+        )
+        answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
+        return Decoded(build_request(self._settings, wanted, size), answer)
+
+
+def model_named(router: Router, name: str) -> str:
+    """The model of this name, or of this name without the tag that clients add to it."""
+    names = router.models()
+    return name.removesuffix(LATEST) if name not in names and name.removesuffix(LATEST) in names else name
+
+
+def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+    """The messages. A result belongs to the call that it names by id or by tool, or else to the first without one."""
+    made: list[Message] = []
+    waiting: deque[ToolCall] = deque()
+    for index, message in enumerate(messages):
+        at = f"messages[{index}]"
+        refuse_unsupported(message, f"{at}.")
+        if message.role != "assistant" and (message.tool_calls or message.thinking):
+            name = "tool_calls" if message.tool_calls else "thinking"
+            raise invalid(f"{at}.{name}", f"`{at}.{name}`: only messages of the assistant have it")
+        calls = tuple(
+            _call(message, each, f"{at}.tool_calls[{each}]", index) for each in range(len(message.tool_calls or ()))
+        )
+        waiting.extend(calls)
+        answers = _answered(message, waiting) if message.role == "tool" else ""
+        made.append(
+            Message(
+                message.role,
+                message.content or "",
+                tool_calls=calls,
+                tool_call_id=answers,
+                reasoning=message.thinking or "",
+            )
+        )
+    return tuple(made)
+
+
+def _call(message: OllamaMessage, position: int, at: str, index: int) -> ToolCall:
+    given = (message.tool_calls or ())[position]
+    check_depth(given.function.arguments, f"{at}.function.arguments")
+    arguments = msgspec.json.encode(given.function.arguments).decode()
+    if len(arguments) > MAX_TEXT:
+        field = f"{at}.function.arguments"
+        raise invalid(field, f"`{field}` has over {MAX_TEXT} characters")
+    return ToolCall(given.id or f"call_{index}_{position}", given.function.name, arguments)
+
+
+def _answered(message: OllamaMessage, waiting: deque[ToolCall]) -> str:
+    """The id of the call that a result answers; empty if there is none."""
+    if message.tool_call_id:
+        found = next((call for call in waiting if call.id == message.tool_call_id), None)
+        if found is not None:
+            waiting.remove(found)
+        return message.tool_call_id
+    of_name = (call for call in waiting if message.tool_name in (None, "", call.name))
+    found = next(of_name, waiting[0] if waiting else None)
+    if found is None:
+        return ""
+    waiting.remove(found)
+    return found.id
+
+
+def _definition(tool: OllamaTool) -> ToolDefinition:
+    function = tool.function
+    return ToolDefinition(function.name, function.description or "", function.parameters, bool(function.strict))
+
+
+def _template_options(think: Think | None) -> TemplateOptions:
+    """The variables of the chat template that ask for thinking, under all of their names."""
+    if think is None or isinstance(think, bool):
+        return TemplateOptions(think, think)
+    return TemplateOptions(True, True, None, "xhigh" if think == "max" else think)
+
+
+def _grammar(wanted: Any) -> Grammar | None:
+    if wanted is None or wanted == "":
+        return None
+    if wanted == "json":
+        return Grammar("json_object", field="format")
+    if not isinstance(wanted, Mapping):
+        raise invalid("format", '`format` takes "json" or a JSON schema')
+    return json_schema_grammar(wanted, "format")
+
+
+def _stops(options: ModelOptions) -> tuple[str, ...]:
+    given = (options.stop,) if isinstance(options.stop, str) else options.stop or ()
+    return tuple(filter(None, given))
+
+
+def _sampling(options: ModelOptions) -> Sampling:
+    """The sampling, without its seed. As in Ollama, 0 for `top_p` switches it off."""
+    return Sampling(
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_k=max(0, options.top_k or 0),
+        top_p=options.top_p or 1.0,
+        min_p=options.min_p or 0.0,
+        presence_penalty=options.presence_penalty or 0.0,
+        frequency_penalty=options.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,
+    )
+
+
+def _unset(options: ModelOptions) -> tuple[SamplingDefault, ...]:
+    """The parameters that the client left open."""
+    given: dict[SamplingDefault, object] = {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repeat_penalty,
+    }
+    return tuple(name for name, value in given.items() if value is None)
+
+
+def _now() -> int:
+    """The time for templates. A clock that is wrong by centuries must not make a request invalid."""
+    return min(max(int(time.time()), 0), MAX_SECONDS)

@@ -1,0 +1,98 @@
+"""The models, as Ollama's clients list and inspect them."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.errors import invalid
+from gateway.http.small_body import small_body
+from gateway.ollama.answer import timestamp
+from gateway.ollama.decoding import model_named
+from gateway.ollama.schema import OllamaShowBody
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+
+OLLAMA_VERSION = "0.12.0"
+"""The version of Ollama whose API this is: clients refuse servers that are too old for them."""
+NEVER = "9999-12-31T23:59:59Z"
+"""The time at which a model is unloaded."""
+
+
+class OllamaModels:
+    """Each method answers one route."""
+
+    def __init__(self, router: Router, settings: GatewaySettings, created: int) -> None:
+        """`created`: Unix time in seconds, for all models."""
+        self._router = router
+        self._settings = settings
+        self._created = timestamp(created)
+
+    def routes(self) -> list[Route]:
+        """The routes about models."""
+        return [
+            Route("/api/tags", self.tags),
+            Route("/api/ps", self.running),
+            Route("/api/show", self.show, methods=["POST"]),
+            Route("/api/version", self.version),
+        ]
+
+    async def tags(self, _: Request) -> Response:
+        """`GET /api/tags`."""
+        models = [self._model(name) | {"modified_at": self._created} for name in self._router.models()]
+        return _json({"models": models})
+
+    async def running(self, _: Request) -> Response:
+        """`GET /api/ps`: the models that have a worker which is ready."""
+        names = [name for name in self._router.models() if any(each.ready for each in self._router.pool.of(name))]
+        rest = {"expires_at": NEVER, "size_vram": 0}
+        context = self._router.pool.context
+        return _json({"models": [self._model(name) | rest | {"context_length": context(name)} for name in names]})
+
+    async def show(self, request: Request) -> Response:
+        """`POST /api/show`. Raises `RequestError` for an unknown model."""
+        body = await small_body(request, OllamaShowBody, self._settings.body_timeout_s)
+        asked = body.model or body.name
+        if not asked:
+            raise invalid("model", "`model` is required")
+        name = model_named(self._router, asked)
+        if name not in self._router.models():
+            raise self._router.no_model(name)
+        context = self._router.pool.context(name)
+        return _json(
+            {
+                "modelfile": "",
+                "parameters": "",
+                "template": "",
+                "details": _DETAILS,
+                "model_info": {"general.architecture": "baton", "baton.context_length": context},
+                "capabilities": ["completion"],
+                "modified_at": self._created,
+            }
+        )
+
+    async def version(self, _: Request) -> Response:
+        """`GET /api/version`."""
+        return _json({"version": OLLAMA_VERSION})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        hellos = [handle.status.hello for handle in self._router.pool.of(name)]
+        digest = next((hello.model_digest for hello in hellos if hello is not None), "")
+        return {"name": name, "model": name, "size": 0, "digest": digest, "details": _DETAILS}
+
+
+_DETAILS: dict[str, Any] = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+"""The fields that clients expect. The gateway does not know what is in a checkpoint."""
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

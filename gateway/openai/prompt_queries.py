@@ -1,0 +1,156 @@
+"""`/tokenize` and `/detokenize` as vLLM has them, and llama.cpp's `/apply-template`."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.errors import invalid
+from gateway.generation.prompt_query import PromptQuery
+from gateway.generation.unsupported_options import NeutralValues, refuse_options
+from gateway.http.json_body import decode_body
+from gateway.openai.decoding import HINTS, RequestDecoder
+from gateway.openai.schema import ChatBody, ChatMessage, TemplateKwargs
+from gateway.routing.router import Router
+from gateway.streaming.dialect import DecodedQuery, DecodeQuery
+from protocol.bounds import MAX_MESSAGES, MAX_TOKENS, Name, Text, TokenId
+from protocol.events import Tokenized
+from protocol.request import Input, TextInput, TokensInput
+
+OF_CHATS: NeutralValues = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": (),
+    "return_token_strs": (False,),
+}
+"""The values of options that change nothing for messages, besides `null`."""
+OF_PROMPTS: NeutralValues = {name: values for name, values in OF_CHATS.items() if name != "add_special_tokens"} | {
+    "chat_template_kwargs": (),
+    "tools": (),
+}
+"""Those for a prompt."""
+Chat = Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ApplyTemplateBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /apply-template`. Without a `model`, the only one of the server."""
+
+    messages: Chat
+    model: Name | None = None
+    tools: Any = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    # Refused when they would change something.
+    add_generation_prompt: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+
+
+class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /tokenize`, of a `prompt` or of `messages`. Without a `model`, the only one of the server."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Chat | None = None
+    tools: Any = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_special_tokens: bool | None = None
+    # Refused when they would change something.
+    add_generation_prompt: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    mm_processor_kwargs: Any = None
+    return_token_strs: Any = None
+
+
+class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /detokenize`. Without a `model`, the only one of the server."""
+
+    tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
+    model: Name | None = None
+
+
+class TokenizeAnswer(Struct, forbid_unknown_fields=True):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: None
+
+
+class PromptAnswer(Struct, forbid_unknown_fields=True):
+    """The text of a prompt."""
+
+    prompt: str
+
+
+class PromptQueryDecoder:
+    """Decodes the bodies of the three endpoints. Every refusal is a `RequestError` that names its field."""
+
+    def __init__(self, router: Router, requests: RequestDecoder) -> None:
+        """`requests` decodes messages."""
+        self._router = router
+        self._requests = requests
+        self._tokenize = msgspec.json.Decoder(TokenizeBody)
+        self._detokenize = msgspec.json.Decoder(DetokenizeBody)
+        self._apply_template = msgspec.json.Decoder(ApplyTemplateBody)
+
+    def paths(self) -> dict[str, DecodeQuery]:
+        """The three endpoints."""
+        return {
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+            "/apply-template": self.apply_template,
+        }
+
+    def tokenize(self, raw: bytes) -> DecodedQuery:
+        """Decode a body of `/tokenize`."""
+        body = decode_body(self._tokenize, raw, HINTS)
+        model = self._model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "`prompt` or `messages` is required, and not both")
+        if body.prompt is not None:
+            refuse_options(body, OF_PROMPTS, OF_PROMPTS)
+            special = body.add_special_tokens is not False
+            return DecodedQuery(PromptQuery(model, TextInput(body.prompt), "tokens", special), _tokens)
+        return DecodedQuery(PromptQuery(model, self._chat(model, body), "tokens"), _tokens)
+
+    def detokenize(self, raw: bytes) -> DecodedQuery:
+        """Decode a body of `/detokenize`."""
+        body = decode_body(self._detokenize, raw, HINTS)
+        return DecodedQuery(PromptQuery(self._model(body.model), TokensInput(body.tokens), "text"), _text)
+
+    def apply_template(self, raw: bytes) -> DecodedQuery:
+        """Decode a body of `/apply-template`."""
+        body = decode_body(self._apply_template, raw, HINTS)
+        model = self._model(body.model)
+        return DecodedQuery(PromptQuery(model, self._chat(model, body), "text"), _text)
+
+    def _model(self, name: str | None) -> str:
+        models = self._router.models()
+        if name is None and len(models) != 1:
+            raise invalid("model", f"`model` is required, as this server has {len(models)} models")
+        return models[0] if name is None else name
+
+    def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody) -> Input:
+        """The messages as a chat completion has them."""
+        names = [name for name in OF_CHATS if name in body.__struct_fields__]
+        refuse_options(body, names, OF_CHATS)
+        assert body.messages is not None
+        chat = ChatBody(
+            model=model,
+            messages=body.messages,
+            tools=body.tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return self._requests.chat(msgspec.json.encode(chat)).request.sequences[0].input
+
+
+def _tokens(answer: Tokenized, context: int | None) -> bytes:
+    return msgspec.json.encode(TokenizeAnswer(answer.count, context, list(answer.tokens), None))
+
+
+def _text(answer: Tokenized, _: int | None) -> bytes:
+    return msgspec.json.encode(PromptAnswer(answer.text))

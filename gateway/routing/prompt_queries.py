@@ -1,0 +1,117 @@
+"""Asks workers for the tokens or the text of prompts, and receives their answers."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from actors.supervision.worker import WorkerUnavailable
+from gateway.errors import RequestError
+from gateway.generation.prompt_query import PromptQuery
+from gateway.routing.worker_handle import WorkerHandle
+from gateway.routing.worker_pool import WorkerPool
+from protocol.bounds import MAX_COUNT
+from protocol.commands import Tokenize
+from protocol.errors import ErrorCode
+from protocol.events import Tokenized
+
+QUERY_S = 30.0
+"""Time for an answer, from any worker."""
+ATTEMPTS = 2
+"""Workers that are asked at most. A prompt that crashes tokenizers must not crash all of them."""
+MAX_PENDING = 8
+"""Queries that one worker has at once; a further one is refused."""
+_AGAIN = frozenset({ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
+"""Refusals after which another worker may answer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A query that a worker has. It counts until the worker has answered or died, whether or not the client waits."""
+
+    worker: str
+    answer: asyncio.Future[Tokenized | None]
+    """None when the worker was lost."""
+    expiry: asyncio.TimerHandle
+
+
+class PromptQueries:
+    """Owns the queries that workers have. Used on the event loop; the router passes on what the workers report."""
+
+    def __init__(self, pool: WorkerPool, error: Callable[[ErrorCode, str], RequestError]) -> None:
+        self._pool = pool
+        self._error = error
+        self._pending: dict[int, _Pending] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def ask(self, query: PromptQuery, request_id: str) -> Tokenized:
+        """Return the answer of any worker of the model; another one is asked when the first is lost. Raises
+        `RequestError`."""
+        refusal = self._error(ErrorCode.UNAVAILABLE, self._pool.excuse(query.model))
+        asked: set[str] = set()
+        with anyio.move_on_after(QUERY_S):
+            while len(asked) < ATTEMPTS and (handle := self._candidate(query.model, asked)) is not None:
+                asked.add(handle.name)
+                answer = await self._ask(handle, query, request_id)
+                if answer is None:
+                    refusal = self._error(ErrorCode.LOST, f"worker {handle.name} was lost while it had the prompt")
+                elif answer.code in _AGAIN:
+                    refusal = self._error(answer.code, answer.text)
+                else:
+                    return _checked(answer)
+            if not asked and any(handle.ready for handle in self._pool.of(query.model)):
+                text = f"the workers of model {query.model!r} have all the queries they can hold"
+                refusal = self._error(ErrorCode.OVERLOADED, text)
+            raise refusal
+        raise self._error(ErrorCode.DEADLINE, f"no worker answered within {QUERY_S:g} s")
+
+    def answered(self, event: Tokenized) -> None:
+        """A worker has answered. Nobody waits for it any more, maybe."""
+        pending = self._pending.pop(event.query, None)
+        if pending is not None:
+            _settle(pending, event)
+
+    def lost(self, worker: str) -> None:
+        """A worker was lost, and all that it had."""
+        for number, pending in [*self._pending.items()]:
+            if pending.worker == worker:
+                del self._pending[number]
+                _settle(pending, None)
+
+    def _candidate(self, model: str, asked: set[str]) -> WorkerHandle | None:
+        """The worker with the fewest queries and sequences; standbys too."""
+        now = self._loop.time()
+        counts = {handle: self._count(handle.name) for handle in self._pool.of(model)}
+        able = [
+            handle
+            for handle, count in counts.items()
+            if handle.ready and handle.name not in asked and count < MAX_PENDING
+        ]
+        return min(able, key=lambda handle: (handle.doubtful(now), counts[handle], len(handle.live)), default=None)
+
+    def _count(self, worker: str) -> int:
+        return sum(pending.worker == worker for pending in self._pending.values())
+
+    async def _ask(self, handle: WorkerHandle, query: PromptQuery, request_id: str) -> Tokenized | None:
+        number = secrets.randbelow(MAX_COUNT)
+        try:
+            handle.worker.send_nowait([Tokenize(number, request_id, query.input, query.want, query.special)])
+        except WorkerUnavailable:
+            return None
+        expiry = self._loop.call_later(QUERY_S, self._pending.pop, number, None)
+        pending = self._pending[number] = _Pending(handle.name, self._loop.create_future(), expiry)
+        return await pending.answer
+
+
+def _settle(pending: _Pending, answer: Tokenized | None) -> None:
+    pending.expiry.cancel()
+    if not pending.answer.done():
+        pending.answer.set_result(answer)
+
+
+def _checked(answer: Tokenized) -> Tokenized:
+    if answer.code is not None:
+        raise RequestError(answer.code, answer.text, field=answer.field)
+    return answer

@@ -1,0 +1,54 @@
+"""The endpoint of queries for the tokens or the text of a prompt, in any dialect, on plain ASGI."""
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from gateway.body_budget import HeldBody
+from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.http.body_values import check_values
+from gateway.http.conventions import HttpConventions
+from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import DecodeQuery
+from protocol.errors import ErrorCode
+
+
+class QueryEndpoint:
+    """Serves queries on one path. An ASGI app."""
+
+    def __init__(
+        self, router: Router, settings: GatewaySettings, decode: DecodeQuery, conventions: HttpConventions
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._decode = decode
+        self._conventions = conventions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
+        body = HeldBody(self._router.bodies)
+        try:
+            raw = await exchange.body(body)
+            await check_values(raw, self._settings.max_body_values)
+            query, render = self._decode(raw)
+
+            async def answer(_: anyio.CancelScope) -> None:
+                try:
+                    answer = await self._router.ask(query, exchange.request_id)
+                except RequestError as error:
+                    await exchange.respond_error(error)
+                else:
+                    await exchange.respond(200, render(answer, self._router.pool.context(query.model)))
+
+            await exchange.while_connected(answer)
+        except RequestError as error:
+            await exchange.refuse(error)
+        except ClientGone:
+            return
+        except Exception:
+            await exchange.refuse(RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT))
+            raise
+        finally:
+            body.release()
+            exchange.close()

@@ -1,0 +1,56 @@
+"""Ollama's API over the real server: probes, lists, keys, and streams that survive a worker."""
+
+import json
+
+import anyio
+import pytest
+
+from protocol.events import Usage
+from tests.gateway.harness.serving import serving
+from tests.gateway.ollama.scenarios import CHAT
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_clients_probe_the_root() -> None:
+    async with serving() as served:
+        assert (await served.client.head("/")).status_code == 200
+        assert (await served.client.get("/api/version")).json()["version"]
+
+
+async def test_a_stream_continues_on_another_worker() -> None:
+    async with serving("a", "b") as served, anyio.create_task_group() as group:
+
+        async def script() -> None:
+            (submit,) = await served.workers[0].wait_submits(1)
+            served.workers[0].token(submit.stream, "Hel", 1)
+            served.workers[0].die()
+            (again,) = await served.workers[1].wait_submits(1)
+            assert again.resume == (1,)
+            served.workers[1].finish(again.stream, "lo", usage=Usage(4, 2, 0, 5, 6))
+
+        group.start_soon(script)
+        response = await served.client.post("/api/chat", json=CHAT)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert "".join(line["message"]["content"] for line in lines) == "Hello"
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert (lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (4, 2)
+    assert (lines[-1]["prompt_eval_duration"], lines[-1]["eval_duration"]) == (5_000_000, 6_000_000)
+    assert lines[-1]["total_duration"] > 0
+
+
+async def test_the_key_is_a_bearer_token() -> None:
+    async with serving(api_key="secret") as served:
+        refused = await served.client.get("/api/tags")
+        listed = await served.client.get("/api/tags", headers={"authorization": "Bearer secret"})
+    assert (refused.status_code, refused.json()) == (401, {"error": "a valid API key is needed"})
+    assert [model["name"] for model in listed.json()["models"]] == ["tiny"]
+
+
+async def test_a_model_without_a_worker_is_not_running() -> None:
+    async with serving() as served:
+        assert [model["name"] for model in (await served.client.get("/api/ps")).json()["models"]] == ["tiny"]
+        served.worker.die()
+        assert (await served.client.get("/api/ps")).json() == {"models": []}
+        assert len((await served.client.get("/api/tags")).json()["models"]) == 1
