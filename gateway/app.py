@@ -20,10 +20,12 @@ from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
+from gateway.responses.dialect import responses_dialect
+from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import Dialect
-from gateway.streaming.generate_endpoint import GenerateEndpoint
+from gateway.streaming.dialect import Dialect, StatefulDecode
+from gateway.streaming.generate_endpoint import GenerateEndpoint, stateless
 from gateway.streaming.peer import PeerGateway
 from gateway.streaming.resumable import ResumableStreams
 from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
@@ -37,14 +39,17 @@ def create_app(
     peer: PeerGateway | None = None,
     dialects: Sequence[Dialect] = (),
     keys: ApiKeys | None = None,
+    responses: ResponseService | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
     Without a `fleet` there are no routes that drain, restart or reload workers. `streams` are the kept streams; a
     `peer` may keep further ones. `dialects` are served beside OpenAI's, whose conventions hold for all paths that are
-    not theirs. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
+    not theirs. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps and
+    generates stored responses; the default one has the store of the settings, and generates none in the background.
     """
     openai = openai_dialect(router, settings)
+    dialects = (responses_dialect(responses or ResponseService(settings)), *dialects)
     # A client resumes a stream of any dialect with the header that it sends its key in.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
@@ -56,7 +61,7 @@ def create_app(
     generate: dict[str, ASGIApp] = {
         path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
         for dialect in (openai, *dialects)
-        for path, decode in dialect.generation.items()
+        for path, decode in _decoders(dialect).items()
     }
 
     def direct(method: str, path: str) -> ASGIApp | None:
@@ -88,8 +93,16 @@ def create_app(
     return AuthMiddleware(app, direct, settings, conventions, keys, records)
 
 
+def _decoders(dialect: Dialect) -> dict[str, StatefulDecode]:
+    return {path: stateless(decode) for path, decode in dialect.generation.items()} | dict(dialect.stateful)
+
+
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:
-    return {prefix: dialect.conventions for dialect in dialects for prefix in (*dialect.generation, *dialect.prefixes)}
+    return {
+        prefix: dialect.conventions
+        for dialect in dialects
+        for prefix in (*dialect.generation, *dialect.stateful, *dialect.prefixes)
+    }
 
 
 def _streams(resume: ResumeEndpoint) -> Route:

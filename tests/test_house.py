@@ -39,10 +39,11 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "http": _GATEWAY_BASE,
         "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
+        "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
-        "openapi": _GATEWAY_BASE | {"http", "streaming", "openai", "fleet", "admin"},
-        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "fleet", "admin", "openapi"},
+        "openapi": _GATEWAY_BASE | {"http", "streaming", "openai", "responses", "fleet", "admin"},
+        "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "responses", "fleet", "admin", "openapi"},
         "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "fleet", "app"},
     },
     "workers": {

@@ -11,6 +11,7 @@ from gateway.openai.answer_schema import ErrorAnswer
 from gateway.openai.unsupported import OPTIONS
 from gateway.openapi.document import OpenApiDocument
 from gateway.openapi.operations import OPERATIONS
+from gateway.responses.unsupported import RESPONSES_OPTIONS
 
 
 class OpenApiEndpoint:
@@ -18,7 +19,7 @@ class OpenApiEndpoint:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """`routes` are those that the document describes, with that of this endpoint."""
-        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, OPTIONS)
+        self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, OPTIONS | RESPONSES_OPTIONS)
 
     async def document(self, _: Request) -> Response:
         """`GET /openapi.json`."""

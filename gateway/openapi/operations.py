@@ -19,6 +19,8 @@ from gateway.openapi.answers import (
 )
 from gateway.openapi.document import Operations
 from gateway.openapi.operation import JSON, ApiOperation, Code
+from gateway.responses.answer_schema import ResponseAnswerObject
+from gateway.responses.request.schema import ResponsesBody
 from gateway.streaming.resume_endpoint import HEADER, PARAMETER
 from protocol.errors import ErrorCode
 
@@ -45,12 +47,12 @@ _LAST_EVENT: Mapping[str, Any] = {
 }
 
 
-def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
+def _generation(summary: str, body: Any, answer: Any, *errors: Code) -> ApiOperation:
     return ApiOperation(
         summary=summary,
         body=body,
         answers={200: {JSON: answer, SSE: None}, 204: {}},
-        errors=_GENERATING,
+        errors=(*_GENERATING, *errors),
         parameters=(_LAST_EVENT,),
     )
 
@@ -65,6 +67,9 @@ def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = Ope
 
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
+    ("POST", "/v1/responses"): _generation(
+        "Create a response, whole or streamed", ResponsesBody, ResponseAnswerObject, RefusalCode.RESPONSE_NOT_FOUND
+    ),
     ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
     ("GET", "/v1/streams/{id}"): ApiOperation(
         summary="Resume a stream whose connection ended",

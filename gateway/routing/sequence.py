@@ -186,7 +186,8 @@ class LiveSequence:
         logprobs = tuple(self._logprobs[:reports])
         del self._text[:steps], self._text_ends[:steps], self._logprobs[:reports]
         self._taken = end
-        if self.request.answer is not None and self.request.output.stream:
+        output = self.request.output
+        if self.request.answer is not None and output.stream and not output.kept:
             self.request.answer.grow(-(TEXT_BYTES * steps + len(text) + logprobs_bytes(logprobs)))
         reason = self.reason if last else None
         if text or tokens or reason is not None:

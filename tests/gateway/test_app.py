@@ -84,7 +84,7 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/health/", "did you mean /health?"),
         ("/admin/keys/", "not found"),
-        ("/v1/messages", "; this server has /v1/completions, /v1/chat/completions, /v1/models"),
+        ("/v1/messages", "; this server has /v1/completions, /v1/chat/completions, /v1/responses, /v1/models"),
         ("/admin", "not found"),
     ],
 )

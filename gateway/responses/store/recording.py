@@ -1,0 +1,65 @@
+"""Keeps one response when it has ended."""
+
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from gateway.responses.items.input_schema import InputItem
+from gateway.responses.items.item import listed
+from gateway.responses.store.stored import ResponseStore, StoredResponse, StoreUnavailable
+
+_log = structlog.get_logger("gateway.responses.store.recording")
+
+
+class Recording:
+    """What is stored with one response. A response that cannot be stored is delivered all the same."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        owner: str,
+        items: Sequence[InputItem],
+        *,
+        created: int,
+        previous: str,
+        background: bool,
+    ) -> None:
+        """`items` are the input of the request itself."""
+        self._store = store
+        self._owner = owner
+        self._items = items
+        self._created = created
+        self._previous = previous
+        self._background = background
+        self._ended: StoredResponse | None = None
+
+    def stored(self, response_id: str, response: bytes) -> StoredResponse:
+        """The response in a state, as it is stored."""
+        items = [listed(item, response_id, index) for index, item in enumerate(self._items)]
+        return StoredResponse(
+            id=response_id,
+            owner=self._owner,
+            created=self._created,
+            previous=self._previous,
+            background=self._background,
+            response=response,
+            inputs=msgspec.json.encode(items),
+        )
+
+    def end(self, response_id: str, status: str, response: bytes) -> None:
+        """Note how the response ended. See `gateway.responses.answer.response_object.Finish`."""
+        self._ended = self.stored(response_id, response)
+
+    async def keep(self) -> None:
+        """Store the response that has ended."""
+        if self._ended is not None:
+            await self.put(self._ended)
+
+    async def put(self, response: StoredResponse) -> None:
+        """Store a response in one of its states."""
+        try:
+            if not await self._store.put(response):
+                _log.warning("response_not_stored", response=response.id, reason="it is over max_stored_bytes")
+        except StoreUnavailable as error:
+            _log.error("response_not_stored", response=response.id, reason=str(error))
