@@ -49,7 +49,7 @@ def create_app(
     generates stored responses; the default one has the store of the settings, and generates none in the background.
     """
     openai = openai_dialect(router, settings)
-    dialects = (responses_dialect(responses or ResponseService(settings)), *dialects)
+    dialects = (responses_dialect(responses or ResponseService(settings), settings), *dialects)
     # A client resumes a stream of any dialect with the header that it sends its key in.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
@@ -64,16 +64,23 @@ def create_app(
         for path, decode in _decoders(dialect).items()
     }
 
+    exact = [route for dialect in dialects for route in dialect.direct]
+
     def direct(method: str, path: str) -> ASGIApp | None:
-        if method == "POST":
-            return generate.get(path)
-        return resume if path.startswith(STREAMS) and method in ResumeEndpoint.METHODS else None
+        if method == "POST" and path in generate:
+            return generate[path]
+        if path.startswith(STREAMS):
+            return resume if method in ResumeEndpoint.METHODS else None
+        return next(
+            (route.endpoint for route in exact if method in (route.methods or ()) and route.path_regex.match(path)),
+            None,
+        )
 
     routes = [
         # Requests that these two allow go to `direct`; others get the allowed methods.
         *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
         _streams(resume),
-        *(route for dialect in (openai, *dialects) for route in dialect.routes),
+        *(route for dialect in (openai, *dialects) for route in (*dialect.routes, *dialect.direct)),
         Route("/health", status.health),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),

@@ -44,7 +44,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
         "openapi": _GATEWAY_BASE | {"http", "streaming", "openai", "responses", "fleet", "admin"},
         "app": _GATEWAY_BASE | {"routing", "http", "streaming", "openai", "responses", "fleet", "admin", "openapi"},
-        "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "fleet", "app"},
+        "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "responses", "fleet", "app"},
     },
     "workers": {
         "errors": set(),

@@ -1,33 +1,43 @@
 """The Responses API's own state: the store, and what a request needs of it."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
+import anyio
 import msgspec
 from msgspec import Struct
 
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.http.exchange import HttpExchange
 from gateway.responses.answer.renderer import ResponseAnswer
+from gateway.responses.background import BackgroundResponse, BackgroundResponses
+from gateway.responses.event_feed import EventFeed
 from gateway.responses.ids import response_of
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.items.item import kind_of
 from gateway.responses.request.decoding import EarlierItem, ResponsesDecoder, echo, own_items
 from gateway.responses.request.schema import ENCRYPTED, ResponsesBody
-from gateway.responses.store.memory import MemoryStore
+from gateway.responses.store.opening import open_store
 from gateway.responses.store.recording import Recording
 from gateway.responses.store.stored import (
+    UNDER_WAY,
     ChainBroken,
     ChainTooLarge,
     ResponseStore,
     StoredResponse,
     StoreUnavailable,
 )
+from gateway.routing.request_group import RequestGroup
 from gateway.routing.tenant import tenant_of
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import Decoded
+from gateway.streaming.dialect import Decoded, Respond
 from protocol.errors import ErrorCode
 
 PREVIOUS = "previous_response_id"
+AFTER_DEADLINE_S = 60
+"""Seconds after the deadline of a request in which its response is stored."""
 
 
 class _Output(Struct):
@@ -40,13 +50,18 @@ class ResponseService:
     """Decodes requests with what is stored for their API key."""
 
     def __init__(self, settings: GatewaySettings) -> None:
+        """Raises `StoreUnavailable`."""
         self._settings = settings
         self._decoder = ResponsesDecoder(settings)
         self._outputs = msgspec.json.Decoder(_Output)
         self._inputs = msgspec.json.Decoder(tuple[InputItem, ...])
-        self.store: ResponseStore | None = (
-            None if settings.store == "none" else MemoryStore(settings.max_stored_responses, settings.max_stored_bytes)
-        )
+        self.store: ResponseStore | None = open_store(settings)
+        self.background = BackgroundResponses(settings)
+
+    def close(self) -> None:
+        """Close the store, when nothing is generated any more."""
+        if self.store is not None:
+            self.store.close()
 
     async def decode(self, raw: bytes, held: HeldBody, key: bytes) -> Decoded:
         """Decode a body of `/v1/responses`. See `gateway.streaming.dialect.StatefulDecode`."""
@@ -58,20 +73,106 @@ class ResponseService:
         request = self._decoder.request(body, [*earlier, *own], size=len(raw))
         recording = None
         if store is not None:
+            longest = int(time.time() + self._settings.request_timeout_s) + AFTER_DEADLINE_S
             recording = Recording(
                 store,
                 owner,
                 [each.item for each in own],
-                created=int(time.time()),
                 previous=body.previous_response_id or "",
-                background=bool(body.background),
+                deadline=longest if body.background else 0,
             )
         answer = ResponseAnswer(
             echo=echo(body, stored=store is not None),
             encrypted=ENCRYPTED in (body.include or ()),
+            background=bool(body.background),
             on_end=None if recording is None else recording.end,
         )
+        if body.background:
+            return Decoded(request, answer, respond=self._in_background(body, owner, answer, recording))
         return Decoded(request, answer, None if recording is None else recording.keep)
+
+    def _in_background(
+        self, body: ResponsesBody, owner: str, answer: ResponseAnswer, recording: Recording | None
+    ) -> Respond:
+        """What responds to a request whose response is generated in the background. Raises `RequestError`."""
+        if recording is None:
+            raise invalid(
+                "background", "`background` needs a stored response: `store: true`, and a server with a store"
+            )
+        if body.stream_options is not None and body.stream_options.resume_s:
+            text = "`stream_options.resume_s`: events of `background: true` are kept without it"
+            raise invalid("stream_options.resume_s", text)
+        self.background.check_room()
+        streamed = bool(body.stream)
+
+        async def respond(exchange: HttpExchange, group: RequestGroup) -> None:
+            feed = EventFeed(self._settings) if streamed else None
+            response = BackgroundResponse(group, answer, recording, exchange, self._settings, feed)
+            self.background.start(owner, response)
+            if feed is None:
+                await exchange.respond(200, response.stored.response)
+            else:
+                await self.follow(exchange, feed, 0)
+
+        return respond
+
+    async def follow(self, exchange: HttpExchange, feed: EventFeed, number: int) -> None:
+        """Send the events after this one, counted from 1, while the client is connected."""
+
+        async def send(scope: anyio.CancelScope) -> None:
+            await feed.send(exchange, scope, number)
+
+        try:
+            await exchange.while_connected(send)
+        finally:
+            exchange.close()
+
+    async def find(self, owner: str, response: str) -> StoredResponse:
+        """A response in its present state. Raises `RequestError`."""
+        live = self.background.find(owner, response)
+        if live is not None:
+            return live.stored
+        try:
+            stored = None if self.store is None else await self.store.get(owner, response)
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        if stored is None:
+            raise not_found(response, "id")
+        return stored
+
+    async def cancel(self, owner: str, stored: StoredResponse) -> StoredResponse:
+        """End a response that is generated. Returns it in its last state."""
+        live = self.background.find(owner, stored.id)
+        if live is None:
+            return stored
+        live.cancel()
+        await live.ended.wait()
+        return live.stored
+
+    async def delete(self, owner: str, response: str) -> None:
+        """Drop a response, which is cancelled if it is generated. Raises `RequestError`."""
+        live = self.background.find(owner, response)
+        if live is not None:
+            live.cancel()
+            await live.ended.wait()
+        self.background.forget(response)
+        try:
+            deleted = self.store is not None and await self.store.delete(owner, response)
+        except StoreUnavailable as error:
+            raise unavailable(error) from error
+        if not deleted and live is None:
+            raise not_found(response, "id")
+
+    async def input_items(self, owner: str, response: str) -> list[dict[str, Any]]:
+        """The items of the conversation up to a response. Raises `RequestError`."""
+        stored = await self.find(owner, response)
+        chain = await self._chain(owner, stored.previous, "id") if stored.previous else ()
+        items: list[dict[str, Any]] = []
+        for each in chain:
+            items += msgspec.json.decode(each.inputs)
+            items += msgspec.json.decode(each.response)["output"]
+        items += msgspec.json.decode(stored.inputs)
+        return items
 
     def _store_for(self, body: ResponsesBody) -> ResponseStore | None:
         """The store of a response; None for one that is not stored. Raises `RequestError`."""
@@ -88,23 +189,31 @@ class ResponseService:
         """The items of the conversation that a request continues. Raises `RequestError`."""
         if body.previous_response_id is None:
             return []
+        chain = await self._chain(owner, body.previous_response_id, PREVIOUS)
+        if chain[-1].status in UNDER_WAY:
+            text = f"`{PREVIOUS}`: the response is {chain[-1].status}; retrieve it until it has ended"
+            raise invalid(PREVIOUS, text)
+        held.grow(sum(each.size for each in chain))
+        return [EarlierItem(item, PREVIOUS) for each in chain for item in self._items(each)]
+
+    async def _chain(self, owner: str, response: str, field: str) -> Sequence[StoredResponse]:
+        """The responses of a conversation, of which this one is the last. Raises `RequestError` naming `field`."""
         if self.store is None:
-            raise self._no_store(PREVIOUS)
+            raise self._no_store(field)
         most = self._settings.max_body_bytes
         try:
-            chain = await self.store.chain(owner, body.previous_response_id, most)
+            chain = await self.store.chain(owner, response, most)
         except ChainBroken:
-            text = f"`{PREVIOUS}`: a response earlier in this conversation is not kept any more; send all items"
-            raise invalid(PREVIOUS, text, RefusalCode.RESPONSE_NOT_FOUND) from None
+            text = f"`{field}`: a response earlier in this conversation is not kept any more; send all items"
+            raise invalid(field, text, RefusalCode.RESPONSE_NOT_FOUND) from None
         except ChainTooLarge:
-            text = f"`{PREVIOUS}`: the conversation has over {most} bytes (max_body_bytes)"
-            raise invalid(PREVIOUS, text) from None
+            text = f"`{field}`: the conversation has over {most} bytes (max_body_bytes)"
+            raise invalid(field, text) from None
         except StoreUnavailable as error:
             raise unavailable(error) from error
         if not chain:
-            raise not_found(body.previous_response_id, PREVIOUS)
-        held.grow(sum(each.size for each in chain))
-        return [EarlierItem(item, PREVIOUS) for each in chain for item in self._items(each)]
+            raise not_found(response, field)
+        return chain
 
     def _items(self, stored: StoredResponse) -> list[InputItem]:
         """The items of a stored response. Calls that were cut off are left out, as they cannot be answered."""

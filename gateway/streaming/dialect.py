@@ -105,5 +105,7 @@ class Dialect:
     """Further such paths, of a dialect that keeps answers."""
     routes: Sequence[Route] = ()
     """Its other routes."""
+    direct: Sequence[Route] = ()
+    """Further routes, whose endpoints are ASGI apps that respond through an `HttpExchange`."""
     prefixes: Sequence[str] = ()
     """Beginnings of further paths whose errors it writes, whether there are such routes or not."""

@@ -9,7 +9,7 @@ from gateway.responses.answer.output import Output
 from gateway.responses.answer.response_object import Finish, ResponseObject, well_ended
 from gateway.responses.ids import response_id
 from gateway.streaming import sse
-from gateway.streaming.dialect import AnswerHead, EventRenderer
+from gateway.streaming.dialect import AnswerHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class ResponseAnswer:
     """The fields that repeat the request, as a JSON object."""
     encrypted: bool = False
     """Reasoning has its `encrypted_content`."""
+    background: bool = False
     on_end: Finish | None = None
     """For a response that is kept."""
     content_type = sse.CONTENT_TYPE
@@ -28,8 +29,9 @@ class ResponseAnswer:
     def answer_id(self, token: str) -> str:
         return response_id(token)
 
-    def events(self, head: AnswerHead) -> EventRenderer:
-        return ResponseEvents(self._object(head), Output(head.id, encrypted=self.encrypted), self.on_end)
+    def events(self, head: AnswerHead) -> ResponseEvents:
+        output = Output(head.id, encrypted=self.encrypted)
+        return ResponseEvents(self._object(head), output, self.on_end, queued=self.background)
 
     def whole(
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool

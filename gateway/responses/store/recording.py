@@ -1,5 +1,6 @@
 """Keeps one response when it has ended."""
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -7,7 +8,7 @@ import structlog
 
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.items.item import listed
-from gateway.responses.store.stored import ResponseStore, StoredResponse, StoreUnavailable
+from gateway.responses.store.stored import UNDER_WAY, ResponseStore, StoredResponse, StoreUnavailable
 
 _log = structlog.get_logger("gateway.responses.store.recording")
 
@@ -21,40 +22,42 @@ class Recording:
         owner: str,
         items: Sequence[InputItem],
         *,
-        created: int,
         previous: str,
-        background: bool,
+        deadline: int = 0,
     ) -> None:
-        """`items` are the input of the request itself."""
+        """`items` are the input of the request itself. `deadline`: that of a response in the background."""
         self._store = store
         self._owner = owner
         self._items = items
-        self._created = created
+        self._created = int(time.time())
         self._previous = previous
-        self._background = background
-        self._ended: StoredResponse | None = None
+        self._deadline = deadline
+        self.ended: StoredResponse | None = None
+        """The response that has ended."""
 
-    def stored(self, response_id: str, response: bytes) -> StoredResponse:
+    def stored(self, response_id: str, status: str, response: bytes) -> StoredResponse:
         """The response in a state, as it is stored."""
         items = [listed(item, response_id, index) for index, item in enumerate(self._items)]
         return StoredResponse(
             id=response_id,
             owner=self._owner,
             created=self._created,
+            status=status,
+            deadline=self._deadline if status in UNDER_WAY else 0,
             previous=self._previous,
-            background=self._background,
+            background=self._deadline > 0,
             response=response,
             inputs=msgspec.json.encode(items),
         )
 
     def end(self, response_id: str, status: str, response: bytes) -> None:
         """Note how the response ended. See `gateway.responses.answer.response_object.Finish`."""
-        self._ended = self.stored(response_id, response)
+        self.ended = self.stored(response_id, status, response)
 
     async def keep(self) -> None:
         """Store the response that has ended."""
-        if self._ended is not None:
-            await self.put(self._ended)
+        if self.ended is not None:
+            await self.put(self.ended)
 
     async def put(self, response: StoredResponse) -> None:
         """Store a response in one of its states."""

@@ -8,6 +8,9 @@ from msgspec import Struct
 ENTRY_BYTES = 512
 """What one response takes besides its own bytes."""
 
+UNDER_WAY = ("queued", "in_progress")
+"""The states of a response that has not ended."""
+
 
 class StoreUnavailable(Exception):
     """Raised when a store cannot be opened, read or written. The message has the reason."""
@@ -29,6 +32,11 @@ class StoredResponse(Struct, frozen=True, kw_only=True):
     """The tenant of the API key, which is the only one that can use it."""
     created: int
     """Unix time in seconds."""
+    status: str
+    """That of the response."""
+    deadline: int = 0
+    """Unix time in seconds after which a response that has not ended has failed, as nothing generates it any more. 0
+    for one that has ended."""
     previous: str = ""
     """The response that it continues; empty for none."""
     background: bool = False
