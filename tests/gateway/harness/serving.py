@@ -31,6 +31,7 @@ class Served:
     workers: list[FakeWorker]
     client: httpx.AsyncClient
     app: Any = field(repr=False)
+    responses: ResponseService
 
     @property
     def port(self) -> int:
@@ -77,7 +78,7 @@ async def serving(
             group.start_soon(run_server)
             base = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
-                yield Served(listener, router, workers, client, app)
+                yield Served(listener, router, workers, client, app, responses)
             shutdown.set()
             await served.wait()
             group.cancel_scope.cancel()

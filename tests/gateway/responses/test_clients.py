@@ -1,7 +1,5 @@
 """The `openai` client's Responses API, as people use it, against the real server."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -14,8 +12,9 @@ from pydantic import BaseModel
 
 from protocol.errors import ErrorCode
 from protocol.events import Logprobs, TokenLogprob, Usage
-from protocol.request import ChatInput, Grammar, Message, ToolCall, ToolChoice
-from tests.gateway.harness.serving import Served, serving
+from protocol.request import Grammar, Message, ToolCall, ToolChoice
+from tests.gateway.harness.serving import serving
+from tests.gateway.responses.scripts import client_of, scripted
 
 pytestmark = pytest.mark.anyio
 
@@ -26,44 +25,6 @@ TOOL: Any = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": True,
 }
-
-
-class Script:
-    """Answers every request with the next of these texts, in pieces of three characters."""
-
-    def __init__(self, served: Served, *texts: str) -> None:
-        self.served = served
-        self.texts = texts
-
-    async def run(self) -> None:
-        worker = self.served.worker
-        for count, text in enumerate(self.texts, 1):
-            submit = (await worker.wait_submits(count))[-1]
-            pieces = [text[begin : begin + 3] for begin in range(0, len(text), 3)]
-            for token, piece in enumerate(pieces):
-                worker.token(submit.stream, piece, token)
-                await anyio.lowlevel.checkpoint()
-            worker.finish(submit.stream, usage=Usage(4, len(pieces)))
-
-    def input(self, request: int = -1) -> ChatInput:
-        """What the worker got."""
-        found = self.served.worker.submits[request].input
-        assert isinstance(found, ChatInput)
-        return found
-
-
-@asynccontextmanager
-async def scripted(*texts: str, **settings: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Script]]:
-    async with serving(**settings) as served, anyio.create_task_group() as group:
-        script = Script(served, *texts)
-        group.start_soon(script.run)
-        async with client_of(served) as client:
-            yield client, script
-        group.cancel_scope.cancel()
-
-
-def client_of(served: Served, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key=key, max_retries=0)
 
 
 async def test_a_response() -> None:
