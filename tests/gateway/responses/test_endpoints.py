@@ -47,7 +47,6 @@ async def test_what_is_not_to_be_stored_is_not(setting: str) -> None:
 async def test_a_response_whose_client_left_is_not_stored() -> None:
     async with scripted("Hel…") as (client, script):
         stream = await client.responses.create(**CREATE, stream=True)
-        (submit,) = script.served.worker.submits
         first: Any = await anext(stream)
         await stream.close()
         await script.served.worker.wait_cancels(1)
