@@ -87,7 +87,7 @@ class GatewaySettings:
     resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest are dropped first."""
     store: str = "memory"
-    """Where responses are kept: `memory`, `sqlite:PATH` or `none`."""
+    """The store of responses: `memory`, `sqlite:PATH` or `none`."""
     max_stored_responses: int = 4096
     """Responses that are kept, before the one is dropped that was not used for the longest time, of the API key with
     the most bytes."""

@@ -35,7 +35,7 @@ class OutputMessage(Struct, forbid_unknown_fields=True, tag_field="type", tag="m
 
 
 class OutputReasoning(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
-    """What the model thought before its answer. `encrypted_content` is there if the request includes it."""
+    """Reasoning before the answer. `encrypted_content` is there if the request includes it."""
 
     id: str
     status: ItemStatus

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -120,21 +121,32 @@ class ResponseEndpoints:
         items = await self._service.input_items(tenant_of(exchange.key, ""), response)
         if order == "desc":
             items.reverse()
-        ids = [item["id"] for item in items]
         begin = 0
         if after := query.get("after"):
-            if after not in ids:
+            place = next((index for index, item in enumerate(items) if _id(item) == after), None)
+            if place is None:
                 raise invalid("after", "`after` is not the id of an item of this input")
-            begin = ids.index(after) + 1
+            begin = place + 1
         page = items[begin : begin + int(limit)]
         body: dict[str, Any] = {
             "object": "list",
             "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
+            "first_id": _id(page[0]) if page else None,
+            "last_id": _id(page[-1]) if page else None,
             "has_more": begin + len(page) < len(items),
         }
         await exchange.respond(200, msgspec.json.encode(body))
+
+
+class _Identified(Struct):
+    id: str
+
+
+_identified = msgspec.json.Decoder(_Identified)
+
+
+def _id(item: msgspec.Raw) -> str:
+    return _identified.decode(item).id
 
 
 def current(stored: StoredResponse) -> bytes:

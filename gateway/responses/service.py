@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import anyio
 import msgspec
@@ -16,7 +15,7 @@ from gateway.responses.background import BackgroundResponse, BackgroundResponses
 from gateway.responses.event_feed import EventFeed
 from gateway.responses.ids import response_of
 from gateway.responses.items.input_schema import InputItem
-from gateway.responses.items.item import kind_of
+from gateway.responses.items.item import check_item, kind_of
 from gateway.responses.request.decoding import EarlierItem, ResponsesDecoder, echo, own_items
 from gateway.responses.request.schema import ENCRYPTED, ResponsesBody
 from gateway.responses.store.opening import open_store
@@ -46,6 +45,12 @@ class _Output(Struct):
     output: tuple[InputItem, ...] = ()
 
 
+class _RawOutput(Struct):
+    """The same part as JSON."""
+
+    output: list[msgspec.Raw] = []
+
+
 class ResponseService:
     """Decodes requests with what is stored for their API key."""
 
@@ -55,6 +60,8 @@ class ResponseService:
         self._decoder = ResponsesDecoder(settings)
         self._outputs = msgspec.json.Decoder(_Output)
         self._inputs = msgspec.json.Decoder(tuple[InputItem, ...])
+        self._raw_items = msgspec.json.Decoder(list[msgspec.Raw])
+        self._raw_outputs = msgspec.json.Decoder(_RawOutput)
         self.store: ResponseStore | None = open_store(settings)
         self.background = BackgroundResponses(settings)
 
@@ -69,7 +76,7 @@ class ResponseService:
         owner = tenant_of(key, "")
         store = self._store_for(body)
         earlier = await self._earlier(owner, body, held)
-        own = [await self._resolved(owner, each, held) for each in own_items(body)]
+        own = await self._resolved(owner, own_items(body), held)
         request = self._decoder.request(body, [*earlier, *own], size=len(raw))
         recording = None
         if store is not None:
@@ -94,7 +101,7 @@ class ResponseService:
     def _in_background(
         self, body: ResponsesBody, owner: str, answer: ResponseAnswer, recording: Recording | None
     ) -> Respond:
-        """What responds to a request whose response is generated in the background. Raises `RequestError`."""
+        """Make the function that responds to a request in the background. Raises `RequestError`."""
         if recording is None:
             raise invalid(
                 "background", "`background` needs a stored response: `store: true`, and a server with a store"
@@ -163,15 +170,15 @@ class ResponseService:
         if not deleted and live is None:
             raise not_found(response, "id")
 
-    async def input_items(self, owner: str, response: str) -> list[dict[str, Any]]:
-        """The items of the conversation up to a response. Raises `RequestError`."""
+    async def input_items(self, owner: str, response: str) -> list[msgspec.Raw]:
+        """The items of the conversation up to a response, as JSON. Raises `RequestError`."""
         stored = await self.find(owner, response)
         chain = await self._chain(owner, stored.previous, "id") if stored.previous else ()
-        items: list[dict[str, Any]] = []
+        items: list[msgspec.Raw] = []
         for each in chain:
-            items += msgspec.json.decode(each.inputs)
-            items += msgspec.json.decode(each.response)["output"]
-        items += msgspec.json.decode(stored.inputs)
+            items += self._raw_items.decode(each.inputs)
+            items += self._raw_outputs.decode(each.response).output
+        items += self._raw_items.decode(stored.inputs)
         return items
 
     def _store_for(self, body: ResponsesBody) -> ResponseStore | None:
@@ -221,24 +228,41 @@ class ResponseService:
         whole = [item for item in output if item.type != "function_call" or item.status == "completed"]
         return [*self._inputs.decode(stored.inputs), *whole]
 
-    async def _resolved(self, owner: str, given: EarlierItem, held: HeldBody) -> EarlierItem:
-        """The item that a reference stands for, or the item itself. Raises `RequestError`."""
-        if kind_of(given.item) != "item_reference":
-            return given
-        field, name = f"{given.field}.id", given.item.id or ""
+    async def _resolved(self, owner: str, own: Sequence[EarlierItem], held: HeldBody) -> list[EarlierItem]:
+        """The items of a body, with the items that its references stand for. Raises `RequestError`."""
+        stored: dict[str, dict[str | None, InputItem]] = {}
+        found = []
+        for each in own:
+            if kind_of(each.item) != "item_reference":
+                found.append(each)
+                continue
+            check_item(each.item, each.field)
+            field, name = f"{each.field}.id", each.item.id or ""
+            response = response_of(name) or ""
+            if response not in stored:
+                stored[response] = await self._stored_items(owner, response, field, held)
+            if name not in stored[response]:
+                text = f"`{field}`: there is no stored item {name[:128]!r}; send the item itself"
+                raise invalid(field, text, RefusalCode.RESPONSE_NOT_FOUND)
+            found.append(EarlierItem(stored[response][name], each.field))
+        return found
+
+    async def _stored_items(self, owner: str, response: str, field: str, held: HeldBody) -> dict[str | None, InputItem]:
+        """The items of a stored response by their ids; none if there is no such response. Their bytes count as those of
+        a body, which bounds the number of responses that one request refers to. Raises `RequestError`."""
         if self.store is None:
             raise self._no_store(field)
-        response = response_of(name)
         try:
-            stored = None if response is None else await self.store.get(owner, response)
+            stored = await self.store.get(owner, response)
         except StoreUnavailable as error:
             raise unavailable(error) from error
-        for item in () if stored is None else self._items(stored):
-            if item.id == name:
-                held.grow(len(msgspec.json.encode(item)))
-                return EarlierItem(item, given.field)
-        text = f"`{field}`: there is no stored item {name[:128]!r}; send the item itself"
-        raise invalid(field, text, RefusalCode.RESPONSE_NOT_FOUND)
+        if stored is None:
+            return {}
+        if held.size + stored.size > 2 * self._settings.max_body_bytes:
+            most = self._settings.max_body_bytes
+            raise invalid(field, f"`{field}`: the responses referred to have over {most} bytes (max_body_bytes)")
+        held.grow(stored.size)
+        return {item.id: item for item in self._items(stored)}
 
 
 def not_found(response: str, field: str) -> RequestError:

@@ -1,6 +1,7 @@
 """Options of the Responses API that Baton does not support: accepted while they change nothing, else refused by
 name."""
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -36,13 +37,16 @@ PARTS = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text
 def refuse_options(body: Struct, at: str = "") -> None:
     """Raise `RequestError` for the first option of `RESPONSES_OPTIONS` that `body` sets. `at` is the path before its
     name."""
-    for field in fields(body):
-        name = field.encode_name
-        if name not in RESPONSES_OPTIONS:
-            continue
-        value = getattr(body, field.name)
+    for attribute, name in _options_of(type(body)):
+        value = getattr(body, attribute)
         if value is not None and value not in RESPONSES_OPTIONS[name]:
             raise _unsupported(f"{at}{name}", f"`{at}{name}` is not supported")
+
+
+@cache
+def _options_of(body: type[Struct]) -> tuple[tuple[str, str], ...]:
+    """The fields of a body that are options of this kind, each with its name in JSON."""
+    return tuple((field.name, field.encode_name) for field in fields(body) if field.encode_name in RESPONSES_OPTIONS)
 
 
 def unsupported_kind(raw: bytes) -> RequestError | None:

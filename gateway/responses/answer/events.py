@@ -56,25 +56,24 @@ class ResponseEvents:
         return [self._state(self.status)]
 
     def _state(self, event: str) -> Named:
-        return f"response.{event}", b'"response":' + self.under_way()
+        return f"response.{event}", (b'"response":', self.under_way())
 
     def _fail(self, end: ResponseEnd) -> list[bytes]:
-        self._output.fail()
-        return self._last(end)
+        return self._last(end, failed=True)
 
-    def _last(self, end: ResponseEnd) -> list[bytes]:
+    def _last(self, end: ResponseEnd, *, failed: bool = False) -> list[bytes]:
         self.status = end.status
-        items = self._output.written()
-        response = b"".join(self._response.parts(end, items))
+        response = b"".join(self._response.parts(end, self._output.written(failed=failed)))
         if self._on_end is not None:
             self._on_end(self._response.id, end.status, response)
         # There is no event for a cancellation in OpenAI's API.
         name = "failed" if end.status == "cancelled" else end.status
-        return self._write([(f"response.{name}", b'"response":' + response)])
+        return self._write([(f"response.{name}", (b'"response":', response))])
 
     def _write(self, events: Iterable[Named]) -> list[bytes]:
         return [self._event(name.encode(), fields) for name, fields in events]
 
-    def _event(self, name: bytes, fields: bytes) -> bytes:
+    def _event(self, name: bytes, fields: Sequence[bytes]) -> bytes:
         number, self._number = self._number, self._number + 1
-        return b'event: %s\ndata: {"type":"%s","sequence_number":%d,%s}\n\n' % (name, name, number, fields)
+        head = b'event: %s\ndata: {"type":"%s","sequence_number":%d,' % (name, name, number)
+        return b"".join((head, *fields, b"}\n\n"))

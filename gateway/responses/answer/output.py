@@ -1,64 +1,78 @@
 """The output of one answer: the items that its deltas make, in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, ToolCallDelta
 from gateway.responses.answer.output_items import FunctionCallItem, MessageItem, Named, OutputItem, ReasoningItem
 
 
 class Output:
-    """Collects the deltas of one answer as items. Its methods return the events that the deltas cause."""
+    """Collects the deltas of one answer as items. Only the last item is not complete."""
 
     def __init__(self, response: str, *, encrypted: bool) -> None:
         """`encrypted`: reasoning has its `encrypted_content`."""
         self._response = response
         self._encrypted = encrypted
         self._items: list[OutputItem] = []
-        self._open: OutputItem | None = None
         self.stop: StopReason | None = None
         """Why the answer stopped; None before its last delta."""
         self.reasoning_tokens = 0
         """Tokens of the reasoning, as far as deltas have their tokens."""
 
+    def collect(self, deltas: Sequence[OutputDelta]) -> None:
+        """Collect the deltas of a whole answer."""
+        for delta in deltas:
+            self._note(delta)
+            if self._begins(delta):
+                self._items.append(self._make(delta))
+            if self._continues(delta):
+                self._items[-1].collect(delta)
+        if not self._items:
+            self._items.append(self._make(TextDelta(0, "")))
+
     def add(self, deltas: Sequence[OutputDelta]) -> list[Named]:
-        """Collect deltas."""
+        """Collect deltas. Returns the events that they cause."""
         events: list[Named] = []
         for delta in deltas:
-            self.stop = delta.stop or self.stop
-            if isinstance(delta, ReasoningDelta):
-                self.reasoning_tokens += len(delta.tokens)
-            if self._open is None or not self._open.takes(delta):
-                if isinstance(delta, TextDelta | ReasoningDelta) and not delta.text and not delta.logprobs:
-                    continue  # the end, or a token that has added no text yet
+            self._note(delta)
+            if self._begins(delta):
                 events += self._begin(delta)
-            if self._open is not None:
-                events += self._open.add(delta)
+            if self._continues(delta):
+                events += self._items[-1].add(delta)
         return events
 
     def end(self) -> list[Named]:
-        """End the answer. One without any output has an empty message."""
-        events: list[Named] = []
-        if not self._items:
-            events += self._begin(TextDelta(0, ""))
-        return events + self._end_item("incomplete" if self.stop is StopReason.LENGTH else "completed")
+        """End the answer. One without any output has an empty message. Returns the events at its end."""
+        events = [] if self._items else self._begin(TextDelta(0, ""))
+        return events + self._items[-1].end(self._last_status)
 
-    def fail(self) -> None:
-        """End an answer that failed. The item that is open has no events at its end."""
-        self._end_item("incomplete")
+    def written(self, *, failed: bool = False) -> Iterator[Iterable[bytes]]:
+        """The items as JSON, each in parts. `failed`: the answer did not end well."""
+        for item in self._items[:-1]:
+            yield item.parts("completed")
+        for item in self._items[-1:]:
+            yield item.parts("incomplete" if failed else self._last_status)
 
-    def written(self) -> list[bytes]:
-        """The ended items as JSON."""
-        return [item.done for item in self._items if item.done]
+    @property
+    def _last_status(self) -> str:
+        return "incomplete" if self.stop is StopReason.LENGTH else "completed"
+
+    def _note(self, delta: OutputDelta) -> None:
+        self.stop = delta.stop or self.stop
+        if isinstance(delta, ReasoningDelta):
+            self.reasoning_tokens += len(delta.tokens)
+
+    def _begins(self, delta: OutputDelta) -> bool:
+        """The delta begins an item. The end of an answer does not, nor does a token that has added no text yet."""
+        return not self._continues(delta) and (isinstance(delta, ToolCallDelta) or bool(delta.text or delta.logprobs))
+
+    def _continues(self, delta: OutputDelta) -> bool:
+        return bool(self._items) and self._items[-1].takes(delta)
 
     def _begin(self, delta: OutputDelta) -> list[Named]:
-        events = self._end_item("completed")
-        self._open = self._make(delta)
-        self._items.append(self._open)
-        return events + self._open.begin()
-
-    def _end_item(self, status: str) -> list[Named]:
-        item, self._open = self._open, None
-        return [] if item is None else item.end(status)
+        events = self._items[-1].end("completed") if self._items else []
+        self._items.append(self._make(delta))
+        return events + self._items[-1].begin()
 
     def _make(self, delta: OutputDelta) -> OutputItem:
         index = len(self._items)

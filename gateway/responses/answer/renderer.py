@@ -37,10 +37,9 @@ class ResponseAnswer:
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
     ) -> Iterator[bytes]:
         output = Output(head.id, encrypted=self.encrypted)
-        output.add(deltas)
-        output.end()
-        end, items = well_ended(output, counts, continued=continued), output.written()
-        parts = self._object(head).parts(end, items)
+        output.collect(deltas)
+        end = well_ended(output, counts, continued=continued)
+        parts = self._object(head).parts(end, output.written())
         if self.on_end is None:
             yield from parts
             return

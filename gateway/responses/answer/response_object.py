@@ -1,7 +1,7 @@
 """The `response` object, in answers, in events and in the store."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnd:
-    """How a response ended. A response that has not ended has none of it."""
+    """End of a response: its status, with an error, a reason or a usage."""
 
     status: str
     error: dict[str, Any] | None = None
@@ -70,8 +70,8 @@ class ResponseObject:
         """The response before its end."""
         return b"".join(self.parts(ResponseEnd(status), ()))
 
-    def parts(self, end: ResponseEnd, items: Sequence[bytes]) -> Iterator[bytes]:
-        """The response in parts, with these items as its output."""
+    def parts(self, end: ResponseEnd, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+        """The response in parts, with these items, which are in parts as well, as its output."""
         completed = int(time.time()) if end.status == "completed" else None
         head = {
             "id": self.id,
@@ -85,6 +85,6 @@ class ResponseObject:
         yield b'%s,"model":%s,"output":[' % (_encode(head)[:-1], self._model)
         for index, item in enumerate(items):
             yield b"," if index else b""
-            yield item
+            yield from item
         usage = _encode({"usage": end.usage} | extension(end.continued))[1:-1]
         yield b"],%s,%s}" % (usage, self._echo)

@@ -26,7 +26,10 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-_EVERY = frozenset(name for names in FIELDS.values() for name in names)
+_FOREIGN = {
+    kind: tuple({name for names in FIELDS.values() for name in names}.difference(own)) for kind, own in FIELDS.items()
+}
+"""The fields that each kind of item does not have."""
 
 
 def kind_of(item: InputItem) -> str:
@@ -45,7 +48,7 @@ def check_item(item: InputItem, at: str) -> None:
     for name in REQUIRED[kind]:
         if getattr(item, name) is None:
             raise invalid(f"{at}.{name}", f"`{at}.{name}` is required in an item of type {kind}")
-    for name in _EVERY.difference(FIELDS[kind]):
+    for name in _FOREIGN[kind]:
         if getattr(item, name) is not None:
             raise invalid(f"{at}.{name}", f"`{at}.{name}` does not belong into an item of type {kind}")
     if kind == "function_call":
@@ -115,7 +118,9 @@ def listed(item: InputItem, response: str, index: int) -> dict[str, Any]:
         case "function_call_output":
             fields |= {"call_id": item.call_id, "output": item.output}
         case "reasoning":
-            fields |= {"summary": item.summary or [], "content": item.content or []}
+            text = item.content
+            content = [{"type": "reasoning_text", "text": text}] if isinstance(text, str) else text or []
+            fields |= {"summary": item.summary or [], "content": content}
             if item.encrypted_content is not None:
                 fields["encrypted_content"] = item.encrypted_content
     return fields

@@ -14,7 +14,7 @@ _log = structlog.get_logger("gateway.responses.store.recording")
 
 
 class Recording:
-    """What is stored with one response. A response that cannot be stored is delivered all the same."""
+    """Stores one response with the input of its request. If that fails, it is logged, and the response is delivered."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 ENTRY_BYTES = 512
-"""What one response takes besides its own bytes."""
+"""Memory of one response besides its own bytes."""
 
 UNDER_WAY = ("queued", "in_progress")
 """The states of a response that has not ended."""

@@ -31,6 +31,8 @@ REPORT = Logprobs(TokenLogprob(1, -0.5, b"Hi"), (TokenLogprob(1, -0.5, b"Hi"), T
 ANSWERS: dict[str, list[OutputDelta]] = {
     "text": TEXT,
     "calls": CALLS,
+    "end_after_a_call": [CALLS[4], ToolCallDelta(0, 0, arguments="{}"), TextDelta(0, "", (1,), (), StopReason.END)],
+    "reasoning_then_text": [ReasoningDelta(0, "Hm"), TextDelta(0, "", (1,)), TextDelta(0, "x", stop=StopReason.END)],
     "empty": [TextDelta(0, "", stop=StopReason.END)],
     "incomplete": [TextDelta(0, "Hel", stop=StopReason.LENGTH)],
     "incomplete_call": [ToolCallDelta(0, 0, "call_1", "time", '{"a"', stop=StopReason.LENGTH)],

@@ -43,7 +43,7 @@ class Script:
                 worker.finish(submit.stream, usage=Usage(4, len(pieces)))
 
     def input(self, request: int = -1) -> ChatInput:
-        """What the worker got."""
+        """The input that the worker got."""
         found = self.served.worker.submits[request].input
         assert isinstance(found, ChatInput)
         return found

@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Logprobs, TokenLogprob, Usage
 from protocol.request import Grammar, Message, ToolCall, ToolChoice
 from tests.gateway.harness.serving import serving
+from tests.gateway.harness.transcripts import site
 from tests.gateway.responses.scripts import client_of, scripted
 
 pytestmark = pytest.mark.anyio
@@ -285,3 +286,20 @@ async def test_the_body_of_a_response_has_the_types_of_the_client() -> None:
         parsed = Response.model_validate_json(raw.text)
     assert parsed.status == "completed"
     assert parsed.output_text == "Hello"
+
+
+async def test_a_stream_is_resumed_by_the_id_of_its_last_event() -> None:
+    async with site() as made:
+        body = {"model": "tiny", "input": "hi", "stream": True, "stream_options": {"resume_s": 60}}
+        first = made.post("/v1/responses", body)
+        (stream,) = await made.placed()
+        await made.token(stream, "Hel", 1)
+        await first.leave()
+        made.worker.finish(stream, "lo")
+        path = f"/v1/streams/{first.headers['x-stream-id']}"
+        rest = await made.clients.ask("GET", path, query=f"starting_after={len(first.events)}")
+        whole = await made.clients.ask("GET", path)
+        stored = await made.clients.ask("GET", f"/v1/responses/{first.headers['x-stream-id']}")
+    assert whole.events == first.events + rest.events
+    assert b"event: response.completed" in rest.events[-1]
+    assert stored.status == 200

@@ -10,9 +10,21 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.generation.delta import TextDelta
+from gateway.generation.delta import OutputDelta, StopReason, TextDelta
+from gateway.openai.logprobs import PART_TOKENS
 from gateway.responses.answer_schema import ResponseAnswerObject
-from tests.gateway.responses.rendering import ANSWERS, CALLS, FAILURE, TEXT, answer, rendered, whole
+from tests.gateway.responses.rendering import (
+    ANSWERS,
+    CALLS,
+    COUNTS,
+    FAILURE,
+    HEAD,
+    REPORT,
+    TEXT,
+    answer,
+    rendered,
+    whole,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -141,6 +153,15 @@ def test_tokens_of_the_reasoning_are_counted_where_they_are_known() -> None:
     usage = decoded(SCENARIOS["incomplete_reasoning"])[-1][1]["response"]["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
     assert usage["input_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
+
+
+def test_log_probabilities_of_a_whole_answer_are_rendered_in_parts() -> None:
+    """Others are served between the parts of a body."""
+    count = 4 * PART_TOKENS
+    deltas: list[OutputDelta] = [TextDelta(0, "x", (), (REPORT,) * count, StopReason.END)]
+    parts = list(answer().whole(HEAD, deltas, COUNTS, continued=False))
+    assert len(json.loads(b"".join(parts))["output"][0]["content"][0]["logprobs"]) == count
+    assert max(map(len, parts)) < 200 * PART_TOKENS
 
 
 if __name__ == "__main__":
