@@ -78,6 +78,7 @@ class ResponseService:
         earlier = await self._earlier(owner, body, held)
         own = await self._resolved(owner, own_items(body), held)
         request = self._decoder.request(body, [*earlier, *own], size=len(raw))
+        repeated = echo(body, stored=store is not None)
         recording = None
         if store is not None:
             longest = int(time.time() + self._settings.request_timeout_s) + AFTER_DEADLINE_S
@@ -86,10 +87,11 @@ class ResponseService:
                 owner,
                 [each.item for each in own],
                 previous=body.previous_response_id or "",
+                echo_bytes=len(repeated),
                 deadline=longest if body.background else 0,
             )
         answer = ResponseAnswer(
-            echo=echo(body, stored=store is not None),
+            echo=repeated,
             encrypted=ENCRYPTED in (body.include or ()),
             background=bool(body.background),
             on_end=None if recording is None else recording.end,
@@ -200,7 +202,7 @@ class ResponseService:
         if chain[-1].status in UNDER_WAY:
             text = f"`{PREVIOUS}`: the response is {chain[-1].status}; retrieve it until it has ended"
             raise invalid(PREVIOUS, text)
-        held.grow(sum(each.size for each in chain))
+        held.grow(sum(each.conversation_size for each in chain))
         return [EarlierItem(item, PREVIOUS) for each in chain for item in self._items(each)]
 
     async def _chain(self, owner: str, response: str, field: str) -> Sequence[StoredResponse]:
@@ -223,7 +225,7 @@ class ResponseService:
         return chain
 
     def _items(self, stored: StoredResponse) -> list[InputItem]:
-        """The items of a stored response. Calls that were cut off are left out, as they cannot be answered."""
+        """The items of a stored response. Calls that are not complete are left out, as they cannot be answered."""
         output = self._outputs.decode(stored.response).output
         whole = [item for item in output if item.type != "function_call" or item.status == "completed"]
         return [*self._inputs.decode(stored.inputs), *whole]
@@ -258,10 +260,10 @@ class ResponseService:
             raise unavailable(error) from error
         if stored is None:
             return {}
-        if held.size + stored.size > 2 * self._settings.max_body_bytes:
+        if held.size + stored.conversation_size > 2 * self._settings.max_body_bytes:
             most = self._settings.max_body_bytes
             raise invalid(field, f"`{field}`: the responses referred to have over {most} bytes (max_body_bytes)")
-        held.grow(stored.size)
+        held.grow(stored.conversation_size)
         return {item.id: item for item in self._items(stored)}
 
 

@@ -32,10 +32,10 @@ class ResponseEnd:
 
 def well_ended(output: Output, counts: TokenCounts, *, continued: bool) -> ResponseEnd:
     """The end of a response whose answer ended well."""
-    cut = output.stop is StopReason.LENGTH
+    truncated = output.stop is StopReason.LENGTH
     return ResponseEnd(
-        "incomplete" if cut else "completed",
-        incomplete={"reason": "max_output_tokens"} if cut else None,
+        "incomplete" if truncated else "completed",
+        incomplete={"reason": "max_output_tokens"} if truncated else None,
         usage={
             "input_tokens": counts.prompt,
             "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},

@@ -53,7 +53,7 @@ class MemoryStore:
             each = owned.responses.get(response)
             if each is None:
                 raise ChainBroken
-            size += each.size
+            size += each.conversation_size
             if size > most:
                 raise ChainTooLarge
             found.append(each)

@@ -23,14 +23,17 @@ class Recording:
         items: Sequence[InputItem],
         *,
         previous: str,
+        echo_bytes: int,
         deadline: int = 0,
     ) -> None:
-        """`items` are the input of the request itself. `deadline`: that of a response in the background."""
+        """`items` are the input of the request itself, `echo_bytes` of the response repeat it. `deadline`: that of a
+        response in the background."""
         self._store = store
         self._owner = owner
         self._items = items
         self._created = int(time.time())
         self._previous = previous
+        self._echo_bytes = echo_bytes
         self._deadline = deadline
         self.ended: StoredResponse | None = None
         """The response that has ended."""
@@ -46,6 +49,7 @@ class Recording:
             deadline=self._deadline if status in UNDER_WAY else 0,
             previous=self._previous,
             background=self._deadline > 0,
+            echo_bytes=self._echo_bytes,
             response=response,
             inputs=msgspec.json.encode(items),
         )

@@ -24,11 +24,11 @@ _SCHEMA = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, used INTEGER NOT NULL, size INTEGER NOT NULL, created INTEGER NOT NULL,
     status TEXT NOT NULL, deadline INTEGER NOT NULL, background INTEGER NOT NULL, previous TEXT NOT NULL,
-    response BLOB NOT NULL, inputs BLOB NOT NULL
+    echo_bytes INTEGER NOT NULL, response BLOB NOT NULL, inputs BLOB NOT NULL
 );
 CREATE INDEX responses_by_use ON responses (owner, used, size);
 """
-_FIELDS = "id, owner, created, status, deadline, background, previous, response, inputs"
+_FIELDS = "id, owner, created, status, deadline, background, previous, echo_bytes, response, inputs"
 
 
 class SqliteStore:
@@ -117,10 +117,11 @@ class SqliteStore:
     def _put(self, response: StoredResponse) -> bool:
         with self._transaction():
             self._file.execute(
-                "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(response.id, response.owner, time.time_ns(), response.size, response.created, response.status),
-                    *(response.deadline, response.background, response.previous, response.response, response.inputs),
+                    *(response.deadline, response.background, response.previous, response.echo_bytes),
+                    *(response.response, response.inputs),
                 ),
             )
             self._trim()
@@ -154,7 +155,7 @@ class SqliteStore:
                 if found:
                     raise ChainBroken
                 return []
-            size += each.size
+            size += each.conversation_size
             if size > most:
                 raise ChainTooLarge
             found.append(each)

@@ -45,10 +45,18 @@ class StoredResponse(Struct, frozen=True, kw_only=True):
     inputs: bytes
     """The input items of its own request as a JSON list."""
 
+    echo_bytes: int = 0
+    """Bytes of the response that repeat its request, such as tools. A conversation does not continue these."""
+
     @property
     def size(self) -> int:
         """The bytes that it counts for."""
         return ENTRY_BYTES + len(self.response) + len(self.inputs)
+
+    @property
+    def conversation_size(self) -> int:
+        """The bytes that it adds to a conversation."""
+        return self.size - self.echo_bytes
 
 
 class ResponseStore(Protocol):

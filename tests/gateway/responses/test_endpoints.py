@@ -193,6 +193,18 @@ async def test_a_conversation_larger_than_a_body_is_refused() -> None:
     assert caught.value.param == "previous_response_id"
 
 
+async def test_tools_that_responses_repeat_do_not_count_as_conversation() -> None:
+    tool: Any = {"type": "function", "name": "f", "description": "x" * 3000, "parameters": {}, "strict": False}
+    async with scripted(*["One"] * 4, max_body_bytes=8192) as (client, script):
+        previous: str | None = None
+        for number in range(4):
+            made = await client.responses.create(
+                model="tiny", input=str(number), tools=[tool], previous_response_id=previous
+            )
+            previous = made.id
+        assert len(script.input().messages) == 7
+
+
 async def test_a_conversation_counts_for_the_bodies_that_the_server_holds() -> None:
     async with scripted("One", max_body_bytes=4096, max_total_body_bytes=4096) as (client, script):
         first = await client.responses.create(model="tiny", input="x" * 1000)

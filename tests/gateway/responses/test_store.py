@@ -52,7 +52,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 async def test_what_is_put_is_found_by_its_owner_alone(opened: Open) -> None:
     store = opened()
-    response = stored("r", deadline=7, background=True, status="queued")
+    response = stored("r", deadline=7, background=True, status="queued", echo_bytes=3)
     assert await store.put(response)
     assert await store.get("a", "r") == response
     assert await store.get("b", "r") is None
@@ -161,7 +161,7 @@ def damaged(path: Path) -> None:
     with store._transaction():
         for number in range(50):
             store._file.execute(
-                "INSERT INTO responses VALUES (?, 'a', ?, 0, 0, '', 0, 0, '', ?, x'')",
+                "INSERT INTO responses VALUES (?, 'a', ?, 0, 0, '', 0, 0, '', 0, ?, x'')",
                 (f"r{number}", number, b"x" * 3000),
             )
     store.close()
