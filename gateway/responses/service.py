@@ -144,7 +144,7 @@ class ResponseService:
         try:
             stored = None if self.store is None else await self.store.get(owner, response)
         except StoreUnavailable as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
         if stored is None:
             raise not_found(response, "id")
         return stored
@@ -168,7 +168,7 @@ class ResponseService:
         try:
             deleted = self.store is not None and await self.store.delete(owner, response)
         except StoreUnavailable as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
         if not deleted and live is None:
             raise not_found(response, "id")
 
@@ -193,6 +193,11 @@ class ResponseService:
 
     def _no_store(self, field: str) -> RequestError:
         return invalid(field, f"`{field}`: this server keeps no responses (--store none)", ErrorCode.UNSUPPORTED)
+
+    def _unavailable(self, error: StoreUnavailable) -> RequestError:
+        """The error for a store that failed."""
+        text = f"the store of responses failed: {error}"
+        return RequestError(ErrorCode.UNAVAILABLE, text, retry_after_s=self._settings.retry_after_s)
 
     async def _earlier(self, owner: str, body: ResponsesBody, held: HeldBody) -> list[EarlierItem]:
         """The items of the conversation that a request continues. Raises `RequestError`."""
@@ -219,7 +224,7 @@ class ResponseService:
             text = f"`{field}`: the conversation has over {most} bytes (max_body_bytes)"
             raise invalid(field, text) from None
         except StoreUnavailable as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
         if not chain:
             raise not_found(response, field)
         return chain
@@ -257,7 +262,7 @@ class ResponseService:
         try:
             stored = await self.store.get(owner, response)
         except StoreUnavailable as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
         if stored is None:
             return {}
         if held.size + stored.conversation_size > 2 * self._settings.max_body_bytes:
@@ -271,8 +276,3 @@ def not_found(response: str, field: str) -> RequestError:
     """The error for a response that does not exist, or belongs to another key."""
     text = f"there is no response {response[:128]!r}: it was not stored, was dropped, or belongs to another key"
     return invalid(field, text, RefusalCode.RESPONSE_NOT_FOUND)
-
-
-def unavailable(error: StoreUnavailable) -> RequestError:
-    """The error for a store that failed."""
-    return RequestError(ErrorCode.UNAVAILABLE, f"the store of responses failed: {error}")

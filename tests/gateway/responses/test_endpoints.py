@@ -176,6 +176,7 @@ async def test_a_store_that_fails_is_a_503_and_its_answers_are_delivered(tmp_pat
             await client.responses.retrieve(made.id)
     assert made.output_text == "One"
     assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
+    assert "retry-after" in caught.value.response.headers
 
 
 def test_a_store_that_cannot_be_opened_ends_the_start(tmp_path: Path) -> None:
