@@ -67,6 +67,6 @@ class Recording:
         """Store a response in one of its states."""
         try:
             if not await self._store.put(response):
-                _log.warning("response_not_stored", response=response.id, reason="it is over max_stored_bytes")
+                _log.error("response_not_stored", response=response.id, reason="it is over max_stored_bytes")
         except StoreUnavailable as error:
             _log.error("response_not_stored", response=response.id, reason=str(error))
