@@ -22,10 +22,12 @@ from gateway.http.request_record import RequestRecords
 from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
+from gateway.responses.dialect import responses_dialect
+from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import Dialect
-from gateway.streaming.generate_endpoint import GenerateEndpoint
+from gateway.streaming.dialect import Dialect, StatefulDecode
+from gateway.streaming.generate_endpoint import GenerateEndpoint, stateless
 from gateway.streaming.peer import PeerGateway
 from gateway.streaming.query_endpoint import QueryEndpoint
 from gateway.streaming.resumable import ResumableStreams
@@ -40,15 +42,22 @@ def create_app(
     peer: PeerGateway | None = None,
     dialects: Sequence[Dialect] = (),
     keys: ApiKeys | None = None,
+    responses: ResponseService | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
     Without a `fleet` there are no routes that drain, restart or reload workers. `streams` are the kept streams; a
     `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
-    that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them.
+    that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps
+    and generates stored responses; the default one has the store of the settings, and generates none in the background.
     """
     openai = openai_dialect(router, settings)
-    dialects = (anthropic_dialect(router, settings), ollama_dialect(router, settings), *dialects)
+    dialects = (
+        responses_dialect(responses or ResponseService(settings), settings),
+        anthropic_dialect(router, settings),
+        ollama_dialect(router, settings),
+        *dialects,
+    )
     # On paths that several dialects have, a client sends its key in the header of its own.
     key_headers = tuple(header for each in dialects for header in each.conventions.key_headers)
     resuming = replace(openai.conventions, key_headers=key_headers)
@@ -61,24 +70,31 @@ def create_app(
     posted: dict[str, ASGIApp] = {
         path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
         for dialect in (openai, *dialects)
-        for path, decode in dialect.generation.items()
+        for path, decode in _decoders(dialect).items()
     } | {
         path: QueryEndpoint(router, settings, ask, dialect.conventions)
         for dialect in (openai, *dialects)
         for path, ask in dialect.queries.items()
     }
 
+    exact = [route for dialect in dialects for route in dialect.direct]
+
     def direct(method: str, path: str) -> ASGIApp | None:
-        if method == "POST":
-            return posted.get(path)
-        return resume if path.startswith(STREAMS) and method in ResumeEndpoint.METHODS else None
+        if method == "POST" and path in posted:
+            return posted[path]
+        if path.startswith(STREAMS):
+            return resume if method in ResumeEndpoint.METHODS else None
+        return next(
+            (route.endpoint for route in exact if method in (route.methods or ()) and route.path_regex.match(path)),
+            None,
+        )
 
     routes = [
         # Requests that these two allow go to `direct`; others get the allowed methods.
         *(Route(path, app, methods=["POST"]) for path, app in posted.items()),
         _streams(resume),
         # OpenAI's last: routes of others may be for requests with their own headers alone.
-        *(route for dialect in (*dialects, openai) for route in dialect.routes),
+        *(route for dialect in (*dialects, openai) for route in (*dialect.routes, *dialect.direct)),
         Route("/health", status.health),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),
@@ -98,8 +114,16 @@ def create_app(
     return AuthMiddleware(app, direct, settings, conventions, keys, records)
 
 
+def _decoders(dialect: Dialect) -> dict[str, StatefulDecode]:
+    return {path: stateless(decode) for path, decode in dialect.generation.items()} | dict(dialect.stateful)
+
+
 def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:
-    return {prefix: dialect.conventions for dialect in dialects for prefix in (*dialect.generation, *dialect.prefixes)}
+    return {
+        prefix: dialect.conventions
+        for dialect in dialects
+        for prefix in (*dialect.generation, *dialect.stateful, *dialect.prefixes)
+    }
 
 
 def _streams(resume: ResumeEndpoint) -> Route:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import anyio
 import structlog
@@ -28,6 +29,7 @@ from gateway.http.access.api_keys import ApiKeys
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
 from gateway.loop_lag import LoopLag
+from gateway.responses.service import ResponseService
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
@@ -64,10 +66,26 @@ async def run_daemon(
     leave.
 
     `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` are by default those
-    of the settings. Raises `BindError`, and `ApiKeysInvalid` for the keys of the settings, before anything starts, and
-    `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
+    of the settings. Raises `BindError`, and `ApiKeysInvalid` and `StoreUnavailable` for the keys and the store of the
+    settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
+    with closing(ResponseService(settings)) as responses:
+        await _run(settings, workers, responses, keys, predecessor, on_status, on_listening, policy, deadlines)
+
+
+async def _run(
+    settings: GatewaySettings,
+    workers: Sequence[WorkerLaunch],
+    responses: ResponseService,
+    keys: ApiKeys,
+    predecessor: Predecessor | None,
+    on_status: Callable[[WorkerStatus], None] | None,
+    on_listening: Callable[[str, int], None] | None,
+    policy: RestartPolicy | None,
+    deadlines: Deadlines | None,
+) -> None:
+    """See `run_daemon`."""
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
@@ -79,7 +97,7 @@ async def run_daemon(
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
-        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys)
+        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, responses)
         if listener is not None:
             daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
@@ -127,6 +145,7 @@ class _Daemon(Actor[DaemonMessage]):
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
         keys: ApiKeys,
+        responses: ResponseService,
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()
@@ -139,6 +158,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._keys = keys
+        self._responses = responses
         self._streams = ResumableStreams(settings, router.metrics)
         self._listener: Listener | None = None
         self._handing_over = False
@@ -159,6 +179,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._router.metrics.watch_loop(lag.take)
         if self._joins is not None:
             self.context.start_soon(self._joins.run, self._fleet)
+        self.context.start_soon(self._responses.background.run)
         self.context.start_soon(self._run_server)
 
     def handle(self, message: DaemonMessage) -> None:
@@ -220,7 +241,15 @@ class _Daemon(Actor[DaemonMessage]):
     async def _serve(self, listener: Listener) -> None:
         settings = self._settings
         hand_over = HandOver(listener, self.context.ref)
-        app = create_app(self._router, settings, self._fleet, self._streams, self._predecessor, keys=self._keys)
+        app = create_app(
+            self._router,
+            settings,
+            self._fleet,
+            self._streams,
+            self._predecessor,
+            keys=self._keys,
+            responses=self._responses,
+        )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:
@@ -264,6 +293,7 @@ class _Daemon(Actor[DaemonMessage]):
         router.fail_all("the gateway is shutting down")
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):
+            await self._responses.background.idle()
             await self._server_ended.wait()
         self._streams.close()
         await self._stop_workers()

@@ -23,6 +23,7 @@ class RefusalCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     WORKER_NOT_FOUND = "worker_not_found"
     STREAM_NOT_FOUND = "stream_not_found"
+    RESPONSE_NOT_FOUND = "response_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TIMEOUT = "timeout"
     OPERATION_UNDER_WAY = "operation_under_way"
@@ -51,6 +52,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.MODEL_NOT_FOUND: 404,
     RefusalCode.WORKER_NOT_FOUND: 404,
     RefusalCode.STREAM_NOT_FOUND: 404,
+    RefusalCode.RESPONSE_NOT_FOUND: 404,
     RefusalCode.METHOD_NOT_ALLOWED: 405,
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,

@@ -86,6 +86,15 @@ class GatewaySettings:
     """Those of one API key. Without keys only `max_resumable_streams` holds: an address is no client."""
     resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest are dropped first."""
+    store: str = "memory"
+    """The store of responses: `memory`, `sqlite:PATH` or `none`."""
+    max_stored_responses: int = 4096
+    """Responses that are kept, before the one is dropped that was not used for the longest time, of the API key with
+    the most bytes."""
+    max_stored_bytes: int = 128 * 1024 * 1024
+    """Bytes of all responses that are kept, with their input."""
+    max_background_responses: int = 64
+    """Responses generated in the background, before further ones are refused with 429; 0: none."""
     progress_timeout_s: float = 30.0
     """A worker without progress for this long does not count as ready."""
     hang_timeout_s: float = 10.0
@@ -96,6 +105,11 @@ class GatewaySettings:
     flush_s: float = 2.0
     """Time for clients to read their last bytes at a shutdown."""
     retry_after_s: int = 1
+
+    @property
+    def store_path(self) -> str:
+        """The file in which responses are kept; empty without one."""
+        return self.store.removeprefix("sqlite:") if self.store.startswith("sqlite:") else ""
 
     @property
     def resume_most_s(self) -> float:
@@ -125,6 +139,9 @@ class GatewaySettings:
             "max_resumable_streams": (0, 1 << 16),
             "max_resumable_streams_per_key": (1, 1 << 16),
             "resume_buffer_bytes": (0, 1 << 30),
+            "max_stored_responses": (1, 1 << 20),
+            "max_stored_bytes": (1 << 16, 1 << 40),
+            "max_background_responses": (0, 1 << 12),
             "progress_timeout_s": (0.01, 86400),
             "hang_timeout_s": (0.01, Deadlines().hang_most),
             "keep_alive_s": (0.01, 86400),
@@ -148,6 +165,8 @@ class GatewaySettings:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
+        if self.store not in ("memory", "none") and not self.store_path:
+            raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:PATH")
         if not self.host:
             raise GatewaySettingsError("host is empty")
 

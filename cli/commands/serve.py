@@ -23,6 +23,7 @@ from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
 from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
+from gateway.responses.store.stored import StoreUnavailable
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("cli.commands.serve")
@@ -58,7 +59,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys))
-        except (BindError, TakeOverFailed, WorkersGaveUp) as error:
+        except (BindError, StoreUnavailable, TakeOverFailed, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
 

@@ -184,6 +184,12 @@ class Settings(BaseSettings):
         SERVER,
         "Allow --listen-workers to be an address outside of loopback and private networks.",
     )
+    store: str = _field(
+        _GATEWAY.store,
+        SERVER,
+        "Where responses of /v1/responses are stored: memory, sqlite:PATH, or none.",
+        "STORE",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "Log level: debug, info, warning or error. On a terminal the default is warning."
     )
@@ -304,6 +310,23 @@ class Settings(BaseSettings):
         "Bytes of sent events kept for each of these streams; the oldest are dropped first.",
         ge=0,
         le=1 << 30,
+    )
+    max_stored_responses: int = _field(
+        _GATEWAY.max_stored_responses,
+        LIMITS,
+        "Maximum number of stored responses; of the key with the most bytes, the least recently used is dropped.",
+        ge=1,
+        le=1 << 20,
+    )
+    max_stored_bytes: int = _field(
+        _GATEWAY.max_stored_bytes, LIMITS, "Maximum bytes of all stored responses.", ge=1 << 16, le=1 << 40
+    )
+    max_background_responses: int = _field(
+        _GATEWAY.max_background_responses,
+        LIMITS,
+        "Maximum number of responses that are generated in the background; more are answered 429; 0 allows none.",
+        ge=0,
+        le=1 << 12,
     )
     progress_timeout_s: float = _field(
         _GATEWAY.progress_timeout_s,

@@ -34,6 +34,8 @@ class OutputOptions:
     """The request field that limits the tokens of a sequence, as the dialect calls it."""
     resume_s: float = 0.0
     """Seconds that the stream is kept for its client to come back; 0 ends it with the connection."""
+    kept: bool = False
+    """The dialect keeps what it takes until the answer ends, so that it counts as memory of the answer until then."""
 
 
 @dataclass(frozen=True, slots=True)

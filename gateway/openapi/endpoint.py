@@ -13,6 +13,7 @@ from gateway.openai.answer_schema import ErrorAnswer
 from gateway.openai.unsupported import OPTIONS
 from gateway.openapi.document import OpenApiDocument
 from gateway.openapi.operations import OPERATIONS
+from gateway.responses.unsupported import RESPONSES_OPTIONS
 
 
 class OpenApiEndpoint:
@@ -20,7 +21,7 @@ class OpenApiEndpoint:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """`routes` are those that the document describes, with that of this endpoint."""
-        neutral = {**anthropic_unsupported.OPTIONS, **ollama_unsupported.OPTIONS, **OPTIONS}
+        neutral = {**anthropic_unsupported.OPTIONS, **ollama_unsupported.OPTIONS, **RESPONSES_OPTIONS, **OPTIONS}
         self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, neutral)
 
     async def document(self, _: Request) -> Response:

@@ -39,6 +39,9 @@ from gateway.openapi.answers import (
 )
 from gateway.openapi.document import Operations
 from gateway.openapi.operation import JSON, ApiOperation, Code
+from gateway.responses.answer_schema import DeletedResponse, ItemList, ResponseAnswerObject
+from gateway.responses.endpoints import MAX_PAGE, PAGE
+from gateway.responses.request.schema import ENCRYPTED, LOGPROBS, ResponsesBody
 from gateway.streaming.resume_endpoint import HEADER, PARAMETER
 from protocol.errors import ErrorCode
 
@@ -68,6 +71,8 @@ _LAST_EVENT: Mapping[str, Any] = {
     "description": "The id of the last event that the client has. With it, the stream is resumed.",
     "schema": {"type": "string"},
 }
+_STORED: tuple[Code, ...] = (ErrorCode.INVALID, RefusalCode.UNKNOWN_PARAMETER, RefusalCode.RESPONSE_NOT_FOUND)
+_EVENT: Mapping[str, Any] = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 
 
 _OF_MESSAGES: Mapping[str, Any] = {
@@ -82,12 +87,21 @@ _VERSION: Mapping[str, Any] = {
 }
 
 
-def _generation(summary: str, body: Any, answer: Any) -> ApiOperation:
+def _in_query(name: str, description: str, **schema: Any) -> Mapping[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+_INCLUDE = _in_query(
+    "include", "Has no effect: what a response has, it keeps.", type="array", items={"enum": [LOGPROBS, ENCRYPTED]}
+)
+
+
+def _generation(summary: str, body: Any, answer: Any, *errors: Code) -> ApiOperation:
     return ApiOperation(
         summary=summary,
         body=body,
         answers={200: {JSON: answer, SSE: None}, 204: {}},
-        errors=_GENERATING,
+        errors=(*_GENERATING, *errors),
         parameters=(_LAST_EVENT,),
     )
 
@@ -118,6 +132,33 @@ def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = Ope
 
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
+    ("POST", "/v1/responses"): _generation(
+        "Create a response, whole or streamed", ResponsesBody, ResponseAnswerObject, RefusalCode.RESPONSE_NOT_FOUND
+    ),
+    ("GET", "/v1/responses/{id}"): ApiOperation(
+        summary="Retrieve a response, or read the rest of its events",
+        answers={200: {JSON: ResponseAnswerObject, SSE: None}},
+        errors=(*_STORED, RefusalCode.EVENTS_GONE),
+        parameters=(
+            _in_query("stream", "Read the events of a response in the background.", type="boolean"),
+            _in_query("starting_after", "The `sequence_number` of the last event that the client has.", **_EVENT),
+            _in_query("include_obfuscation", "Must be false.", type="boolean", enum=[False]),
+            _INCLUDE,
+        ),
+    ),
+    ("DELETE", "/v1/responses/{id}"): _read("Delete a response", DeletedResponse, *_STORED),
+    ("POST", "/v1/responses/{id}/cancel"): _read("Cancel a response in the background", ResponseAnswerObject, *_STORED),
+    ("GET", "/v1/responses/{id}/input_items"): ApiOperation(
+        summary="List the input items of a response",
+        answers={200: {JSON: ItemList}},
+        errors=_STORED,
+        parameters=(
+            _in_query("limit", "Items of one page.", type="integer", minimum=1, maximum=MAX_PAGE, default=PAGE),
+            _in_query("order", "The newest item first, or the oldest.", type="string", enum=["asc", "desc"]),
+            _in_query("after", "The id of the item after which the page begins.", type="string", minLength=1),
+            _INCLUDE,
+        ),
+    ),
     ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
     ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
     ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),

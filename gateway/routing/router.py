@@ -164,12 +164,13 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def _give_way(self, group: RequestGroup, reason: str, alone: bool) -> None:
         """End a request whose answer takes too much memory. See `gateway.answer_budget.GiveWay`."""
-        field = group.output.limit_field
-        if group.output.stream:
+        output, field = group.output, group.output.limit_field
+        if output.stream and not output.kept:
             text = f"the output that was not read had to be dropped: {reason}; read it as it comes"
             failure = RequestFailure(ErrorCode.OVERLOADED, text)
         else:
-            text = f"the answer had to be dropped: {reason}; set `{field}` to less, or stream the answer"
+            instead = "" if output.stream else ", or stream the answer"
+            text = f"the answer had to be dropped: {reason}; set `{field}` to less{instead}"
             failure = RequestFailure(ErrorCode.INVALID if alone else ErrorCode.OVERLOADED, text, field)
         for sequence in self._detach(group):
             self._end_badly(sequence, failure)

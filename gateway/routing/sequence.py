@@ -213,7 +213,7 @@ class LiveSequence:
             if text or tokens or reason is not None:
                 deltas.append(TextDelta(self.index, text, tokens, logprobs, reason))
         request = self.request
-        if request.streamed and request.answer is not None:
+        if request.streamed and request.answer is not None and not request.output.kept:
             if logprobs:
                 size += logprobs_bytes(logprobs)
             request.answer.shrink(size)

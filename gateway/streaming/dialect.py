@@ -5,17 +5,20 @@ A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (
 (`Dialect`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from starlette.routing import Route
 
+from gateway.body_budget import HeldBody
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest
 from gateway.http.conventions import HttpConventions
+from gateway.http.exchange import HttpExchange
+from gateway.routing.request_group import RequestGroup
 from protocol.events import Tokenized
 
 
@@ -70,15 +73,27 @@ class AnswerRenderer(Protocol):
         """Make the renderer of the answer as a stream."""
 
 
+Keep = Callable[[], Awaitable[None]]
+"""Keeps an answer whose end was rendered. Awaited before the client gets the end, and must be short."""
+Respond = Callable[[HttpExchange, RequestGroup], Awaitable[None]]
+"""Responds to a request in place of the endpoint, and closes its group, maybe after the connection has ended. The group
+is its own from the call on, before anything is awaited."""
+
+
 class Decoded(NamedTuple):
     """A body as a dialect understood it."""
 
     request: GenerationRequest
     renderer: AnswerRenderer
+    keep: Keep | None = None
+    respond: Respond | None = None
 
 
 Decode = Callable[[bytes], Decoded]
 """Decodes the body of a generation request. Raises `RequestError` naming the field."""
+StatefulDecode = Callable[[bytes, HeldBody, bytes], Awaitable[Decoded]]
+"""Decodes a body with what the dialect keeps for the API key, the last argument. What belongs to the request besides
+its body grows the held body. Raises `RequestError`."""
 
 
 class DecodedQuery(NamedTuple):
@@ -102,7 +117,11 @@ class Dialect:
     """The paths to POST generation requests to."""
     queries: Mapping[str, DecodeQuery] = field(default_factory=dict)
     """The paths to POST queries for prompts to."""
+    stateful: Mapping[str, StatefulDecode] = field(default_factory=dict)
+    """Further such paths, of a dialect that keeps answers."""
     routes: Sequence[Route] = ()
     """Its other routes."""
+    direct: Sequence[Route] = ()
+    """Further routes, whose endpoints are ASGI apps that respond through an `HttpExchange`."""
     prefixes: Sequence[str] = ()
     """Beginnings of further paths whose errors it writes, whether there are such routes or not."""

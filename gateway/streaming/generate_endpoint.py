@@ -1,8 +1,10 @@
 """The endpoint of generation requests in any dialect, on plain ASGI."""
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
@@ -13,7 +15,7 @@ from gateway.http.exchange import ClientGone, HttpExchange
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import AnswerHead, AnswerRenderer, Decode
+from gateway.streaming.dialect import AnswerHead, Decode, Decoded, Keep, StatefulDecode
 from gateway.streaming.pieces import joined
 from gateway.streaming.reply import StreamedReply, failure_error
 from gateway.streaming.request_end import close_request
@@ -30,7 +32,7 @@ class GenerateEndpoint:
         self,
         router: Router,
         settings: GatewaySettings,
-        decode: Decode,
+        decode: StatefulDecode,
         conventions: HttpConventions,
         resume: ResumeEndpoint,
     ) -> None:
@@ -47,7 +49,7 @@ class GenerateEndpoint:
         try:
             raw = await exchange.body(body)
             await check_values(raw, self._settings.max_body_values)
-            admitted = self._admit(raw, body, exchange)
+            admitted = await self._admit(raw, body, exchange)
         except RequestError as error:
             await exchange.refuse(error)
             return
@@ -60,24 +62,31 @@ class GenerateEndpoint:
             body.release()
         if admitted is None:
             await self._resume.respond(exchange)
-        elif admitted[0].output.stream:
-            await self._stream(exchange, *admitted)
+            return
+        group, decoded = admitted
+        if decoded.respond is not None:
+            await decoded.respond(exchange, group)
+        elif group.output.stream:
+            await self._stream(exchange, group, decoded)
         else:
-            await self._whole(exchange, *admitted)
+            await self._whole(exchange, group, decoded)
 
-    def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[RequestGroup, AnswerRenderer] | None:
+    async def _admit(self, raw: bytes, body: HeldBody, exchange: HttpExchange) -> tuple[RequestGroup, Decoded] | None:
         """Admit a request. None for a client that repeats its request with a `Last-Event-ID`, as EventSource would: it
         resumes its stream. Raises `RequestError`."""
         if exchange.last_event_id:
             return None
-        request, renderer = self._decode(raw)
+        decoded = await self._decode(raw, body, exchange.key)
+        request = decoded.request
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
         group = self._router.open(request, exchange.request_id, body, exchange.key)
         exchange.record.admitted = True
-        return group, renderer
+        return group, decoded
 
-    async def _whole(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
+    async def _whole(self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded) -> None:
+        renderer = decoded.renderer
+
         async def answer(scope: anyio.CancelScope) -> None:
             await group.wait()
             if group.failure is not None:
@@ -88,7 +97,7 @@ class GenerateEndpoint:
             head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
             try:
                 parts = renderer.whole(head, group.take_all(), group.token_counts(), continued=group.continued)
-                pieces = joined(parts)
+                pieces = joined(parts) if decoded.keep is None else await _kept(parts, decoded.keep)
                 begin, more = next(pieces), next(pieces, None)
             except Exception:
                 # The server logs the exception.
@@ -106,10 +115,10 @@ class GenerateEndpoint:
             close_request(group, exchange.record)
             exchange.close()
 
-    async def _stream(self, exchange: HttpExchange, group: RequestGroup, renderer: AnswerRenderer) -> None:
-        resume_s = group.output.resume_s
+    async def _stream(self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded) -> None:
+        renderer, resume_s = decoded.renderer, group.output.resume_s
         log = self._resumables.new_log() if resume_s else None
-        reply = StreamedReply(group, renderer, exchange, self._settings, log)
+        reply = StreamedReply(group, renderer, exchange, self._settings, log, decoded.keep)
 
         async def answer(scope: anyio.CancelScope) -> None:
             # The status waits for the first event, so that a refusal by the worker is a 4xx and not a 200. A client
@@ -131,3 +140,22 @@ class GenerateEndpoint:
         finally:
             reply.close()
             exchange.close()
+
+
+def stateless(decode: Decode) -> StatefulDecode:
+    """A function that decodes a body by itself, as `GenerateEndpoint` calls it."""
+
+    async def decode_body(raw: bytes, body: HeldBody, key: bytes) -> Decoded:
+        return decode(raw)
+
+    return decode_body
+
+
+async def _kept(parts: Iterable[bytes], keep: Keep) -> Iterator[bytes]:
+    """The pieces of a whole answer, once it is kept."""
+    pieces = []
+    for piece in joined(parts):
+        pieces.append(piece)
+        await anyio.lowlevel.checkpoint()
+    await keep()
+    return iter(pieces)

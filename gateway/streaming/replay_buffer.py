@@ -24,12 +24,12 @@ class EventLog:
         self.last = 0
         """The number of the newest event."""
 
-    def append(self, events: Sequence[bytes]) -> None:
-        """Add whole events."""
+    def append(self, events: Sequence[bytes], *, at_least: int = 0) -> None:
+        """Add whole events. The newest `at_least` bytes are kept even if they are over the bound."""
         self._events += events
         self.last += len(events)
         self.size += sum(map(len, events))
-        while self.size > self._bound:
+        while self.size > max(self._bound, at_least):
             self.size -= len(self._events.popleft())
 
     def after(self, number: int) -> bytes:

@@ -9,7 +9,7 @@ from gateway.http.exchange import HttpExchange
 from gateway.routing.failure import RequestFailure
 from gateway.routing.request_group import RequestGroup
 from gateway.settings import GatewaySettings
-from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer
+from gateway.streaming.dialect import AnswerHead, AnswerRenderer, EventRenderer, Keep
 from gateway.streaming.replay_buffer import EventLog
 from gateway.streaming.request_end import close_request
 from gateway.streaming.sse import is_sse
@@ -35,6 +35,7 @@ class StreamedReply:
         exchange: HttpExchange,
         settings: GatewaySettings,
         log: EventLog | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """`exchange` is the one of the request; the reply may be sent over others later."""
         self.id = renderer.answer_id(exchange.token)
@@ -49,6 +50,7 @@ class StreamedReply:
         self._created = exchange.created
         self._record = exchange.record
         self._renderer = renderer
+        self._keep_answer = keep
         self._events: EventRenderer | None = None
         self._id_prefix = f"id: {self.id}-".encode() if is_sse(renderer.content_type) else b""
         self._rendered = 0
@@ -66,12 +68,19 @@ class StreamedReply:
                 # The status was 200: the client still gets an error event, and the server logs the exception.
                 await exchange.events(self._broken_off(), more=False)
                 raise
+            if self._keep_answer is not None:
+                await self._keep_end(self._keep_answer)
             if chunk:
                 await exchange.events(chunk, more=not self.over)
             if self.group.unread:
                 await anyio.lowlevel.checkpoint()  # others are served between the pieces of a backlog
             elif not self.over and not await self.news():
                 await self._wait(exchange)
+
+    async def _keep_end(self, keep: Keep) -> None:
+        """Keep the answer once its last event was rendered."""
+        if self.over:
+            await keep()
 
     def close(self) -> None:
         """Cancel the request, as no client reads it any more."""

@@ -89,7 +89,7 @@ class Column:
 def _decoded(decode: Decode, body: Mapping[str, Any]) -> tuple[Any, Any]:
     """The request and the renderer of a body, without what differs each time."""
     with mock.patch("gateway.generation.builder.secrets.randbits", return_value=0):
-        request, renderer = decode(msgspec.json.encode(body))
+        request, renderer, *_ = decode(msgspec.json.encode(body))
     sequences = tuple(
         replace(each, input=structs.replace(each.input, now=0)) if isinstance(each.input, ChatInput) else each
         for each in request.sequences

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import httpx
 from gateway.app import create_app
 from gateway.http.listener import Listener
 from gateway.http.server import listen, serve
+from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.fakes import FakeWorker
@@ -30,6 +31,7 @@ class Served:
     workers: list[FakeWorker]
     client: httpx.AsyncClient
     app: Any = field(repr=False)
+    responses: ResponseService
 
     @property
     def port(self) -> int:
@@ -62,14 +64,24 @@ async def serving(
     workers = [build(name).join(router) for name in names or ("w0",)]
     listener = listen(chosen)
     port = listener.getsockname()[1]
-    shutdown = anyio.Event()
-    app = create_app(router, chosen)
-    async with anyio.create_task_group() as group:
-        group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
-        base = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
-            yield Served(listener, router, workers, client, app)
-        shutdown.set()
+    shutdown, served = anyio.Event(), anyio.Event()
+    responses = ResponseService(chosen)
+    app = create_app(router, chosen, responses=responses)
+    with closing(responses):
+        async with anyio.create_task_group() as group:
+            group.start_soon(responses.background.run)
+
+            async def run_server() -> None:
+                await serve(app, chosen, shutdown=shutdown, listener=listener)
+                served.set()
+
+            group.start_soon(run_server)
+            base = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
+                yield Served(listener, router, workers, client, app, responses)
+            shutdown.set()
+            await served.wait()
+            group.cancel_scope.cancel()
 
 
 async def events(response: httpx.Response) -> list[Any]:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: items, typed stream events, stored and background responses."""

@@ -1,0 +1,1 @@
+"""Answers of the Responses API: the response object and its events."""

@@ -1,0 +1,83 @@
+"""The output of one answer: the items that its deltas make, in order."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, ToolCallDelta
+from gateway.responses.answer.output_items import FunctionCallItem, MessageItem, Named, OutputItem, ReasoningItem
+
+
+class Output:
+    """Collects the deltas of one answer as items. Only the last item is not complete."""
+
+    def __init__(self, response: str, *, encrypted: bool) -> None:
+        """`encrypted`: reasoning has its `encrypted_content`."""
+        self._response = response
+        self._encrypted = encrypted
+        self._items: list[OutputItem] = []
+        self.stop: StopReason | None = None
+        """Why the answer stopped; None before its last delta."""
+        self.reasoning_tokens = 0
+        """Tokens of the reasoning, as far as deltas have their tokens."""
+
+    def collect(self, deltas: Sequence[OutputDelta]) -> None:
+        """Collect the deltas of a whole answer."""
+        for delta in deltas:
+            self._note(delta)
+            if self._begins(delta):
+                self._items.append(self._make(delta))
+            if self._continues(delta):
+                self._items[-1].collect(delta)
+        if not self._items:
+            self._items.append(self._make(TextDelta(0, "")))
+
+    def add(self, deltas: Sequence[OutputDelta]) -> list[Named]:
+        """Collect deltas. Returns the events that they cause."""
+        events: list[Named] = []
+        for delta in deltas:
+            self._note(delta)
+            if self._begins(delta):
+                events += self._begin(delta)
+            if self._continues(delta):
+                events += self._items[-1].add(delta)
+        return events
+
+    def end(self) -> list[Named]:
+        """End the answer. One without any output has an empty message. Returns the events at its end."""
+        events = [] if self._items else self._begin(TextDelta(0, ""))
+        return events + self._items[-1].end(self._last_status)
+
+    def written(self, *, failed: bool = False) -> Iterator[Iterable[bytes]]:
+        """The items as JSON, each in parts. `failed`: the answer did not end well."""
+        for item in self._items[:-1]:
+            yield item.parts("completed")
+        for item in self._items[-1:]:
+            yield item.parts("incomplete" if failed else self._last_status)
+
+    @property
+    def _last_status(self) -> str:
+        return "incomplete" if self.stop is StopReason.LENGTH else "completed"
+
+    def _note(self, delta: OutputDelta) -> None:
+        self.stop = delta.stop or self.stop
+        if isinstance(delta, ReasoningDelta):
+            self.reasoning_tokens += len(delta.tokens)
+
+    def _begins(self, delta: OutputDelta) -> bool:
+        """The delta begins an item. The end of an answer does not, nor does a token that has added no text yet."""
+        return not self._continues(delta) and (isinstance(delta, ToolCallDelta) or bool(delta.text or delta.logprobs))
+
+    def _continues(self, delta: OutputDelta) -> bool:
+        return bool(self._items) and self._items[-1].takes(delta)
+
+    def _begin(self, delta: OutputDelta) -> list[Named]:
+        events = self._items[-1].end("completed") if self._items else []
+        self._items.append(self._make(delta))
+        return events + self._items[-1].begin()
+
+    def _make(self, delta: OutputDelta) -> OutputItem:
+        index = len(self._items)
+        if isinstance(delta, ToolCallDelta):
+            return FunctionCallItem(self._response, index, delta)
+        if isinstance(delta, ReasoningDelta):
+            return ReasoningItem(self._response, index, self._encrypted)
+        return MessageItem(self._response, index)

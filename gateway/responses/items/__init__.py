@@ -1,0 +1,1 @@
+"""Items: their fields, their text, and the chat messages that they stand for."""

@@ -1,0 +1,134 @@
+"""Items of a conversation: which fields each kind has, their text, and the form in which they are listed."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.responses.ids import input_item_id
+from gateway.responses.items.input_schema import Content, InputItem, ItemPart
+from gateway.responses.items.reasoning import decode_reasoning
+from gateway.responses.unsupported import refuse_options
+from protocol.bounds import MAX_TEXT
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content", "phase"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "name", "output"),
+    "reasoning": ("summary", "content", "encrypted_content"),
+    "item_reference": (),
+}
+"""The fields of each kind of item, besides `type`, `id` and `status`."""
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "item_reference": ("id",),
+}
+_FOREIGN = {
+    kind: tuple({name for names in FIELDS.values() for name in names}.difference(own)) for kind, own in FIELDS.items()
+}
+"""The fields that each kind of item does not have."""
+
+
+def kind_of(item: InputItem) -> str:
+    """The kind of an item. Clients may leave it out of messages and references."""
+    if item.type is not None:
+        return item.type
+    bare = item.id is not None and item.role is None and item.content is None
+    return "item_reference" if bare else "message"
+
+
+def check_item(item: InputItem, at: str) -> None:
+    """Raise `RequestError` for an item with fields that are missing, unsupported or of another kind. `at` is its
+    path."""
+    kind = kind_of(item)
+    refuse_options(item, f"{at}.")
+    for name in REQUIRED[kind]:
+        if getattr(item, name) is None:
+            raise invalid(f"{at}.{name}", f"`{at}.{name}` is required in an item of type {kind}")
+    for name in _FOREIGN[kind]:
+        if getattr(item, name) is not None:
+            raise invalid(f"{at}.{name}", f"`{at}.{name}` does not belong into an item of type {kind}")
+    if kind == "function_call":
+        _check_arguments(item.arguments or "", f"{at}.arguments")
+
+
+def _check_arguments(arguments: str, at: str) -> None:
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(at, f"`{at}` must be a JSON object: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise invalid(at, f"`{at}` must be a JSON object")
+
+
+def text_of(content: Content | None, at: str) -> str:
+    """The text of an item's content. Raises `RequestError`."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    text = "\n".join(_part_text(part, f"{at}[{index}]") for index, part in enumerate(content))
+    if len(text) > MAX_TEXT:
+        raise invalid(at, f"`{at}` has over {MAX_TEXT} characters")
+    return text
+
+
+def _part_text(part: ItemPart, at: str) -> str:
+    name, other = ("refusal", "text") if part.type == "refusal" else ("text", "refusal")
+    if getattr(part, other) is not None:
+        raise invalid(f"{at}.{other}", f"`{at}.{other}` does not belong into a part of type {part.type}")
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise invalid(f"{at}.{name}", f"`{at}.{name}` is required in a part of type {part.type}")
+    return text
+
+
+def reasoning_of(item: InputItem, at: str) -> str:
+    """The text of a reasoning item: its content, or else what its encrypted content or its summary has. Raises
+    `RequestError`."""
+    if text := text_of(item.content, f"{at}.content"):
+        return text
+    if item.encrypted_content:
+        decoded = decode_reasoning(item.encrypted_content)
+        if decoded is None:
+            field = f"{at}.encrypted_content"
+            raise invalid(field, f"`{field}` is not from this server; leave the item out")
+        return decoded
+    return text_of(item.summary, f"{at}.summary")
+
+
+def listed(item: InputItem, response: str, index: int) -> dict[str, Any]:
+    """An item of the input of a response, with an id and with all fields that clients expect."""
+    kind = kind_of(item)
+    fields: dict[str, Any] = {
+        "id": item.id or input_item_id(kind, response, index),
+        "type": kind,
+        "status": item.status or "completed",
+    }
+    match kind:
+        case "message":
+            fields |= {"role": item.role, "content": _listed_content(item)}
+            if item.phase is not None:
+                fields["phase"] = item.phase
+        case "function_call":
+            fields |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case "function_call_output":
+            fields |= {"call_id": item.call_id, "output": item.output}
+        case "reasoning":
+            text = item.content
+            content = [{"type": "reasoning_text", "text": text}] if isinstance(text, str) else text or []
+            fields |= {"summary": item.summary or [], "content": content}
+            if item.encrypted_content is not None:
+                fields["encrypted_content"] = item.encrypted_content
+    return fields
+
+
+def _listed_content(item: InputItem) -> Any:
+    if not isinstance(item.content, str):
+        return item.content
+    if item.role == "assistant":
+        return [{"type": "output_text", "text": item.content, "annotations": []}]
+    return [{"type": "input_text", "text": item.content}]

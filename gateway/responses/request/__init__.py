@@ -1,0 +1,1 @@
+"""Request bodies of the Responses API and their decoding."""

@@ -1,0 +1,189 @@
+"""Decodes bodies of the Responses API, and turns them into generation requests."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gateway.errors import RequestError, invalid
+from gateway.generation.builder import RequestParameters, build_request, resumable_for
+from gateway.generation.request import GenerationRequest, OutputOptions
+from gateway.http.json_body import Hints, decode_body
+from gateway.responses.items.conversation import MessageBuilder
+from gateway.responses.items.input_schema import InputItem
+from gateway.responses.request.schema import (
+    ENCRYPTED,
+    LOGPROBS,
+    ReasoningOptions,
+    ResponsesBody,
+    ResponsesStreamOptions,
+)
+from gateway.responses.request.text_format import decode_format, echo_format
+from gateway.responses.request.tools import decode_tool_choice, decode_tools, echo_tools
+from gateway.responses.unsupported import refuse_options, unsupported_kind
+from gateway.settings import GatewaySettings
+from protocol.bounds import MAX_SECONDS
+from protocol.commands import SamplingDefault
+from protocol.request import ChatInput, Limits, Sampling, TemplateOptions
+
+LIMIT_FIELD = "max_output_tokens"
+RANDOM_SEED = -1
+"""A `seed` that asks for a random one, as in chats."""
+HINTS = Hints(
+    takes={
+        "role": "system, developer, user or assistant",
+        "truncation": "disabled; a conversation that is too long is refused",
+        "service_tier": "auto or default",
+        "verbosity": "medium",
+        "effort": "none, minimal, low, medium, high or xhigh",
+        "summary": "auto; the reasoning is reported whole",
+        "generate_summary": "auto; the reasoning is reported whole",
+        "context": "auto",
+        "mode": "standard",
+        "include": f"{LOGPROBS} and {ENCRYPTED}",
+        "include_obfuscation": "false",
+        "tool_choice": "none, auto, required or a function",
+    },
+    elsewhere={"messages": "/v1/chat/completions", "max_tokens": "/v1/chat/completions"},
+)
+_UNSET: tuple[SamplingDefault, ...] = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class EarlierItem(NamedTuple):
+    """An item of an earlier response, and the field by which the request refers to it."""
+
+    item: InputItem
+    field: str
+
+
+class ResponsesDecoder:
+    """Decodes bodies. Every refusal is a `RequestError` that names its field."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._decoder = msgspec.json.Decoder(ResponsesBody)
+
+    def body(self, raw: bytes) -> ResponsesBody:
+        """Decode a body, and refuse what is not supported."""
+        try:
+            body = decode_body(self._decoder, raw, HINTS)
+        except RequestError as error:
+            raise unsupported_kind(raw) or error from error
+        refuse_options(body)
+        if body.top_logprobs and LOGPROBS not in (body.include or ()):
+            raise invalid("top_logprobs", f"`top_logprobs` goes with `include: [{LOGPROBS}]` only")
+        options = body.stream_options or ResponsesStreamOptions()
+        if options.resume_s and not body.stream:
+            raise invalid("stream_options.resume_s", "`stream_options.resume_s` goes with `stream: true` only")
+        return body
+
+    def request(self, body: ResponsesBody, items: Sequence[EarlierItem], *, size: int) -> GenerationRequest:
+        """The request for the answer to `items`, the whole conversation. `size`: the bytes of the
+        body."""
+        conversation = MessageBuilder(body.instructions)
+        for item, field in items:
+            conversation.add(item, field)
+        messages = conversation.messages("input")
+        grammar = decode_format(None if body.text is None else body.text.format)
+        choice = decode_tool_choice(body)
+        chat = ChatInput(
+            messages,
+            decode_tools(body.tools or ()),
+            _now(),
+            _template_options(body.reasoning),
+            choice,
+            parse_tools=bool(body.tools) and choice.mode != "none",
+            parse_reasoning=True,
+        )
+        logprobs = (body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None
+        options = body.stream_options or ResponsesStreamOptions()
+        output = OutputOptions(
+            stream=bool(body.stream or body.background),
+            with_tokens=True,  # those of the reasoning are counted
+            limit_field=LIMIT_FIELD,
+            resume_s=resumable_for(self._settings, options.resume_s or 0.0, "stream_options.resume_s"),
+            kept=True,
+        )
+        wanted = RequestParameters(
+            model=body.model,
+            inputs=[chat],
+            sampling=_sampling(body, logprobs),
+            limits=Limits(max_tokens=body.max_output_tokens, stop=_stops(body.stop)),
+            output=output,
+            seed=None if body.seed == RANDOM_SEED else body.seed,
+            cache_salt=body.cache_salt or "",
+            grammar=grammar,
+            unset=tuple(name for name in _UNSET if getattr(body, name) is None),
+            fields=("input", "input"),
+        )
+        return build_request(self._settings, wanted, size)
+
+
+def own_items(body: ResponsesBody) -> list[EarlierItem]:
+    """The items of the body itself, each with its path."""
+    if isinstance(body.input, str):
+        return [EarlierItem(InputItem(type="message", role="user", content=body.input), "input")]
+    return [EarlierItem(item, f"input[{index}]") for index, item in enumerate(body.input)]
+
+
+def echo(body: ResponsesBody, *, stored: bool) -> bytes:
+    """The fields of a response that repeat its request, as a JSON object. A sampling parameter that is not set is the
+    checkpoint's, and null here."""
+    text, reasoning = body.text, body.reasoning
+    fields: dict[str, Any] = {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": stored,
+        "temperature": body.temperature,
+        "text": {"format": echo_format(None if text is None else text.format), "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": echo_tools(body.tools or ()),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+    return msgspec.json.encode(fields)
+
+
+def _template_options(reasoning: ReasoningOptions | None) -> TemplateOptions:
+    """The variables of templates that stand for an effort of reasoning."""
+    if reasoning is None or reasoning.effort is None:
+        return TemplateOptions()
+    thinks = reasoning.effort != "none"
+    return TemplateOptions(enable_thinking=thinks, thinking=thinks, reasoning_effort=reasoning.effort)
+
+
+def _sampling(body: ResponsesBody, logprobs: int | None) -> Sampling:
+    """The sampling, without its seed."""
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logprobs=logprobs,
+    )
+
+
+def _stops(stop: str | tuple[str | None, ...] | None) -> tuple[str, ...]:
+    """The stop strings, without empty ones and nulls."""
+    given = (stop,) if isinstance(stop, str) else stop or ()
+    return tuple(each for each in given if each)
+
+
+def _now() -> int:
+    """The time for templates, within the bounds of the protocol."""
+    return min(max(int(time.time()), 0), MAX_SECONDS)

@@ -1,0 +1,1 @@
+"""The store of responses, in memory or in an SQLite file."""

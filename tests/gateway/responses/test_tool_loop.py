@@ -1,0 +1,81 @@
+"""Calls and reasoning as OpenAI's client assembles them from our events, and as it sends them back."""
+
+import json
+from typing import Any
+
+import anyio
+import openai
+import pytest
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.body_budget import BodyBudget, HeldBody
+from gateway.responses.service import ResponseService
+from gateway.settings import GatewaySettings
+from protocol.request import ChatInput, Message, ToolCall
+from tests.gateway.responses.rendering import CALLS, answer, rendered, whole
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+TOOLS: Any = [
+    {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True},
+    {"type": "function", "name": "time", "parameters": {"type": "object"}, "strict": False},
+]
+RESULTS = [
+    {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+    {"type": "function_call_output", "call_id": "call_2", "output": "noon"},
+]
+EXPECTED = (
+    Message("user", "weather and time in Paris?"),
+    Message(
+        "assistant",
+        "I look it up.",
+        tool_calls=(ToolCall("call_1", "weather", '{"city": "Paris"}'), ToolCall("call_2", "time", "{}")),
+        reasoning="Let me look.",
+    ),
+    Message("tool", "sunny", tool_call_id="call_1"),
+    Message("tool", "noon", tool_call_id="call_2"),
+)
+
+
+def assembled() -> Any:
+    """The response that the client's stream helper makes of our events."""
+    state: ResponseStreamState[None] = ResponseStreamState(input_tools=TOOLS, text_format=openai.omit)
+    for event in rendered(answer(), CALLS):
+        state.handle_event(EVENT.validate_json(event.partition(b"data: ")[2]))
+    return state._completed_response
+
+
+def messages(items: list[Any]) -> tuple[Message, ...]:
+    raw = json.dumps({"model": "tiny", "input": items, "tools": TOOLS}).encode()
+    held = HeldBody(BodyBudget(1 << 30, 1))
+    found = anyio.run(ResponseService(GatewaySettings()).decode, raw, held, b"").request.sequences[0].input
+    assert isinstance(found, ChatInput)
+    return found.messages
+
+
+def test_the_client_assembles_calls_and_reasoning() -> None:
+    reasoning, message, weather, time = assembled().output
+    assert reasoning.content[0].text == "Let me look."
+    assert message.content[0].text == "I look it up."
+    assert (weather.call_id, weather.name, weather.parsed_arguments) == ("call_1", "weather", {"city": "Paris"})
+    assert (time.call_id, time.name, time.arguments) == ("call_2", "time", "{}")
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_items_of_an_answer_are_items_of_the_next_input(encrypted: bool) -> None:
+    output = json.loads(whole(answer(encrypted=encrypted), CALLS))["output"]
+    if encrypted:  # as clients that keep only this of the reasoning
+        assert output[0].pop("content")
+    user = {"role": "user", "content": "weather and time in Paris?"}
+    assert messages([user, *output, *RESULTS]) == EXPECTED
+
+
+def test_items_that_the_client_assembled_are_items_of_the_next_input() -> None:
+    output = [item.to_dict() for item in assembled().output]
+    for item in output:
+        item.pop("parsed_arguments", None)  # which the client does not send
+        for part in item.get("content") or ():
+            part.pop("parsed", None)
+    user = {"role": "user", "content": "weather and time in Paris?"}
+    assert messages([user, *output, *RESULTS]) == EXPECTED
