@@ -11,6 +11,7 @@ from baton_serve import __version__
 from cli.commands import admin, keys
 from cli.config import sampling_options
 from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.number import number_of
 from cli.config.options import flags_given, switch, takes_settings
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 from cli.config.typer_app import App
@@ -195,7 +196,10 @@ def doctor(settings: Settings) -> None:
 def bench(
     settings: Settings,
     seconds: Annotated[
-        float, typer.Option(help="Seconds for each measurement.", metavar="SECONDS", min=0.1, max=600)
+        float,
+        typer.Option(
+            help="Seconds for each measurement.", metavar="SECONDS", parser=number_of("--seconds", float, 0.1, 600)
+        ),
     ] = 3.0,
     as_json: Json = False,
 ) -> None:
@@ -223,15 +227,28 @@ def chaos(
             metavar="FAULTS",
         ),
     ] = "kill,stop",
-    streams: Annotated[int, typer.Option(help="Number of concurrent streams.", metavar="N", min=1, max=4096)] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens of each stream.", metavar="N", min=1, max=100_000)] = 160,
+    streams: Annotated[
+        int,
+        typer.Option(help="Number of concurrent streams.", metavar="N", parser=number_of("--streams", int, 1, 4096)),
+    ] = 8,
+    tokens: Annotated[
+        int, typer.Option(help="Tokens of each stream.", metavar="N", parser=number_of("--tokens", int, 1, 100_000))
+    ] = 160,
     seconds: Annotated[
-        float, typer.Option(help="Seconds until no further fault is injected.", metavar="SECONDS", min=0.1, max=86400)
+        float,
+        typer.Option(
+            help="Seconds until no further fault is injected.",
+            metavar="SECONDS",
+            parser=number_of("--seconds", float, 0.1, 86400),
+        ),
     ] = 60.0,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the random choices, to repeat a run; it is printed.", metavar="N", show_default=False
+            help="Seed of the random choices, to repeat a run; it is printed.",
+            metavar="N",
+            show_default=False,
+            parser=number_of("--seed", int),
         ),
     ] = None,
     model_name: Annotated[

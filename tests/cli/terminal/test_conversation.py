@@ -57,11 +57,11 @@ def test_params_are_shown_and_set(conversation: Conversation) -> None:
         ("/params heat=1", "heat=1: write NAME=VALUE, NAME one of temperature, top_k"),
         ("/params top_k", "top_k: write NAME=VALUE"),
         ("/params top_k=many", "top_k: 'many' is not a number"),
-        ("/params top_p=0", "top_p: expected float > 0.0, not 0.0"),
-        ("/params top_p=nan", "top_p: expected float"),
-        ("/params max_tokens=0", "max_tokens: expected"),
-        ("/params repetition_penalty=0", "repetition_penalty: expected float >= 0.01, not 0.0"),
-        ("/params temperature=0.5 top_k=-1", "top_k: expected int >= 0, not -1"),
+        ("/params top_p=0", "top_p: must be a number above 0 and up to 1, not 0.0"),
+        ("/params top_p=nan", "top_p: must be a number above 0"),
+        ("/params max_tokens=0", "max_tokens: must be"),
+        ("/params repetition_penalty=0", "repetition_penalty: must be a number from 0.01 to 100, not 0.0"),
+        ("/params temperature=0.5 top_k=-1", "top_k: must be a whole number from 0 to 1048576, not -1"),
     ],
 )
 def test_a_wrong_parameter_is_named_and_nothing_is_set(conversation: Conversation, line: str, answer: str) -> None:
