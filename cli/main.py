@@ -9,7 +9,7 @@ from rich.console import Console
 
 from baton_serve import __version__
 from cli.commands import admin, keys
-from cli.config import sampling_options
+from cli.config import generation_options, sampling_options
 from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.number import number_of
 from cli.config.options import flags_given, switch, takes_settings
@@ -112,6 +112,9 @@ def generate(
     ] = False,
     system: System = "",
     stats: Annotated[bool, switch("--stats", help="Print token counts and speed on stderr.")] = False,
+    json_schema: generation_options.JsonSchema = None,
+    tools: generation_options.Tools = None,
+    reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
     url: Url = None,
 ) -> None:
     """Answer one prompt and exit."""
@@ -130,8 +133,16 @@ def generate(
         logit_bias=sampling_options.biases(logit_bias),
     )
     limits = sampling_options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    request = request_from(prompt, sampling, limits, system=system, chat=not no_chat_template)
-    answer_once(settings, request, url=url, stats=stats)
+    request = request_from(
+        prompt,
+        sampling,
+        limits,
+        system=system,
+        chat=not no_chat_template,
+        grammar=generation_options.schema_grammar(json_schema),
+        tools=generation_options.tools_json(tools),
+    )
+    answer_once(settings, request, url=url, stats=stats, reasoning=generation_options.reasoning_mode(reasoning))
 
 
 @app.command()
@@ -149,12 +160,21 @@ def chat(
     frequency_penalty: sampling_options.FrequencyPenalty = 0.0,
     repetition_penalty: sampling_options.RepetitionPenalty = 1.0,
     system: System = "",
+    json_schema: generation_options.JsonSchema = None,
+    tools: generation_options.Tools = None,
+    tool_command: generation_options.ToolCommandLine = None,
+    tool_timeout_s: generation_options.ToolTimeout = 60.0,
+    reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
     url: Url = None,
 ) -> None:
-    """Chat with a model. Ctrl-C cancels a reply, Ctrl-D exits, /help lists more commands."""
+    """Chat with a model. Ctrl-C cancels a reply, Ctrl-D or /exit leaves, /help lists more commands."""
     from cli.commands.chat import run_chat
+    from cli.terminal.conversation import Conversation
 
     _check_url(url, invocation)
+    if tools is None and (tool_command is not None or "tool_timeout_s" in flags_given(invocation)):
+        given = "--tool-timeout-s" if tool_command is None else "--tool-command"
+        raise InvalidOption(f"{given}: goes with --tools, which describes the tools to the model")
     sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -165,7 +185,15 @@ def chat(
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
     )
-    run_chat(settings, sampling, sampling_options.limits(max_tokens=max_tokens), system=system, url=url)
+    conversation = Conversation(
+        sampling,
+        sampling_options.limits(max_tokens=max_tokens),
+        system,
+        grammar=generation_options.schema_grammar(json_schema),
+        tools=generation_options.tools_json(tools),
+        reasoning_mode=generation_options.reasoning_mode(reasoning),
+    )
+    run_chat(settings, conversation, url=url, tool_command=tool_command, tool_timeout_s=tool_timeout_s)
 
 
 @app.command()

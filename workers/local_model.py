@@ -12,7 +12,7 @@ from typing import Self
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Logprobs, Step
-from protocol.request import ChatInput, FinishReason, Input, Limits, Sampling, TextInput, TokensInput
+from protocol.request import ChatInput, FinishReason, Grammar, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
 from workers.load_options import Progress
@@ -147,7 +147,13 @@ class LocalModel:
         return self._ready.pop(0) if self._ready else None
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+        self,
+        prompt: Prompt,
+        sampling: Sampling = GREEDY,
+        limits: Limits | None = None,
+        *,
+        resume: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> Generator[Delta | Finished, None, None]:
         """Yield what a client would receive: a `Delta` for each step, then one `Finished`. Closing the iterator
         cancels.
@@ -159,7 +165,8 @@ class LocalModel:
         processor = OutputProcessor(
             self._tokenizer, max_live=1, clock=self._clock, context=context, eos_ids=self._eos_ids
         )
-        submit = Submit(stream, f"local-{stream}", _input(prompt), sampling, limits or Limits(), tuple(resume))
+        name, limits = f"local-{stream}", limits or Limits()
+        submit = Submit(stream, name, _input(prompt), sampling, limits, tuple(resume), grammar=grammar)
         result = processor.admit(submit)
         if result.answer is not None:
             yield from _client_events([result.answer])
@@ -175,13 +182,19 @@ class LocalModel:
             self._engine.cancel(stream)
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling = GREEDY, limits: Limits | None = None, *, resume: Sequence[int] = ()
+        self,
+        prompt: Prompt,
+        sampling: Sampling = GREEDY,
+        limits: Limits | None = None,
+        *,
+        resume: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> GenerationResult:
         """Return the complete answer. Raises `LocalModelError`."""
         tokens: list[int] = []
         text: list[str] = []
         logprobs: list[Logprobs] = []
-        for event in self.stream(prompt, sampling, limits, resume=resume):
+        for event in self.stream(prompt, sampling, limits, resume=resume, grammar=grammar):
             tokens += event.tokens
             text.append(event.text)
             logprobs += event.logprobs

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.terminal.conversation import HELP, Conversation
-from protocol.request import Limits, Message, Sampling
+from cli.terminal.conversation import COMMANDS, HELP, Conversation, command_of
+from protocol.request import Limits, Message, Sampling, ToolCall
 
 
 @pytest.fixture
@@ -72,4 +72,42 @@ def test_a_wrong_parameter_is_named_and_nothing_is_set(conversation: Conversatio
 
 def test_help_and_unknown_commands(conversation: Conversation) -> None:
     assert conversation.execute("/help") == HELP
-    assert conversation.execute("/exit now") == "There is no command /exit; /help lists them."
+    said = conversation.execute("/exif now")
+    assert said.startswith("There is no command /exif; there are /help, /exit, /quit, /bye, /clear, ")
+    assert all(command in HELP for command in COMMANDS)
+
+
+def test_a_line_with_a_path_is_no_command() -> None:
+    assert [command_of(line) for line in ("/usr/bin", "/", "/Help", "/exit now", "a /help", "/2 is half")] == [
+        "",
+        "/",
+        "/help",
+        "/exit",
+        "",
+        "",
+    ]
+
+
+def test_a_reply_keeps_its_reasoning_and_calls_for_later_turns(conversation: Conversation) -> None:
+    call = ToolCall("c1", "now", "{}")
+    conversation.ask("What time is it?")
+    conversation.add_reply("", "I need a clock.", (call,))
+    conversation.add_result(call, "noon")
+    assert conversation.request().messages[1:] == (
+        Message("user", "What time is it?"),
+        Message("assistant", "", tool_calls=(call,), reasoning="I need a clock."),
+        Message("tool", "noon", tool_call_id="c1"),
+    )
+    conversation.remove_last()
+    assert conversation.messages == (Message("system", "Be brief."),)
+
+
+def test_the_last_reasoning_is_shown_and_the_mode_is_set(conversation: Conversation) -> None:
+    assert conversation.execute("/reasoning") == "The last reply has no reasoning."
+    conversation.ask("Hello")
+    conversation.add_reply("Hi.", "A greeting.")
+    assert conversation.execute("/reasoning") == "A greeting."
+    assert conversation.execute("/reasoning show") == "reasoning: show"
+    assert conversation.reasoning_mode == "show"
+    assert conversation.execute("/reasoning loud") == "/reasoning: must be one of show, fold, hide, not 'loud'"
+    assert conversation.reasoning_mode == "show"
