@@ -122,7 +122,8 @@ def answer_calls(conversation: Conversation, calls: Sequence[ToolCall], console:
         if not cancelled:
             try:
                 text = results.result(call)
-                console.print(f"{call.name} returned {_shortened(text)}", markup=False, style="dim")
+                if not results.typed:
+                    console.print(f"{call.name} returned {_shortened(text)}", markup=False, style="dim")
             except ToolFailed as error:
                 text = f"error: {error}"
                 console.print(f"{call.name}: {error}", markup=False, style="red")

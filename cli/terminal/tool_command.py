@@ -26,6 +26,8 @@ POLL_S = 0.1
 class ToolCommand:
     """Implements `ToolResults`: runs one program for each call, without a shell, within a time limit."""
 
+    typed = False
+
     def __init__(self, command: str, timeout_s: float) -> None:
         """Raises `InvalidOption` if there is no such program."""
         try:

@@ -17,12 +17,17 @@ class ToolCancelled(Exception):
 class ToolResults(Protocol):
     """Answers tool calls, one at a time."""
 
+    typed: bool
+    """The user typed the results, and so has seen them."""
+
     def result(self, call: ToolCall) -> str:
         """Return the result of a call. Raises `ToolFailed` and `ToolCancelled`."""
 
 
 class TypedResults:
     """Implements `ToolResults`: asks the user."""
+
+    typed = True
 
     def __init__(self, read: Callable[[str], str]) -> None:
         """`read` prints a prompt and returns a line."""
