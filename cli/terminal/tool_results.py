@@ -1,4 +1,4 @@
-"""Where the results of tool calls come from."""
+"""Sources of the results of tool calls."""
 
 from collections.abc import Callable
 from typing import Protocol

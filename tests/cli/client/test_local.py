@@ -22,8 +22,8 @@ class SegmentModel:
         self, prompt: Any, sampling: Sampling, limits: Limits, *, grammar: Grammar | None
     ) -> Generator[Delta | Finished, None, None]:
         self.asked.append((prompt, grammar))
-        yield Delta(1, segments=(ReasoningSegment("Two cities."), TextSegment("Wait. "), ToolCallSegment(0, "now")))
-        yield Delta(1, segments=(ToolCallSegment(0, "", '{"in": "Rome"}'), ToolCallSegment(1, "now", "{}")))
+        yield Delta(1, (), segments=(ReasoningSegment("Two cities."), TextSegment("Wait. "), ToolCallSegment(0, "now")))
+        yield Delta(1, (), segments=(ToolCallSegment(0, "", '{"in": "Rome"}'), ToolCallSegment(1, "now", "{}")))
         yield Finished(1, "tool_calls", Usage(3, 9))
 
 

@@ -18,7 +18,7 @@ LIBRARY_WORDS = re.compile(
     r"nput should|pydantic|https?:|\bvalid\b|unable to|type=|Traceback|Error:|<\w|"
     r"\b(?:int|float|str|bool|tuple|dict|NoneType)\b"
 )
-"""What pydantic, Click and Python say about wrong values."""
+"""Words of pydantic, Click and Python about wrong values."""
 
 
 @pytest.fixture(autouse=True)
