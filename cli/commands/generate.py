@@ -51,7 +51,7 @@ def answer_once(
     settings: Settings, request: ModelRequest, *, url: str | None, stats: bool, reasoning: ReasoningMode = "fold"
 ) -> None:
     """Print the answer as it is generated: text, then each tool call as a line of JSON. Reasoning goes to stderr, and
-    with `stats` the counts. Raises `CommandFailed`, also for JSON that is cut off."""
+    with `stats` the counts. Raises `CommandFailed`, also for JSON that is incomplete."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     parts, view = ReplyParts(), ReplyView(console, reasoning)
     with closing(open_client(settings, url)) as client, closing(client.stream(request)) as pieces:
@@ -62,7 +62,9 @@ def answer_once(
                 if stats:
                     console.print(piece.line(), style="dim")
                 if request.grammar is not None and piece.reason == "length":
-                    raise CommandFailed("the answer was cut off and is not complete JSON; raise --max-tokens")
+                    raise CommandFailed(
+                        "the answer ended at the token limit and is not complete JSON; raise --max-tokens"
+                    )
             else:
                 parts.add(piece)
                 if not isinstance(piece, ToolCallDelta):

@@ -29,11 +29,12 @@ def call(name: str, *arguments: str, index: int = 0) -> list[Delta]:
 class ScriptedApi:
     """Answers one chat completion after the other, and keeps the bodies of the requests."""
 
-    def __init__(self, replies: Sequence[Sequence[Delta]], key: str = "") -> None:
+    def __init__(self, replies: Sequence[Sequence[Delta]], *, key: str = "", reason: str = "") -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
         self._replies = list(replies)
         self._key = key
+        self._reason = reason
 
     @contextmanager
     def serve(self) -> Iterator["ScriptedApi"]:
@@ -74,7 +75,8 @@ class ScriptedApi:
 
     def _events(self) -> bytes:
         deltas = self._replies.pop(0)
-        reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+        called = any("tool_calls" in delta for delta in deltas)
+        reason = self._reason or ("tool_calls" if called else "stop")
         chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode() + b"data: [DONE]\n\n"

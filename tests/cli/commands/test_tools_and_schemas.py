@@ -156,6 +156,21 @@ def test_a_schema_is_sent_as_the_response_format(from_file: bool, tmp_path: Path
     assert sent["json_schema"]["strict"] is True
 
 
+def test_json_that_reaches_the_token_limit_is_an_error() -> None:
+    api = ScriptedApi([[text('{"city": "Pa')]], reason="length")
+    with api.serve():
+        ended = generate(api, "--json-schema", json.dumps(SCHEMA))
+    assert (ended.returncode, ended.stdout) == (1, '{"city": "Pa\n')
+    assert "is not complete JSON; raise --max-tokens" in ended.stderr
+
+
+def test_tools_need_the_chat_template(tools: str) -> None:
+    words = ["-m", "cli", "generate", "-p", "Hello", "--no-chat-template", "--tools", tools]
+    ended = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--tools: needs the chat template" in ended.stderr
+
+
 def test_a_wrong_key_is_explained() -> None:
     api = ScriptedApi([], key="secret")
     with api.serve():

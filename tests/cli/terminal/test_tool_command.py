@@ -59,7 +59,7 @@ os.wait()
     assert not status.exists() or status.read_text().split()[2] == "Z"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", "3", "[" * 100_000], ids=["cut", "list", "number", "nested"])
+@pytest.mark.parametrize("arguments", ["{", "[]", "3", "[" * 100_000], ids=["partial", "list", "number", "nested"])
 def test_a_call_without_an_object_runs_nothing(arguments: str, tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match=r"the tool was not run|not a JSON object"):
         python(f"open({str(tmp_path / 'ran')!r}, 'w')").result(ToolCall("c1", "f", arguments))
