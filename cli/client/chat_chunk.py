@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cli.client.model_client import Piece
+from cli.config.errors import CommandFailed
 from gateway.generation.delta import ReasoningDelta, ToolCallDelta
 from protocol.request import Message
 
@@ -23,8 +24,16 @@ def message_body(message: Message) -> dict[str, Any]:
     return body
 
 
-def pieces_of(choice: dict[str, Any]) -> Iterator[Piece]:
-    """Yield what a choice of a chunk adds to the answer. Servers call reasoning by either of two names."""
+def pieces_of(choice: dict[str, Any]) -> list[Piece]:
+    """Return what a choice of a chunk adds to the answer. Raises `CommandFailed` for a choice of another form."""
+    try:
+        return list(_pieces(choice))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CommandFailed("the server sent a chunk that is not one of OpenAI's API; check --url") from error
+
+
+def _pieces(choice: dict[str, Any]) -> Iterator[Piece]:
+    """Yield the pieces. Servers call reasoning by either of two names."""
     delta = choice.get("delta") or {}
     if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
         yield ReasoningDelta(0, str(reasoning))
@@ -34,7 +43,7 @@ def pieces_of(choice: dict[str, Any]) -> Iterator[Piece]:
         function = call.get("function") or {}
         yield ToolCallDelta(
             0,
-            call=int(call.get("index", position)),
+            call=int(position if call.get("index") is None else call["index"]),
             id=str(call.get("id") or ""),
             name=str(function.get("name") or ""),
             arguments=str(function.get("arguments") or ""),

@@ -49,10 +49,10 @@ class RemoteClient:
             for chunk in chunks:
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices", []):
-                    reason = choice.get("finish_reason") or reason
                     for piece in pieces_of(choice):
                         first = first or time.monotonic() - began
                         yield piece
+                    reason = choice.get("finish_reason") or reason
         total = time.monotonic() - began
         counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         yield Summary(*counts, reason, first or total, total, by_token=False)
