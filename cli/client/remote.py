@@ -48,7 +48,7 @@ class RemoteClient:
         with closing(EventStream(self._client).chunks(route, self._body(request))) as chunks:
             for chunk in chunks:
                 usage = chunk.get("usage") or usage
-                for choice in chunk.get("choices", []):
+                for choice in chunk.get("choices") or []:
                     for piece in pieces_of(choice):
                         first = first or time.monotonic() - began
                         yield piece

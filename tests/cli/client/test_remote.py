@@ -106,7 +106,7 @@ def test_reasoning_and_tool_calls_are_pieces_under_every_usual_form() -> None:
         (httpx.Response(200, content=events({"choices": []}, done=False)), "ended the answer early"),
         (httpx.Response(200, content=b"data: {\n\n"), "is not JSON"),
         (httpx.Response(200, content=b"data: []\n\n"), "is not an object"),
-        (httpx.Response(200, content=events({"choices": [5]})), "not one of OpenAI's API"),
+        (httpx.Response(200, content=events({"choices": None}, {"choices": [5]})), "not one of OpenAI's API"),
         (
             httpx.Response(200, content=events({"choices": [{"delta": {"tool_calls": ["f"]}}]})),
             "not one of OpenAI's API",
