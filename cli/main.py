@@ -9,8 +9,9 @@ from rich.console import Console
 
 from baton_serve import __version__
 from cli.commands import admin, keys
-from cli.config import sampling_options
+from cli.config import generation_options, sampling_options
 from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.number import number_of
 from cli.config.options import flags_given, switch, takes_settings
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, flag, of_panels
 from cli.config.typer_app import App
@@ -29,7 +30,10 @@ app = App(
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 
-IN_PROCESS = ("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir")
+IN_PROCESS = (
+    *("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir"),
+    *("tool_parser", "reasoning_parser"),
+)
 """The settings of a command that runs a model in its own process."""
 OWN = (*IN_PROCESS, "max_batch_size", "workers", "standby")
 """The settings of a command that starts its own server."""
@@ -111,6 +115,9 @@ def generate(
     ] = False,
     system: System = "",
     stats: Annotated[bool, switch("--stats", help="Print token counts and speed on stderr.")] = False,
+    json_schema: generation_options.JsonSchema = None,
+    tools: generation_options.Tools = None,
+    reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
     url: Url = None,
 ) -> None:
     """Answer one prompt and exit."""
@@ -129,8 +136,16 @@ def generate(
         logit_bias=sampling_options.biases(logit_bias),
     )
     limits = sampling_options.limits(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    request = request_from(prompt, sampling, limits, system=system, chat=not no_chat_template)
-    answer_once(settings, request, url=url, stats=stats)
+    request = request_from(
+        prompt,
+        sampling,
+        limits,
+        system=system,
+        chat=not no_chat_template,
+        grammar=generation_options.schema_grammar(json_schema),
+        tools=generation_options.tools_json(tools),
+    )
+    answer_once(settings, request, url=url, stats=stats, reasoning=generation_options.reasoning_mode(reasoning))
 
 
 @app.command()
@@ -148,12 +163,21 @@ def chat(
     frequency_penalty: sampling_options.FrequencyPenalty = 0.0,
     repetition_penalty: sampling_options.RepetitionPenalty = 1.0,
     system: System = "",
+    json_schema: generation_options.JsonSchema = None,
+    tools: generation_options.Tools = None,
+    tool_command: generation_options.ToolCommandLine = None,
+    tool_timeout_s: generation_options.ToolTimeout = 60.0,
+    reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
     url: Url = None,
 ) -> None:
-    """Chat with a model. Ctrl-C cancels a reply, Ctrl-D exits, /help lists more commands."""
+    """Chat with a model. Ctrl-C cancels a reply, Ctrl-D or /exit leaves, /help lists more commands."""
     from cli.commands.chat import run_chat
+    from cli.terminal.conversation import Conversation
 
     _check_url(url, invocation)
+    if tools is None and (tool_command is not None or "tool_timeout_s" in flags_given(invocation)):
+        given = "--tool-timeout-s" if tool_command is None else "--tool-command"
+        raise InvalidOption(f"{given}: goes with --tools, which describes the tools to the model")
     sampling = sampling_options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -164,7 +188,15 @@ def chat(
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
     )
-    run_chat(settings, sampling, sampling_options.limits(max_tokens=max_tokens), system=system, url=url)
+    conversation = Conversation(
+        sampling,
+        sampling_options.limits(max_tokens=max_tokens),
+        system,
+        grammar=generation_options.schema_grammar(json_schema),
+        tools=generation_options.tools_json(tools),
+        reasoning_mode=generation_options.reasoning_mode(reasoning),
+    )
+    run_chat(settings, conversation, url=url, tool_command=tool_command, tool_timeout_s=tool_timeout_s)
 
 
 @app.command()
@@ -195,7 +227,10 @@ def doctor(settings: Settings) -> None:
 def bench(
     settings: Settings,
     seconds: Annotated[
-        float, typer.Option(help="Seconds for each measurement.", metavar="SECONDS", min=0.1, max=600)
+        float,
+        typer.Option(
+            help="Seconds for each measurement.", metavar="SECONDS", parser=number_of("--seconds", float, 0.1, 600)
+        ),
     ] = 3.0,
     as_json: Json = False,
 ) -> None:
@@ -223,15 +258,28 @@ def chaos(
             metavar="FAULTS",
         ),
     ] = "kill,stop",
-    streams: Annotated[int, typer.Option(help="Number of concurrent streams.", metavar="N", min=1, max=4096)] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens of each stream.", metavar="N", min=1, max=100_000)] = 160,
+    streams: Annotated[
+        int,
+        typer.Option(help="Number of concurrent streams.", metavar="N", parser=number_of("--streams", int, 1, 4096)),
+    ] = 8,
+    tokens: Annotated[
+        int, typer.Option(help="Tokens of each stream.", metavar="N", parser=number_of("--tokens", int, 1, 100_000))
+    ] = 160,
     seconds: Annotated[
-        float, typer.Option(help="Seconds until no further fault is injected.", metavar="SECONDS", min=0.1, max=86400)
+        float,
+        typer.Option(
+            help="Seconds until no further fault is injected.",
+            metavar="SECONDS",
+            parser=number_of("--seconds", float, 0.1, 86400),
+        ),
     ] = 60.0,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the random choices, to repeat a run; it is printed.", metavar="N", show_default=False
+            help="Seed of the random choices, to repeat a run; it is printed.",
+            metavar="N",
+            show_default=False,
+            parser=number_of("--seed", int),
         ),
     ] = None,
     model_name: Annotated[

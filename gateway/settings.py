@@ -153,14 +153,14 @@ class GatewaySettings:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise GatewaySettingsError(f"{name} is {value}; it must be between {low:g} and {high:g}")
-        if self.max_choices > self.max_streams_per_worker:
-            raise GatewaySettingsError(
-                "max_choices is over max_streams_per_worker: no worker could take such a request"
-            )
-        if self.max_body_bytes > self.max_total_body_bytes:
-            raise GatewaySettingsError("max_body_bytes is over max_total_body_bytes: no such body could be taken")
-        if self.max_answer_bytes > self.max_total_answer_bytes:
-            raise GatewaySettingsError("max_answer_bytes is over max_total_answer_bytes: no such answer could be kept")
+        for name, most, effect in (
+            ("max_choices", "max_streams_per_worker", "no worker could take such a request"),
+            ("max_body_bytes", "max_total_body_bytes", "no such body could be taken"),
+            ("max_answer_bytes", "max_total_answer_bytes", "no such answer could be kept"),
+        ):
+            value, bound = getattr(self, name), getattr(self, most)
+            if value > bound:
+                raise GatewaySettingsError(f"{name} is over {most}, {value} over {bound}: {effect}")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)

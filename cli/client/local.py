@@ -1,6 +1,7 @@
 """The client of a model in this process, which gives the same answers as a worker."""
 
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -8,12 +9,13 @@ from typing import Self
 from rich.console import Console
 
 from actors.process.logs import configure_logging
-from cli.client.model_client import ModelRequest, Pieces, Summary
+from cli.client.model_client import ModelRequest, Piece, Pieces, Summary
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
+from gateway.generation.delta import ReasoningDelta, ToolCallDelta
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Finished
+from protocol.events import Delta, Finished, ReasoningSegment, Segment, TextSegment
 from protocol.request import ChatInput, TextInput
 from workers.load_options import Progress
 from workers.local_model import LocalModel, LocalModelError
@@ -61,17 +63,43 @@ class LocalClient:
     def stream(self, request: ModelRequest) -> Pieces:
         """See `ModelClient.stream`."""
         began, first = self._clock(), 0.0
-        prompt = ChatInput(request.messages) if request.messages else TextInput(request.prompt)
-        for event in _translate_errors(self.model.stream(prompt, request.sampling, request.limits)):
+        names = _CallNames()
+        events = self.model.stream(_input(request), request.sampling, request.limits, grammar=request.grammar)
+        for event in _translate_errors(events):
             first = first or self._clock() - began
             if event.text:
                 yield event.text
+            for segment in event.segments:
+                yield names.piece(segment)
             if isinstance(event, Finished):
                 counts = event.usage.prompt_tokens, event.usage.completion_tokens
                 yield Summary(*counts, event.reason, first, self._clock() - began)
 
     def close(self) -> None:
         self.model.close()
+
+
+class _CallNames:
+    """Gives each tool call of an answer an id, as the gateway does on a server."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def piece(self, segment: Segment) -> Piece:
+        match segment:
+            case TextSegment(text=text):
+                return text
+            case ReasoningSegment(text=text):
+                return ReasoningDelta(0, text)
+        call_id = "" if segment.call in self._known else f"call_{uuid.uuid4().hex[:24]}"
+        self._known.add(segment.call)
+        return ToolCallDelta(0, segment.call, call_id, segment.name, segment.arguments)
+
+
+def _input(request: ModelRequest) -> ChatInput | TextInput:
+    if not request.messages:
+        return TextInput(request.prompt)
+    return ChatInput(request.messages, request.tools, parse_tools=bool(request.tools), parse_reasoning=True)
 
 
 def _translate_errors(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:

@@ -4,7 +4,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.request import Limits, Message, Sampling
+from gateway.generation.delta import ReasoningDelta, ToolCallDelta
+from protocol.request import Grammar, Limits, Message, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,10 @@ class ModelRequest:
     limits: Limits
     prompt: str = ""
     messages: tuple[Message, ...] = ()
+    grammar: Grammar | None = None
+    """The JSON schema that the answer follows."""
+    tools: str = ""
+    """JSON list of the tools that the model may call, in OpenAI's form; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,10 @@ class Summary:
         return f"{counts}; first token after {self.first_s * 1000:.0f} ms, then {rate:.1f} tokens/s"
 
 
-Pieces = Generator[str | Summary, None, None]
-"""Pieces of text, then one summary."""
+Piece = str | ReasoningDelta | ToolCallDelta
+"""Text of the answer, reasoning before it, or a part of a tool call. Answers have the index 0."""
+Pieces = Generator[Piece | Summary, None, None]
+"""Pieces of the answer, then one summary."""
 
 
 class ModelClient(Protocol):
@@ -51,7 +58,7 @@ class ModelClient(Protocol):
     """The model's name."""
 
     def stream(self, request: ModelRequest) -> Pieces:
-        """Yield the text as it is generated, then one `Summary`. Closing the generator cancels the request.
+        """Yield the answer as it is generated, then one `Summary`. Closing the generator cancels the request.
 
         Raises `CommandFailed`.
         """

@@ -1,11 +1,13 @@
 """The client of a model on a running server, over its OpenAI-compatible HTTP interface."""
 
+import json
 import time
 from contextlib import closing
 from typing import Any, Self
 
 import httpx
 
+from cli.client.chat_chunk import message_body, pieces_of
 from cli.client.event_stream import EventStream, raise_for
 from cli.client.model_client import ModelRequest, Pieces, Summary
 from cli.client.server_url import server_client, unanswered
@@ -46,11 +48,11 @@ class RemoteClient:
         with closing(EventStream(self._client).chunks(route, self._body(request))) as chunks:
             for chunk in chunks:
                 usage = chunk.get("usage") or usage
-                for choice in chunk.get("choices", []):
-                    reason = choice.get("finish_reason") or reason
-                    if text := choice.get("text") or choice.get("delta", {}).get("content"):
+                for choice in chunk.get("choices") or []:
+                    for piece in pieces_of(choice):
                         first = first or time.monotonic() - began
-                        yield text
+                        yield piece
+                    reason = choice.get("finish_reason") or reason
         total = time.monotonic() - began
         counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         yield Summary(*counts, reason, first or total, total, by_token=False)
@@ -82,8 +84,13 @@ class RemoteClient:
             body["stop"] = list(request.limits.stop)
         if request.limits.ignore_eos:
             body["ignore_eos"] = True
+        if request.grammar is not None:
+            schema = {"name": "answer", "schema": json.loads(request.grammar.source), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if request.tools:
+            body["tools"] = json.loads(request.tools)
         if request.messages:
-            body["messages"] = [{"role": message.role, "content": message.content} for message in request.messages]
+            body["messages"] = [message_body(message) for message in request.messages]
         else:
             body["prompt"] = request.prompt
         return body

@@ -1,5 +1,6 @@
 """URLs of a running server, and the errors of a command that cannot use it."""
 
+import re
 from urllib.parse import urlsplit
 
 import httpx
@@ -52,7 +53,8 @@ def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx
 
 def unanswered(url: str, error: Exception) -> CommandFailed:
     """Return the error of a command whose server cannot be reached."""
-    return CommandFailed(f"no server answers at {url}: {error}; `baton serve` starts one, and --url names another one")
+    reason = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return CommandFailed(f"no server answers at {url}: {reason}; `baton serve` starts one, and --url names another one")
 
 
 def refused(status: int, message: str) -> CommandFailed:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cli.config.errors import CommandFailed
+from cli.config.number import number_of
 from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
@@ -22,8 +23,7 @@ Grace = Annotated[
         help="Seconds for the requests of a worker to finish, before they move to another one.",
         metavar="SECONDS",
         show_default="the server's shutdown_grace_s",
-        min=0,
-        max=86400,
+        parser=number_of("--grace-s", float, 0, 86400),
     ),
 ]
 ModelName = Annotated[

@@ -98,8 +98,10 @@ def _setting_parameter(name: str) -> inspect.Parameter:
             show_default=False,
             rich_help_panel=str(extra["panel"]),
             metavar=str(extra["metavar"] or _metavar(name, field.annotation)),
+            autocompletion=_completion(field.annotation),
         )
-    kind: Any = list[str] if isinstance(field.default, tuple) else field.annotation
+    # Other values stay text, which `Settings` parses, so that errors are those of variables and files.
+    kind: Any = list[str] if isinstance(field.default, tuple) else bool if field.annotation is bool else str
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -112,6 +114,13 @@ def _metavar(name: str, kind: Any) -> str:
     if name.endswith("_s"):
         return "SECONDS"
     return "BYTES" if name.endswith("_bytes") else "N"
+
+
+def _completion(kind: Any) -> Callable[[str], list[str]] | None:
+    """Return the completion of an option with a closed list of values, for shells."""
+    if get_origin(kind) is not Literal:
+        return None
+    return lambda incomplete: [value for value in get_args(kind) if value.startswith(incomplete)]
 
 
 def _with_default(help: str, default: Any) -> str:

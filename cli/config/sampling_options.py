@@ -5,7 +5,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from cli.config import allowed_values
 from cli.config.errors import InvalidOption
+from cli.config.number import number_of
 from cli.config.options import switch
 from cli.config.settings import flag
 from protocol.request import Bias, Limits, Sampling
@@ -17,36 +19,46 @@ def _option(*names: str, help: str, metavar: str) -> Any:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="Sampling")
 
 
-MaxTokens = Annotated[
-    int | None, _option("-n", "--max-tokens", help="Maximum number of tokens to generate.", metavar="N")
-]
-Temperature = Annotated[float, _option(help="Sampling temperature; 0 is greedy.", metavar="NUMBER")]
-TopK = Annotated[int, _option(help="Sample from the k most likely tokens; 0 means all.", metavar="N")]
+def _number(kind: type[int] | type[float], flag: str, *short: str, help: str) -> Any:
+    return typer.Option(
+        *short,
+        flag,
+        help=help,
+        metavar="N" if kind is int else "NUMBER",
+        rich_help_panel="Sampling",
+        parser=number_of(flag, kind),
+    )
+
+
+MaxTokens = Annotated[int | None, _number(int, "--max-tokens", "-n", help="Maximum number of tokens to generate.")]
+Temperature = Annotated[float, _number(float, "--temperature", help="Sampling temperature; 0 is greedy.")]
+TopK = Annotated[int, _number(int, "--top-k", help="Sample from the k most likely tokens; 0 means all.")]
 TopP = Annotated[
-    float, _option(help="Sample from the most likely tokens with this total probability.", metavar="NUMBER")
+    float, _number(float, "--top-p", help="Sample from the most likely tokens with this total probability.")
 ]
 MinP = Annotated[
     float,
-    _option(help="Sample from tokens with this probability relative to the most likely one.", metavar="NUMBER"),
+    _number(float, "--min-p", help="Sample from tokens with this probability relative to the most likely one."),
 ]
-Seed = Annotated[int, _option(help="Random seed; the same seed gives the same tokens.", metavar="N")]
+Seed = Annotated[int, _number(int, "--seed", help="Random seed; the same seed gives the same tokens.")]
 Stops = Annotated[
     list[str] | None, _option("--stop", help="End the answer before this text. Can be repeated.", metavar="TEXT")
 ]
 PresencePenalty = Annotated[
-    float, _option(help="Subtracted from the logits of tokens that were generated.", metavar="NUMBER")
+    float, _number(float, "--presence-penalty", help="Subtracted from the logits of tokens that were generated.")
 ]
 FrequencyPenalty = Annotated[
-    float, _option(help="Subtracted from a token's logit for each time it was generated.", metavar="NUMBER")
+    float, _number(float, "--frequency-penalty", help="Subtracted from a token's logit for each time it was generated.")
 ]
 RepetitionPenalty = Annotated[
-    float, _option(help="Above 1, makes tokens of the prompt and the answer less likely.", metavar="NUMBER")
+    float,
+    _number(float, "--repetition-penalty", help="Above 1, makes tokens of the prompt and the answer less likely."),
 ]
 LogitBias = Annotated[
     list[str] | None,
     _option("--logit-bias", help="Add BIAS to the logit of the token ID. Can be repeated.", metavar="ID=BIAS"),
 ]
-MinTokens = Annotated[int, _option(help="Minimum number of tokens to generate.", metavar="N")]
+MinTokens = Annotated[int, _number(int, "--min-tokens", help="Minimum number of tokens to generate.")]
 IgnoreEos = Annotated[
     bool,
     switch("--ignore-eos", help="Continue after an end-of-sequence token.", rich_help_panel="Sampling"),
@@ -65,10 +77,10 @@ def biases(assignments: list[str] | None) -> tuple[Bias, ...]:
         token, _, bias = assignment.partition("=")
         try:
             out.append(msgspec.convert([int(token), float(bias)], Bias))
-        except msgspec.ValidationError as error:
-            raise InvalidOption(f"--logit-bias: {_problem(error)}, not {assignment!r}") from error
-        except ValueError as error:
-            raise InvalidOption(f"--logit-bias: write ID=BIAS, both numbers, not {assignment!r}") from error
+        except ValueError as error:  # `msgspec.ValidationError` is one
+            allowed = " and BIAS ".join(allowed_values.of_type(field.type) for field in msgspec.structs.fields(Bias))
+            shown = allowed_values.shown(assignment)
+            raise InvalidOption(f"--logit-bias: must be ID=BIAS, ID {allowed}, not {shown}") from error
     return tuple(out)
 
 
@@ -90,14 +102,9 @@ def _checked(made: Made) -> Made:
             msgspec.convert(msgspec.to_builtins(value), types[name])
             msgspec.msgpack.encode(value)  # fails for text that is not valid Unicode
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
-            raise InvalidOption(f"{flag(name)}: {_problem(error)}, not {shown}") from error
+            shown = (
+                ", ".join(map(allowed_values.shown, value)) if isinstance(value, tuple) else allowed_values.shown(value)
+            )
+            allowed = "UTF-8" if isinstance(error, UnicodeEncodeError) else allowed_values.of_type(types[name])
+            raise InvalidOption(f"{flag(name)}: must be {allowed}, not {shown}") from error
     return made
-
-
-def _problem(error: msgspec.ValidationError | UnicodeEncodeError) -> str:
-    """Describe what is expected, without the place in the structure."""
-    if isinstance(error, UnicodeEncodeError):
-        return "expected UTF-8"
-    text = str(error).partition(" - at")[0].replace("`", "")
-    return text[0].lower() + text[1:]

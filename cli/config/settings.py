@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -355,6 +355,14 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""
         return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false as numbers."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+            raise ValueError("a number is needed")
+        return value
 
     @classmethod
     def settings_customise_sources(

@@ -10,10 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
+from cli.config import allowed_values
 from cli.config.settings import ENV_PREFIX, Settings, flag
 
 DEFAULT_FILE = Path("baton.toml")
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+SECRETS = ("api_key", "admin_key")
+"""Settings whose values are never shown."""
 
 
 class InvalidSettings(Exception):
@@ -30,10 +33,17 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
 
     try:
         return Loaded(**given)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSettings(f"{file} is not TOML: {error}") from error
     except ValidationError as error:
         raise InvalidSettings("\n".join(_explain(error, given, file))) from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(f"{file} is not TOML: byte {error.start + 1} is not UTF-8") from error
+    except ValueError as error:  # `tomllib.TOMLDecodeError`, or a number of more digits than Python reads
+        problem = error if isinstance(error, tomllib.TOMLDecodeError) else "it has a number of too many digits"
+        raise InvalidSettings(f"{file} is not TOML: {problem}") from error
+    except RecursionError as error:
+        raise InvalidSettings(f"{file} is nested too deeply") from error
+    except OSError as error:
+        raise InvalidSettings(f"{file} cannot be read: {error.strerror}") from error
 
 
 def config_file(config: Path | None) -> Path | None:
@@ -70,8 +80,15 @@ def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None
             where = variable
         else:
             where = f"{file}: {name}"
-        text = problem["msg"].partition(", unable to parse")[0]
-        yield f"{where}: {text[0].lower()}{text[1:]}, not {problem['input']!r}"
+        yield f"{where}: must be {_allowed(name, problem['type'])}{_instead(name, problem['input'])}"
+
+
+def _allowed(name: str, kind: str) -> str:
+    return "UTF-8" if kind == "string_unicode" else allowed_values.of_setting(Settings.model_fields[name])
+
+
+def _instead(name: str, value: Any) -> str:
+    return "; the given value is a key and is not shown" if name in SECRETS else f", not {allowed_values.shown(value)}"
 
 
 def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The Typer classes of all commands. In the help, flags have no type."""
+"""The Typer classes of all commands. Their help shows no Python types."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,9 +10,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Hide the type `<bool>` that Typer shows for `--help` and other flags."""
+    """Hide the Python types that Typer shows: `<bool>` of flags such as `--help`, and `<str>` of arguments."""
     for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
+        elif getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
     return parameters
 

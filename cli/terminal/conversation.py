@@ -1,5 +1,6 @@
 """The messages and parameters of a conversation, and its slash commands."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,16 +9,24 @@ import msgspec
 from cli.client.model_client import ModelRequest
 from cli.config import sampling_options
 from cli.config.errors import InvalidOption
-from protocol.request import Limits, Message, Sampling
+from cli.config.generation_options import REASONING_MODES, ReasoningMode
+from protocol.request import Grammar, Limits, Message, Sampling, ToolCall
 
 HELP = """\
 /help            show this list
+/exit            leave, like /quit, /bye and Ctrl-D
 /clear           start a new conversation; the system message stays
 /system [TEXT]   show the system message, or set it and start a new conversation
 /params          show the parameters
 /params K=V ...  set parameters: temperature, top_k, top_p, min_p, seed, max_tokens and the penalties
+/reasoning       show the reasoning of the last reply
+/reasoning MODE  show, fold or hide the reasoning of later replies
 Ctrl-C           cancel a reply
 Ctrl-D           exit"""
+
+EXITS = ("/exit", "/quit", "/bye")
+COMMANDS = ("/help", *EXITS, "/clear", "/system", "/params", "/reasoning")
+_COMMAND = re.compile(r"/[A-Za-z?-]*(?=\s|$)")
 
 PARAMETERS: dict[str, Callable[[str], Any]] = {
     "temperature": float,
@@ -32,13 +41,32 @@ PARAMETERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def command_of(line: str) -> str:
+    """Return the slash command of a line; empty for a message, which may begin with a path."""
+    found = _COMMAND.match(line)
+    return found[0].lower() if found else ""
+
+
 class Conversation:
     """Owns the messages so far and the parameters of the next reply."""
 
-    def __init__(self, sampling: Sampling, limits: Limits, system: str = "") -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        limits: Limits,
+        system: str = "",
+        *,
+        grammar: Grammar | None = None,
+        tools: str = "",
+        reasoning_mode: ReasoningMode = "fold",
+    ) -> None:
+        """`grammar` and `tools` are those of every request; see `ModelRequest`."""
         self._sampling = sampling
         self._limits = limits
         self._system = system
+        self._grammar = grammar
+        self._tools = tools
+        self.reasoning_mode = reasoning_mode
         self._messages: list[Message] = []
 
     @property
@@ -50,20 +78,31 @@ class Conversation:
     def ask(self, line: str) -> ModelRequest:
         """Add a message of the user, and return the request for the reply."""
         self._messages.append(Message("user", line))
-        return ModelRequest(self._sampling, self._limits, messages=self.messages)
+        return self.request()
 
-    def add_reply(self, text: str) -> None:
+    def request(self) -> ModelRequest:
+        """Return the request for the reply to the messages so far."""
+        return ModelRequest(
+            self._sampling, self._limits, messages=self.messages, grammar=self._grammar, tools=self._tools
+        )
+
+    def add_reply(self, text: str, reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
         """Add the model's reply."""
-        self._messages.append(Message("assistant", text))
+        self._messages.append(Message("assistant", text, tool_calls=calls, reasoning=reasoning))
+
+    def add_result(self, call: ToolCall, text: str) -> None:
+        """Add the result of a tool call of the last reply."""
+        self._messages.append(Message("tool", text, tool_call_id=call.id))
 
     def remove_last(self) -> None:
-        """Remove the user's last message, which got no reply."""
-        self._messages.pop()
+        """Remove the user's last message and what followed it."""
+        while self._messages.pop().role != "user":
+            pass
 
     def execute(self, line: str) -> str:
         """Execute a slash command and return its output."""
-        command, _, rest = line.partition(" ")
-        rest = rest.strip()
+        command = command_of(line)
+        rest = line[len(command) :].strip()
         match command:
             case "/help":
                 return HELP
@@ -74,7 +113,20 @@ class Conversation:
                 return self._set_system(rest)
             case "/params":
                 return self._set_parameters(rest.split()) if rest else self._parameters()
-        return f"There is no command {command}; /help lists them."
+            case "/reasoning":
+                return self._set_reasoning(rest) if rest else self._last_reasoning()
+        return f"There is no command {command}; there are {', '.join(COMMANDS)}. /help explains them."
+
+    def _last_reasoning(self) -> str:
+        found = next((message for message in reversed(self._messages) if message.role == "assistant"), None)
+        return found.reasoning if found and found.reasoning else "The last reply has no reasoning."
+
+    def _set_reasoning(self, word: str) -> str:
+        for mode in REASONING_MODES:
+            if word == mode:
+                self.reasoning_mode = mode
+                return f"reasoning: {mode}"
+        return f"/reasoning: must be one of {', '.join(REASONING_MODES)}, not {word!r}"
 
     def _set_system(self, text: str) -> str:
         if not text:

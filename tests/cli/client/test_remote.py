@@ -9,6 +9,7 @@ import pytest
 from cli.client.model_client import ModelRequest, Summary
 from cli.client.remote import RemoteClient
 from cli.config.errors import CommandFailed
+from gateway.generation.delta import ReasoningDelta, ToolCallDelta
 from protocol.request import Bias, Limits, Message, Sampling
 
 ASK = ModelRequest(
@@ -80,6 +81,22 @@ def test_a_chat_is_streamed() -> None:
     assert next(iter(answers(respond).stream(CHAT))) == "Hello"
 
 
+def test_reasoning_and_tool_calls_are_pieces_under_every_usual_form() -> None:
+    deltas: list[dict[str, object]] = [
+        {"reasoning": "One."},
+        {"reasoning_content": "Two.", "content": None},
+        {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}, {"index": None, "id": "x"}]},
+    ]
+    content = events(*({"choices": [{"delta": delta}]} for delta in deltas))
+    *pieces, _ = answers(lambda _: httpx.Response(200, content=content)).stream(CHAT)
+    assert pieces == [
+        ReasoningDelta(0, "One."),
+        ReasoningDelta(0, "Two."),
+        ToolCallDelta(0, 0, "", "f", "{}"),
+        ToolCallDelta(0, 1, "x"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("response", "sentence"),
     [
@@ -89,8 +106,22 @@ def test_a_chat_is_streamed() -> None:
         (httpx.Response(200, content=events({"choices": []}, done=False)), "ended the answer early"),
         (httpx.Response(200, content=b"data: {\n\n"), "is not JSON"),
         (httpx.Response(200, content=b"data: []\n\n"), "is not an object"),
+        (httpx.Response(200, content=events({"choices": None}, {"choices": [5]})), "not one of OpenAI's API"),
+        (
+            httpx.Response(200, content=events({"choices": [{"delta": {"tool_calls": ["f"]}}]})),
+            "not one of OpenAI's API",
+        ),
     ],
-    ids=["refused", "not-ours", "error-event", "truncated", "not-json", "not-an-object"],
+    ids=[
+        "refused",
+        "not-ours",
+        "error-event",
+        "truncated",
+        "not-json",
+        "not-an-object",
+        "no-choice",
+        "no-tool-call",
+    ],
 )
 def test_every_failure_is_a_command_error(response: httpx.Response, sentence: str) -> None:
     with pytest.raises(CommandFailed, match=sentence):
@@ -111,8 +142,11 @@ def test_a_connection_that_breaks_is_a_command_error() -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/v1/"])
 def test_an_unreachable_server_is_a_command_error(url: str) -> None:
-    with pytest.raises(CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"):
+    with pytest.raises(
+        CommandFailed, match=r"no server answers at http://127\.0\.0\.1:1: .*`baton serve` starts one"
+    ) as error:
         RemoteClient.connect(url)
+    assert "Errno" not in str(error.value)
 
 
 def test_the_summary_line_counts_the_speed_after_the_first_token() -> None:

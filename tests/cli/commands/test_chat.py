@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from cli.client.model_client import ModelRequest, Pieces, Summary
-from cli.commands.chat import interruptible, talk
+from cli.commands.chat import MAX_ROUNDS, talk
 from cli.config.errors import CommandFailed
 from cli.terminal.conversation import Conversation
+from cli.terminal.interruption import interruptible
+from gateway.generation.delta import ToolCallDelta
 from protocol.request import Limits, Sampling
 from tests.cli.pseudo_terminal import Terminal
 
@@ -33,7 +35,7 @@ class Script:
             for piece in self._replies.pop(0):
                 if isinstance(piece, Exception):
                     raise piece
-                yield str(piece() if callable(piece) else piece)
+                yield piece if isinstance(piece, ToolCallDelta) else str(piece() if callable(piece) else piece)
             yield Summary(1, 1, "stop", 0.0, 0.0)
         finally:
             self.closed += 1
@@ -73,6 +75,53 @@ def test_commands_are_executed_and_not_sent() -> None:
     assert said(script.asked[0]) == [("system", "Be brief."), ("user", "Hi")]
     assert script.asked[0].sampling.seed == 3
     assert "There is no command /nonsense" in output
+
+
+@pytest.mark.parametrize("line", ["/exit", "/quit", "/bye", "/EXIT", "/exit now", " /quit "])
+def test_a_conversation_is_left(line: str) -> None:
+    script = Script(["Hello"])
+    run(script, line, "Hi")
+    assert not script.asked
+
+
+def test_a_path_is_a_message() -> None:
+    script = Script(["A file."])
+    run(script, "/etc/hosts holds what?")
+    assert said(script.asked[0]) == [("user", "/etc/hosts holds what?")]
+
+
+def test_an_unknown_command_is_answered_with_those_that_exist() -> None:
+    output = run(Script(), "/exif")
+    commands = "/help, /exit, /quit, /bye, /clear, /system, /params, /reasoning"
+    assert output == f"There is no command /exif; there are {commands}. /help explains them.\n"
+
+
+def test_rounds_of_tool_calls_are_bounded() -> None:
+    call = ToolCallDelta(0, 0, "c1", "again", "{}")
+    rounds: list[list[object]] = [[call] for _ in range(MAX_ROUNDS)]
+    script = Script(*rounds, ["Done."])
+    output = run(script, "Loop", *["result"] * MAX_ROUNDS, "And now?")
+    assert f"Stopped after {MAX_ROUNDS} rounds" in output
+    assert len(script.asked) == MAX_ROUNDS + 1
+    assert said(script.asked[-1])[-2:] == [("tool", "result"), ("user", "And now?")]
+
+
+def test_a_failure_after_a_tool_call_removes_the_whole_turn() -> None:
+    call = ToolCallDelta(0, 0, "c1", "now", "{}")
+    script = Script([call], [CommandFailed("the worker died")], ["Hello"])
+    run(script, "What time is it?", "noon", "Again")
+    assert said(script.asked[2]) == [("user", "Again")]
+
+
+def test_a_cancelled_call_is_not_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    def press() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    script = Script([ToolCallDelta(0, 0, "c1", "now", '{"half'), press], ["Hello"])
+    run(script, "What time is it?", "On")
+    assert said(script.asked[1]) == [("user", "What time is it?"), ("assistant", ""), ("user", "On")]
+    assert not script.asked[1].messages[1].tool_calls
 
 
 def test_ctrl_c_at_the_prompt_begins_a_new_line() -> None:

@@ -60,6 +60,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         gateway_settings(Settings(listen_workers="tcp://127.0.0.1:7000"))
 
 
+def test_settings_that_contradict_each_other_are_named_with_their_values() -> None:
+    with pytest.raises(CommandFailed, match=r"^max_choices is over max_streams_per_worker, 8 over 5: no worker"):
+        gateway_settings(Settings(max_choices=8, max_streams_per_worker=5))
+
+
 def test_a_checkpoint_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("old", "like", "other")]
     for seed, folder in enumerate(folders):

@@ -77,7 +77,7 @@ def test_a_bound_is_inclusive_and_its_violation_names_the_flag(name: str, inside
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "eighty")
-    with pytest.raises(InvalidSettings, match=r"^BATON_PORT: input should be a valid integer, not 'eighty'$"):
+    with pytest.raises(InvalidSettings, match=r"^BATON_PORT: must be a whole number from 0 to 65535, not 'eighty'$"):
         load({})
 
 
