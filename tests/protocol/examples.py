@@ -141,7 +141,17 @@ COMMANDS: dict[str, Command] = {
 
 EVENTS: dict[str, Event] = {
     "hello": Hello(
-        PROTOCOL_VERSION, "w0", 7, 4242, "baton-tiny", "iree", "local-task", 8, 4096, "9f86d081884c7d65", "60303ae22b998861"
+        PROTOCOL_VERSION,
+        "w0",
+        7,
+        4242,
+        "baton-tiny",
+        "iree",
+        "local-task",
+        8,
+        4096,
+        "9f86d081884c7d65",
+        "60303ae22b998861",
     ),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, score=True), 2150, "local-task", 96),
