@@ -312,6 +312,21 @@ class TestLeaving:
             driver.ended()
             assert driver.state is WorkerState.STOPPED
 
+    def test_a_restart_does_not_prolong_a_stop(self) -> None:
+        driver = running()
+        driver.take(StopWorker())
+        due = driver.life.due
+        assert (driver.take(RestartWorker(30.0)), driver.life.due) == ([], due)
+
+    @pytest.mark.parametrize("state", [WorkerState.STOPPED, WorkerState.GIVEN_UP])
+    def test_one_that_does_not_run_is_not_restarted(self, state: WorkerState) -> None:
+        """It is to be started."""
+        driver = running(RestartPolicy(max_failures=1))
+        driver.take(StopWorker() if state is WorkerState.STOPPED else Loss("a failure"))
+        driver.frames(Bye(ByeReason.STOPPED, ""))
+        driver.ended()
+        assert (driver.state, driver.take(RestartWorker(30.0)), driver.state) == (state, [], state)
+
     def test_one_that_dies_while_it_is_to_restart_has_failed(self) -> None:
         driver = running()
         driver.take(RestartWorker(30.0))
