@@ -154,6 +154,17 @@ def test_a_failure_is_followed_by_a_start_after_a_delay() -> None:
     assert (last.incarnation, last.reason, driver.life.status.reason) == (1, "a failure", "")
 
 
+def test_an_incarnation_has_ended_as_soon_as_its_loss_is_known() -> None:
+    driver = running()
+    assert [driver.life.has_ended(number) for number in (0, 1, 2)] == [True, False, True]
+    driver.take(Loss("a failure"))
+    assert (driver.life.ending, driver.life.has_ended(1)) == (True, True)
+    driver.ended()
+    assert (driver.life.ending, driver.life.has_ended(1)) == (False, True)
+    driver.later(POLICY.first_delay_s)
+    assert [driver.life.has_ended(number) for number in (1, 2)] == [True, False]
+
+
 def test_it_is_given_up_when_its_tries_are_used_up_and_can_be_started_again() -> None:
     driver = LifeDriver()
     driver.take(StartWorker())
