@@ -128,7 +128,7 @@ class Life:
                 self._stop_asked = True
                 self._leave(message, now)
             case msg.RestartWorker():
-                if self.running and not self._stop_asked:
+                if not self._stop_asked:
                     self._leave(message, now)
             case msg.ProgramChanged():
                 self._record.changed(self.number)

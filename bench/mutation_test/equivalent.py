@@ -33,6 +33,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "it is read only after a recorded failure has set it to 0",
     ),
     Equivalent(
+        "gateway/routing/worker_handle.py",
+        "WorkerHandle.__init__",
+        "self._closed = -1",
+        "self._closed = -2",
+        "any negative number stands for no incarnation",
+    ),
+    Equivalent(
         "workers/engine/chunking.py",
         "_split_remainder",
         "split_cost = 0",

@@ -8,7 +8,15 @@ _STREAMS = ("tests/gateway/streaming", "tests/gateway/openai", "tests/gateway/di
 _GATEWAY = ("tests/gateway/test_app.py", "tests/gateway/test_metrics.py", "tests/gateway/test_daemon.py")
 _FLEET = tuple(
     f"tests/gateway/fleet/test_{name}.py"
-    for name in ("admission", "rolling_restart", "join_address", "remote_join", "failed_supervision", "hand_over")
+    for name in (
+        "fleet",
+        "admission",
+        "rolling_restart",
+        "join_address",
+        "remote_join",
+        "failed_supervision",
+        "hand_over",
+    )
 )
 _SERVING = ("tests/gateway/http", "tests/gateway/faults", *_GATEWAY)
 

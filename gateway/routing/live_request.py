@@ -55,11 +55,15 @@ class LiveRequest(ABC):
             self.config_digest = digest
         self.worker = worker
 
-    def suspended(self, count: int) -> None:
-        """Note that so many more (or fewer) of its sequences wait for a worker."""
-        self._waiting += count
-        if count > 0 and self.streamed:
+    def suspended(self) -> None:
+        """Note that one more of its sequences waits for a worker."""
+        self._waiting += 1
+        if self.streamed:
             self._wake()
+
+    def resumed(self) -> None:
+        """Note that one fewer of its sequences waits for a worker."""
+        self._waiting -= 1
 
     def changed(self, index: int) -> None:
         """Note that a sequence got something. The client of a whole answer is not woken for each token."""

@@ -32,7 +32,8 @@ class Quarantine:
         now = self._clock()
         self._forget(now)
         key = _digest(model, prompt, sampling)
-        _, count = self._attributed.pop(key, (0.0, 0))
+        known = self._attributed.pop(key, None)
+        count = 0 if known is None else known[1]
         self._attributed[key] = (now + REMEMBERED_S, count + 1)
         if len(self._attributed) > MAX_REMEMBERED:
             del self._attributed[next(iter(self._attributed))]
@@ -42,8 +43,8 @@ class Quarantine:
         self._forget(self._clock())
         if not self._attributed:
             return False
-        _, count = self._attributed.get(_digest(model, prompt, sampling), (0.0, 0))
-        return count >= REFUSED_AFTER
+        known = self._attributed.get(_digest(model, prompt, sampling))
+        return known is not None and known[1] >= REFUSED_AFTER
 
     def _forget(self, now: float) -> None:
         while self._attributed:

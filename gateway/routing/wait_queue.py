@@ -47,7 +47,7 @@ class WaitQueue:
         """Add a sequence."""
         insort(self._queues.setdefault(sequence.request.model, []), sequence, key=_order)
         sequence.waited = True
-        sequence.request.suspended(1)
+        sequence.request.suspended()
         self._arm(sequence, self._wait_s)
 
     def stay(self, sequence: LiveSequence) -> None:
@@ -65,4 +65,4 @@ class WaitQueue:
         del queue[bisect_left(queue, sequence.order, key=_order)]
         if not queue:
             del self._queues[model]
-        sequence.request.suspended(-1)
+        sequence.request.resumed()

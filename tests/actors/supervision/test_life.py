@@ -154,6 +154,17 @@ def test_a_failure_is_followed_by_a_start_after_a_delay() -> None:
     assert (last.incarnation, last.reason, driver.life.status.reason) == (1, "a failure", "")
 
 
+def test_an_incarnation_has_ended_as_soon_as_its_loss_is_known() -> None:
+    driver = running()
+    assert [driver.life.has_ended(number) for number in (0, 1, 2)] == [True, False, True]
+    driver.take(Loss("a failure"))
+    assert (driver.life.ending, driver.life.has_ended(1)) == (True, True)
+    driver.ended()
+    assert (driver.life.ending, driver.life.has_ended(1)) == (False, True)
+    driver.later(POLICY.first_delay_s)
+    assert [driver.life.has_ended(number) for number in (1, 2)] == [True, False]
+
+
 def test_it_is_given_up_when_its_tries_are_used_up_and_can_be_started_again() -> None:
     driver = LifeDriver()
     driver.take(StartWorker())
@@ -311,6 +322,21 @@ class TestLeaving:
             driver.frames(Bye(ByeReason.STOPPED, ""))
             driver.ended()
             assert driver.state is WorkerState.STOPPED
+
+    def test_a_restart_does_not_prolong_a_stop(self) -> None:
+        driver = running()
+        driver.take(StopWorker())
+        due = driver.life.due
+        assert (driver.take(RestartWorker(30.0)), driver.life.due) == ([], due)
+
+    @pytest.mark.parametrize("state", [WorkerState.STOPPED, WorkerState.GIVEN_UP])
+    def test_one_that_does_not_run_is_not_restarted(self, state: WorkerState) -> None:
+        """It is to be started."""
+        driver = running(RestartPolicy(max_failures=1))
+        driver.take(StopWorker() if state is WorkerState.STOPPED else Loss("a failure"))
+        driver.frames(Bye(ByeReason.STOPPED, ""))
+        driver.ended()
+        assert (driver.state, driver.take(RestartWorker(30.0)), driver.state) == (state, [], state)
 
     def test_one_that_dies_while_it_is_to_restart_has_failed(self) -> None:
         driver = running()

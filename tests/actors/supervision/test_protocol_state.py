@@ -88,7 +88,12 @@ def test_frames_out_of_order_are_refused(before: list[Event], event: Event, text
 
 @pytest.mark.parametrize(
     ("field", "value", "lasting"),
-    [("protocol", PROTOCOL_VERSION + 1, True), ("incarnation", 2, False), ("worker", "v", False)],
+    [
+        ("protocol", PROTOCOL_VERSION + 1, True),
+        ("incarnation", 2, False),
+        ("worker", "v", False),
+        ("device", "gpu\n", True),
+    ],
 )
 def test_a_hello_that_cannot_be_welcomed(field: str, value: object, lasting: bool) -> None:
     values = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value}

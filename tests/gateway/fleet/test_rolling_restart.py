@@ -11,6 +11,7 @@ from actors.supervision.worker import WorkerState, WorkerStatus
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.member import Member
 from gateway.fleet.operation import OperationFailed
+from gateway.fleet.operations import replace_all
 from gateway.fleet.rolling_restart import RollingRestart, release_extras
 from gateway.fleet.steps import Steps
 from gateway.routing.router import Router
@@ -62,6 +63,12 @@ class RecordedSteps:
         if (member.name, "") in self.broken:
             return replace(member.status, state=WorkerState.GIVEN_UP, running=False, reason="it is broken")
         return member.status
+
+    async def restart(self, member: Member) -> None:
+        self.done.append(f"restart {member.name}")
+
+    async def dismiss(self, member: Member) -> None:
+        self.done.append(f"dismiss {member.name}")
 
     async def relieve(self, member: Member, by: frozenset[str] | None) -> bool:
         pool = self.router.pool
@@ -161,3 +168,23 @@ async def test_an_extra_worker_leaves_unless_it_serves_and_nobody_can_take_its_p
         "remove extra1",
         "extra1 has left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [
+        ("", ["restart far"]),
+        ("/new", ["dismiss far", "far has left: it may join again with the same checkpoint"]),
+    ],
+)
+async def test_workers_of_other_machines_are_restarted_or_leave_after_those_of_this_one(
+    checkpoint: str, expected: list[str]
+) -> None:
+    steps = RecordedSteps("w0")
+    for name, model in (("far", "tiny"), ("away", "second")):
+        worker = FakeWorker(name, model=model).join(steps.router)
+        steps.members[name] = Member(worker, model)
+    await replace_all(cast(Steps, steps), steps.router.pool, ["tiny"], checkpoint)
+    assert steps.done[-len(expected) :] == expected
+    assert [line for line in steps.done if "away" in line] == []
+    assert any(line.startswith("renew w0") for line in steps.done[: -len(expected)])

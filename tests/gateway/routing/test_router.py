@@ -173,6 +173,17 @@ async def test_a_deadline_ends_a_stream_that_the_worker_forgot(monkeypatch: pyte
     assert worker.cancels == [numbers(group)[1]]
 
 
+async def test_the_timer_of_a_request_ends_with_it() -> None:
+    """It refers to the request, which would stay in memory until its deadline."""
+    router = Router(GatewaySettings())
+    FakeWorker().join(router)
+    group = router.open(plan(), "r")
+    assert group.deadline is not None
+    assert not group.deadline.cancelled()
+    group.close()
+    assert group.deadline.cancelled()
+
+
 async def test_the_end_of_the_gateway_is_typed() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)

@@ -4,6 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from actors.supervision.worker import WorkerState
 from gateway.routing.worker_handle import CANCEL_RETRY_S, FULL_S, STALLS, Role, WorkerHandle
@@ -45,6 +46,12 @@ async def test_a_sample_shows_free_slots_of_an_active_worker_that_is_ready() -> 
     world["a"].change(state=WorkerState.READY)
     handle(world).role = Role.STANDBY
     assert (handle(world).sample().slots_available, handle(world).sample().standby) == (0, True)
+
+
+async def test_a_sample_counts_what_was_reported_since_the_last_change_of_its_status() -> None:
+    world = World()
+    world["a"].status = replace(world["a"].status, gauges=Gauges(steps=8))
+    assert handle(world).sample().counts("steps") == 8
 
 
 async def test_a_failed_step_is_known_by_its_incarnation_and_its_number() -> None:

@@ -72,6 +72,24 @@ def test_a_prompt_with_corrupted_reused_rows_is_recomputed_without_them(cancelle
     assert runner.violations == []
 
 
+def test_corrupted_reused_rows_and_others_without_a_token_are_evicted() -> None:
+    """Neither of these prompts was found out: they were cancelled before a token of theirs was sampled."""
+    runner = NanToken()
+    engine, _ = make(runner, step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
+    for stream, first in enumerate((PROMPT[:20], tuple(range(50, 70)))):
+        engine.submit(EngineRequest(stream, (*first, BAD, *PROMPT[20:]), max_tokens=3))
+        for _ in range(3):
+            engine.step()
+        engine.cancel(stream)
+    assert len(runner.corrupted) == 2
+    assert engine.gauges().retained_tokens >= 2 * 20
+    good = EngineRequest(2, (*PROMPT[:20], 7, *PROMPT[20:]), max_tokens=3)
+    tokens, _, _ = run(engine, good)
+    assert tokens == cold(good)
+    assert engine.gauges().retained_tokens == len(good.prompt) + 2, "its own"
+    assert (runner.corrupted, runner.violations) == ({}, [])
+
+
 def test_a_prompt_with_its_own_nan_fails_once() -> None:
     engine, runner = make(NanToken(), step_tokens=8, prefixes=PrefixPolicy(min_tokens=1))
     run(engine, EngineRequest(1, PROMPT, max_tokens=3))

@@ -30,6 +30,24 @@ def test_a_common_prefix_ends_where_a_token_differs(shared: list[int], at: int, 
     assert common_prefix(shared, other, most) == min(at, most, len(shared))
 
 
+class CountedToken(int):
+    """A token that counts its comparisons with others. A list does not compare an object with itself."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedToken.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_equal_tokens_are_compared_in_strides_and_not_one_by_one() -> None:
+    shared = [CountedToken(token) for token in range(1000)]
+    assert common_prefix([*shared, 1], [*shared, 2], 1001) == 1000
+    assert 0 < CountedToken.compared < 100
+
+
 def test_tenants_share_nothing() -> None:
     mine, theirs = CachedRows("a", [1, 2, 3]), CachedRows("b", [1, 2, 3], 3)
     assert reusable(mine, theirs, 3, exact_rows=True) == 0

@@ -44,6 +44,13 @@ def test_a_step_with_a_prompt_takes_four_times_as_long_at_most(chunks: dict[str,
     assert measured(0.01, **chunks).step_tokens(5) == 5 + tokens + 1
 
 
+def test_any_stretch_above_one_is_taken() -> None:
+    budget = TokenBudget(SIZES, stretch=1.25)
+    budget.record_decode(0.01)
+    budget.record_prefill(32, 0.00125)
+    assert budget.step_tokens(5) == 5 + 64 + 1
+
+
 def test_a_chunk_counts_as_the_size_that_covers_it() -> None:
     budget = TokenBudget(SIZES)
     budget.record_decode(0.01)

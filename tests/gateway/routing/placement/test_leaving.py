@@ -109,6 +109,17 @@ async def test_requests_go_to_the_one_that_beats() -> None:
     assert world.open().worker == "b"
 
 
+async def test_a_worker_that_sent_what_it_was_not_asked_for_gets_requests_after_all_others_for_five_minutes() -> None:
+    world = World("a", "b")
+    world["a"].die(origin=Origin.MISBEHAVED)
+    world["a"].come_back()
+    assert [world.open().worker for _ in range(3)] == ["b", "b", "b"]
+    await anyio.sleep(299.9)
+    assert world.open().worker == "b"
+    await anyio.sleep(0.1)
+    assert world.open().worker == "a"
+
+
 async def test_requests_go_to_the_one_that_gets_on() -> None:
     """It sends heartbeats, but finishes no step: perhaps it hangs, and no request is to wait there to find that out."""
     world, now = World("a", "b"), asyncio.get_running_loop().time()

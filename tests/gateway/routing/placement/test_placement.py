@@ -111,6 +111,12 @@ async def test_the_times_of_a_sequence_are_observed() -> None:
     assert ends(world) == {"stop": 1}
 
 
+async def test_a_sequence_that_fails_is_counted_by_its_error() -> None:
+    world = World("a")
+    world["a"].fail(number(world.open()), ErrorCode.CONTEXT)
+    assert ends(world) == {"context_length_exceeded": 1}
+
+
 async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> None:
     world = World("a", "b")
     begun, fresh = world.open(), world.open()

@@ -9,7 +9,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
 from gateway.body_budget import HeldBody
 from gateway.routing.lost_sequences import MOVED_AT_ONCE
-from gateway.routing.placement import ENDED_AT_ONCE, SENT_AT_ONCE, SERVED_BYTES
+from gateway.routing.placement import ENDED_AT_ONCE, SENT_AT_ONCE
 from gateway.routing.request_group import RequestGroup
 from protocol.errors import ErrorCode
 from tests.gateway.harness.fakes import FakeWorker
@@ -37,21 +37,27 @@ async def test_sequences_without_hope_are_ended_in_portions() -> None:
     assert {failure(group) for group in groups} == {ErrorCode.LOST}
 
 
-async def test_large_bodies_are_sent_to_the_next_worker_in_portions() -> None:
+@pytest.mark.parametrize(
+    ("size", "portions"),
+    [(1 << 23, [3, 5]), (1 << 24, [2, 4, 5]), ((1 << 24) + 1, [1, 2, 3, 4, 5])],
+    ids=["8 MiB", "16 MiB", "more"],
+)
+async def test_large_bodies_are_sent_to_the_next_worker_in_portions(size: int, portions: list[int]) -> None:
+    """A portion ends with the body that exceeds 16 MiB."""
     world = World("a", slots=100)
     request = world.decoder.completion(b'{"model": "tiny", "prompt": "hi", "stream": true, "max_tokens": 9}').request
-    bodies = [HeldBody(world.router.bodies) for _ in range(5)]
-    for index, body in enumerate(bodies):
-        body.grow(SERVED_BYTES // 2)
+    for index in range(5):
+        body = HeldBody(world.router.bodies)
+        body.grow(size)
         world.router.open(request, f"r{index}", body)
     world["a"].die(origin=Origin.OUTSIDE)
     sent = len(world["a"].submits)
     world["a"].come_back()
     counts = []
-    for _ in range(2):
+    for _ in portions:
         counts.append(len(world["a"].submits) - sent)
         await anyio.lowlevel.checkpoint()
-    assert counts == [3, 5]
+    assert counts == portions
     assert [submit.request for submit in world["a"].submits[sent:]] == [f"r{index}" for index in range(5)]
 
 
