@@ -78,7 +78,7 @@ class TemplateOptions(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ToolChoice(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Which tools an answer may or must call."""
+    """The tools that an answer may or must call."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     """`auto`: text or calls, as the model decides; `none`: no calls; `required`: one call at least."""

@@ -16,7 +16,7 @@ from protocol.request import Grammar, Input, Limits, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParameters:
-    """What the sequences of one request have in common."""
+    """The fields that the sequences of one request share."""
 
     model: str
     inputs: Sequence[Input]
