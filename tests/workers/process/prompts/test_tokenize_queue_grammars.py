@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.step_result import StepResult, Token
 from workers.grammar.refusal import GrammarRefused
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
-from workers.process.tokenize_queue import GRAMMAR_WAIT_S, TokenizeQueue
+from workers.process.prompts.tokenize_queue import GRAMMAR_WAIT_S, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio

@@ -22,19 +22,13 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Tokenized, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import (
-    PromptRefused,
-    PromptResult,
-    TokenizedPrompt,
-    build_or_error,
-    input_cost,
-    may_be_constrained,
-    tokenize_cost,
-)
-from workers.process.prompt_query import failed_query
+from workers.process.prompts.cost import input_cost, may_be_constrained, tokenize_cost
+from workers.process.prompts.prompt_builder import PromptResult, TokenizedPrompt, build_or_error
+from workers.process.prompts.prompt_query import failed_query
+from workers.process.prompts.refusal import PromptRefused
 
 MAX_INLINE_COST = 4096
-"""Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
+"""Cost (see `workers.process.prompts.cost.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
 MAX_QUERIES = 64
 """Queries that wait. A further one is refused."""
