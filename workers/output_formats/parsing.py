@@ -49,7 +49,10 @@ class OutputParsing:
             )
         )
 
-    def gate(self, prompt: Sequence[int], limit: int | None) -> ReasoningGate | None:
+    def gate(self, prompt: Sequence[int], limit: int | None, *, parses_tools: bool) -> ReasoningGate | None:
         """Return what makes the constraint over the reasoning; None for a model without any."""
         plan = self._plans[True, False]
-        return None if plan is None else ReasoningGate(plan, self._tokenizer, prompt, self._vocab_size, limit)
+        calls_plan = self._plans[True, True] if parses_tools else None
+        if plan is None:
+            return None
+        return ReasoningGate(plan, self._tokenizer, prompt, self._vocab_size, limit, calls_plan)

@@ -28,13 +28,13 @@ class AnswerConstraints:
         self._grammars = grammars
         self._call_grammars = call_grammars
 
-    def grammar(self, submit: Submit) -> Grammar | None:
+    def grammar(self, submit: Submit, gate: ReasoningGate | None) -> Grammar | None:
         """Return the grammar of the answer: the request's own, that of tool calls that it must make, or both. Raises
         `PromptRefused`."""
         if not isinstance(submit.input, ChatInput):
             return submit.grammar
         try:
-            return self._call_grammars.of(submit.input, submit.grammar)
+            return self._call_grammars.of(submit.input, submit.grammar, reasons=gate is not None)
         except ToolGrammarError as error:
             raise unsupported(f"`{TOOLS_FIELD}`: {error}", TOOLS_FIELD) from error
 
@@ -46,8 +46,10 @@ class AnswerConstraints:
         """Compile a grammar, which begins after the reasoning if there is a gate, and pass the constraint the resumed
         tokens. Raises `PromptRefused`."""
         constraint: Constraint | None = None if grammar is None else self._matcher(grammar, submit.limits)
-        if gate is not None and (constraint is not None or gate.limit is not None):
-            constraint = gate.constraint(constraint)
+        # With channels, the grammar of tool calls has a rule for the reasoning.
+        whole = grammar is not None and grammar.field == TOOLS_FIELD and gate is not None and gate.plan.has_channels
+        if gate is not None and (gate.limit is not None or (constraint is not None and not whole)):
+            constraint = gate.constraint(constraint, with_reasoning=whole)
         if constraint is None:
             return None
         try:

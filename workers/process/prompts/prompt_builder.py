@@ -122,7 +122,7 @@ class PromptBuilder:
             elif parser is not None:
                 parser.push(token)
         bad, breakers = self._words(submit.sampling)
-        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, self._constraints.grammar(submit))
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, self._constraints.grammar(submit, gate))
 
     def _parse(
         self, parsing: OutputParsing, submit: Submit, source: ChatInput, prompt: tuple[int, ...]
@@ -144,7 +144,9 @@ class PromptBuilder:
         if limit is not None and not parsing.reasoning_known:
             problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
             raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
-        return parser, parsing.gate(prompt, limit) if source.parse_reasoning or limit is not None else None
+        if not source.parse_reasoning and limit is None:
+            return parser, None
+        return parser, parsing.gate(prompt, limit, parses_tools=parses_tools)
 
     def _words(self, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], Breakers]:
         """Return the tokens of texts that the sampling parameters name."""
