@@ -20,6 +20,8 @@ class ReasoningGate:
     tokenizer: Tokenizer
     prompt: Sequence[int]
     vocab_size: int
+    end: tuple[int, ...]
+    """Result of `reasoning_end`. Constraints are made while another thread uses the tokenizer."""
     limit: int | None = None
     """Maximum number of tokens of reasoning."""
     calls_plan: ParsePlan | None = None
@@ -32,7 +34,7 @@ class ReasoningGate:
         """
         plan = self.plan if inner is not None or self.calls_plan is None else self.calls_plan
         parser = OutputParser(plan, self.tokenizer, self.prompt)
-        end = self._end()[:1] if with_reasoning else self._end()
+        end = self.end[:1] if with_reasoning else self.end
         free = None if inner is None else self._free()
         return ReasoningConstraint(
             parser, end, self._openings(), self.limit, inner, self.vocab_size, free, with_reasoning=with_reasoning
@@ -47,14 +49,15 @@ class ReasoningGate:
         bits[[token for token in (*self.tokenizer.eos_ids, *calls) if token < self.vocab_size]] = 0
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
-    def _end(self) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning."""
-        return tuple(self.tokenizer.encode(self.plan.reasoning_end, special=False))
-
     def _openings(self) -> frozenset[int]:
         """Return the token that begins the reasoning, if it is one."""
         marker = self.plan.reasoning.open[:1] if self.plan.reasoning is not None else ""
         return frozenset(ident for ident, symbol in self.plan.symbols.items() if symbol == marker)
+
+
+def reasoning_end(plan: ParsePlan, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end the reasoning."""
+    return tuple(tokenizer.encode(plan.reasoning_end, special=False))
 
 
 class ReasoningConstraint:

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from tests.workers.output_formats.marked_tokenizer import MarkedTokenizer
 from tests.workers.output_formats.parsed import plan
 from workers.engine.logits_processors import AllowedTokens
-from workers.output_formats.reasoning_gate import ReasoningConstraint, ReasoningGate
+from workers.output_formats.formats.choice import choose_formats
+from workers.output_formats.parsing import OutputParsing
+from workers.output_formats.reasoning_gate import ReasoningConstraint, ReasoningGate, reasoning_end
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 THINK = MarkedTokenizer(["<think>", "</think>"])
@@ -41,7 +43,8 @@ def gate(
     tokenizer: ByteTokenizer = THINK, *, prompt: str = "", limit: int | None = None, name: str = "think"
 ) -> ReasoningGate:
     plans = plan(None, name, tokenizer.added_tokens)
-    return ReasoningGate(plans, tokenizer, tokenizer.encode(prompt, special=False), 400, limit)
+    end = reasoning_end(plans, tokenizer)
+    return ReasoningGate(plans, tokenizer, tokenizer.encode(prompt, special=False), 400, end, limit)
 
 
 def allowed(mask: NDArray[np.uint32] | None) -> list[int] | None:
@@ -167,7 +170,8 @@ CODER = MarkedTokenizer(["<think>", "</think>", "<tool_call>", "</tool_call>"])
 
 def calls_gate(limit: int | None = None) -> ReasoningGate:
     alone, both = (plan(tools, "think", CODER.added_tokens) for tools in (None, "qwen3_coder"))
-    return ReasoningGate(alone, CODER, CODER.encode("<think>", special=False), 400, limit, both)
+    end = reasoning_end(alone, CODER)
+    return ReasoningGate(alone, CODER, CODER.encode("<think>", special=False), 400, end, limit, both)
 
 
 def test_a_call_may_not_begin_in_the_reasoning_before_a_grammar() -> None:
@@ -188,6 +192,15 @@ def test_a_grammar_with_reasoning_gets_the_forced_end_of_it() -> None:
     answer = forced(given.constraint(inner, with_reasoning=True), HARMONY.encode(text, special=False))
     assert spelled(HARMONY, answer) == "<|channel|>analysis<|message|>ab<|end|>cd"
     assert inner.accepted == answer
+
+
+def test_a_constraint_is_made_while_another_thread_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = MarkedTokenizer(["<think>", "</think>"])
+    prompt = tokenizer.encode("<think>", special=False)
+    given = OutputParsing(tokenizer, choose_formats("think", "none"), 400).gate(prompt, 1, parses_tools=False)
+    assert given is not None
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("another thread may change its settings"))
+    assert spelled(tokenizer, forced(given.constraint(), [*b"ab"])) == "a</think>b"
 
 
 def test_both_a_bound_and_a_grammar() -> None:
