@@ -177,7 +177,7 @@ class OutputProcessor:
         return self._prompt_builder.compiled(prompt)
 
     def build_constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
-        """Compile the grammar of a request, on any thread, one at a time. Raises as `build_prompt` does."""
+        """Compile the grammar of a request, on any thread. Raises as `build_prompt` does."""
         return self._prompt_builder.constraint(prompt, submit)
 
     def overtake(self, stream: int) -> None:

@@ -193,11 +193,12 @@ class TokenizeQueue:
     async def _build_constraint(self, submit: Submit, prompt: TokenizedPrompt) -> Constraint | BaseException | None:
         build = partial(self._output.build_constraint, prompt)
         unconstrained = prompt.grammar is None and submit.limits.reasoning_tokens is None
-        if unconstrained or (self._output.compiled(prompt) and tokenize_cost(submit) <= MAX_INLINE_COST):
+        compiled = self._output.compiled(prompt)
+        if unconstrained or (compiled and tokenize_cost(submit) <= MAX_INLINE_COST):
             return build_or_error(build, submit)
-        return await anyio.to_thread.run_sync(
-            build_or_error, build, submit, limiter=self._compile_limiter, abandon_on_cancel=True
-        )
+        # Resumed tokens take as long on any thread, but they need not wait for the grammars of others.
+        limiter = self._limiter if compiled else self._compile_limiter
+        return await anyio.to_thread.run_sync(build_or_error, build, submit, limiter=limiter, abandon_on_cancel=True)
 
     def _admit(
         self,
