@@ -49,8 +49,14 @@ class AskedSequence:
         """`context`: tokens of a prompt and its answer, as the worker reports them; 0 if it does not."""
         self._limits = submit.limits
         source = submit.input
-        with_tools = isinstance(source, ChatInput) and source.parse_tools and bool(source.tools_json)
-        self._constrained = submit.grammar is not None or with_tools
+        with_tools = (
+            isinstance(source, ChatInput)
+            and source.parse_tools
+            and source.tools_json != ""
+            and source.tool_choice.mode != "none"
+        )
+        # The forced end of the reasoning may be a token that is banned.
+        self._constrained = submit.grammar is not None or with_tools or submit.limits.reasoning_tokens is not None
         self._logprobs = submit.sampling.logprobs
         self._context = context or MAX_TOKENS
         self._most = min(submit.limits.max_tokens or MAX_TOKENS, self._context, MAX_TOKENS)
@@ -116,7 +122,7 @@ class AskedSequence:
 
     def _check_reason(self, stream: int, reason: FinishReason, usage: Usage) -> None:
         limits = self._limits
-        stoppable = limits.stop or self._constrained  # the end of a grammar stops an answer, whatever its length
+        stoppable = limits.stop or self._constrained  # the end of a constraint stops an answer, whatever its length
         if reason == "length" and not self.complete and usage.prompt_tokens + self._tokens < self._context:
             raise PeerLied(f"stream {stream} ended for its length after {self._tokens} of {self._most} tokens")
         if reason == "tool_calls" and not self._segments.may_end:

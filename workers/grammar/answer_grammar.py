@@ -22,19 +22,24 @@ class ToolCallGrammars:
         self._markers = {text: ident for text, ident in added_tokens.items() if is_marker(text)}
         self._syntax = call_syntax(tool_format, self._markers)
 
-    def of(self, source: ChatInput, wanted: Grammar | None) -> Grammar | None:
+    def of(self, source: ChatInput, wanted: Grammar | None, *, reasons: bool = False) -> Grammar | None:
         """See `answer_grammar`."""
-        return answer_grammar(source, wanted, self._syntax, self._markers)
+        return answer_grammar(source, wanted, self._syntax, self._markers, reasons=reasons)
 
 
 def answer_grammar(
-    source: ChatInput, wanted: Grammar | None, syntax: CallSyntax | None, markers: Mapping[str, int]
+    source: ChatInput,
+    wanted: Grammar | None,
+    syntax: CallSyntax | None,
+    markers: Mapping[str, int],
+    *,
+    reasons: bool = False,
 ) -> Grammar | None:
     """Return the grammar of a request with its own grammar `wanted`; None if the answer is not constrained.
 
     An answer that must call a tool has no text, so that the request's own grammar has no effect then. `syntax` is None
-    for a model whose syntax of calls is not known. Raises `ToolGrammarError` if tools cannot be constrained, or not
-    together with the request's own grammar.
+    for a model whose syntax of calls is not known. `reasons`: the model may reason before. Raises `ToolGrammarError` if
+    tools cannot be constrained, or not together with the request's own grammar.
     """
     if not (source.parse_tools and source.tools_json) or source.tool_choice.mode == "none":
         return wanted
@@ -44,7 +49,7 @@ def answer_grammar(
             raise ToolGrammarError("the syntax of this model's tool calls is not known: calls cannot be constrained")
         return None
     text = "" if forced or wanted is None else _text_rule(wanted, syntax)
-    lark = tool_grammar(syntax, source.tools_json, source.tool_choice, markers, text)
+    lark = tool_grammar(syntax, source.tools_json, source.tool_choice, markers, text, reasons=reasons)
     if len(lark) > MAX_GRAMMAR:
         raise ToolGrammarError(f"the grammar of the tools has {len(lark)} characters; {MAX_GRAMMAR} are allowed")
     return Grammar("lark", lark, FIELD) if lark else None

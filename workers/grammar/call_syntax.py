@@ -36,6 +36,8 @@ class CallSyntax:
     """An answer has one call only."""
     turn: str = ""
     """May precede the first call or the text, if the model has reasoned before."""
+    reasoning: tuple[str, str] | None = None
+    """Precede and follow a message of reasoning, in a format where the grammar has to allow it."""
     preamble: tuple[str, str] = ("", "")
     """Precede and follow text before a call; empty if text needs no marks."""
     text_open: str = ""
@@ -132,6 +134,7 @@ CALL_SYNTAX: Mapping[str, tuple[CallSyntax, ...]] = {
             name_close=" <|constrain|>json<|message|>",
             single=True,
             turn="<|start|>assistant",
+            reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
             preamble=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
             text_open="<|channel|>final<|message|>",
         ),

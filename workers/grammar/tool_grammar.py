@@ -34,15 +34,21 @@ class _Tool(NamedTuple):
 
 
 def tool_grammar(
-    syntax: CallSyntax, tools_json: str, choice: ToolChoice, markers: Mapping[str, int], text: str = ""
+    syntax: CallSyntax,
+    tools_json: str,
+    choice: ToolChoice,
+    markers: Mapping[str, int],
+    text: str = "",
+    *,
+    reasons: bool = False,
 ) -> str:
     """Return the grammar of an answer with tools; empty if the answer is not constrained.
 
     With `required` the answer is calls only. With `auto` it is constrained if a tool is strict, and text may precede
     the calls, or if there is an expression for its `text`, and then it is that text or calls. Arguments follow the
     schemas of the tools, of which those that are not strict may have keywords that are not supported. `markers` are the
-    tokens of the model that are markers, with their ids: in the grammar they are tokens, not text. Raises
-    `ToolGrammarError`.
+    tokens of the model that are markers, with their ids: in the grammar they are tokens, not text. `reasons`: messages
+    of reasoning may come first, in a format where they are part of the grammar. Raises `ToolGrammarError`.
     """
     tools = [_tool(each) for each in json.loads(tools_json or "[]")]
     if choice.name:
@@ -55,7 +61,7 @@ def tool_grammar(
     # A named function is called once, as with OpenAI.
     single = syntax.single or bool(choice.name) or not choice.parallel
     try:
-        return _Grammar(syntax, markers).build(tools, forced=forced, single=single, text=text)
+        return _Grammar(syntax, markers).build(tools, forced=forced, single=single, text=text, reasons=reasons)
     except ParameterError as error:
         raise ToolGrammarError(str(error)) from error
 
@@ -92,7 +98,7 @@ class _Grammar:
         self._endings: dict[str, str] = {}
         """The rules of text up to an ending, by that ending."""
 
-    def build(self, tools: Sequence[_Tool], *, forced: bool, single: bool, text: str) -> str:
+    def build(self, tools: Sequence[_Tool], *, forced: bool, single: bool, text: str, reasons: bool) -> str:
         """Return the grammar."""
         syntax = self._syntax
         self._rules.append("call: " + " | ".join(self._call(tool, number) for number, tool in enumerate(tools)))
@@ -117,6 +123,9 @@ class _Grammar:
             # Such a marker is text, which ends where the marker is found.
             self._rules += [f"before_call[lazy]: TEXT {quoted(syntax.marker)}", f"TEXT: {_TEXT}"]
             start = f"before_call {self._literal(opening.removeprefix(syntax.marker))} {rest} | TEXT"
+        if reasons and syntax.reasoning:
+            before, after = map(self._literal, syntax.reasoning)
+            start = f"({before} {_TEXT} {after})* ({start})"
         return "\n".join([f"start: {start}", *self._rules])
 
     def _call(self, tool: _Tool, number: int) -> str:

@@ -81,6 +81,16 @@ class ParsePlan:
         end = "" if reasoning is None else reasoning.end if isinstance(reasoning, ChannelFormat) else reasoning.close
         return cls(plain_reasoning, plain_tools, channels, *parses, symbols, labels, actions, scanners, end)
 
+    @property
+    def has_channels(self) -> bool:
+        """Reasoning and calls are messages in channels, each with a header."""
+        return self.channels is not None
+
+    def tokens(self, mode: Mode, action: Action) -> frozenset[int]:
+        """Return the tokens that are markers with this effect."""
+        markers = {marker for marker, each in self.actions.get(mode, {}).items() if each is action}
+        return frozenset(ident for ident, symbol in self.symbols.items() if symbol in markers)
+
     def shown(self, text: str) -> str:
         """Return text in which markers that are tokens are written out."""
         return _SYMBOL.sub(lambda match: self.labels.get(match[0], "\ufffd"), text)

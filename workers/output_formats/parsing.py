@@ -7,7 +7,7 @@ from workers.output_formats.calls.tool_schemas import ToolSchemas
 from workers.output_formats.formats.choice import ChosenFormats
 from workers.output_formats.parse_plan import ParsePlan
 from workers.output_formats.parser import OutputParser
-from workers.output_formats.reasoning_gate import ReasoningGate
+from workers.output_formats.reasoning_gate import ReasoningGate, reasoning_end
 from workers.text.tokenizer import Tokenizer
 
 
@@ -28,6 +28,8 @@ class OutputParsing:
             for reasoning in (False, True)
             for tools in (False, True)
         }
+        plan = self._plans[True, False]
+        self._reasoning_end = () if plan is None else reasoning_end(plan, tokenizer)
 
     def parser(
         self,
@@ -49,7 +51,10 @@ class OutputParsing:
             )
         )
 
-    def gate(self, prompt: Sequence[int], limit: int | None) -> ReasoningGate | None:
+    def gate(self, prompt: Sequence[int], limit: int | None, *, parses_tools: bool) -> ReasoningGate | None:
         """Return what makes the constraint over the reasoning; None for a model without any."""
         plan = self._plans[True, False]
-        return None if plan is None else ReasoningGate(plan, self._tokenizer, prompt, self._vocab_size, limit)
+        calls_plan = self._plans[True, True] if parses_tools else None
+        if plan is None:
+            return None
+        return ReasoningGate(plan, self._tokenizer, prompt, self._vocab_size, self._reasoning_end, limit, calls_plan)

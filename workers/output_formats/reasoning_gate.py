@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.request import Constraint
-from workers.output_formats.parse_plan import ParsePlan
+from workers.output_formats.parse_plan import Action, Mode, ParsePlan
 from workers.output_formats.parser import OutputParser
 from workers.text.tokenizer import Tokenizer
 
@@ -20,17 +20,34 @@ class ReasoningGate:
     tokenizer: Tokenizer
     prompt: Sequence[int]
     vocab_size: int
+    end: tuple[int, ...]
+    """Result of `reasoning_end`. Constraints are made while another thread uses the tokenizer."""
     limit: int | None = None
     """Maximum number of tokens of reasoning."""
+    calls_plan: ParsePlan | None = None
+    """Plan that parses calls as well, in an answer whose calls are parsed: a call may end the reasoning."""
 
-    def constraint(self, inner: Constraint | None = None) -> "ReasoningConstraint":
-        """Return a new constraint, of an answer without any token. `inner` begins after the reasoning."""
-        parser = OutputParser(self.plan, self.tokenizer, self.prompt)
-        return ReasoningConstraint(parser, self._end(), self._openings(), self.limit, inner, self.vocab_size)
+    def constraint(self, inner: Constraint | None = None, *, with_reasoning: bool = False) -> "ReasoningConstraint":
+        """Return a new constraint, of an answer without any token.
 
-    def _end(self) -> tuple[int, ...]:
-        """Return the tokens that end the reasoning."""
-        return tuple(self.tokenizer.encode(self.plan.reasoning_end, special=False))
+        `inner` begins after the reasoning. `with_reasoning`: it begins at once and has a rule of its own for it.
+        """
+        plan = self.plan if inner is not None or self.calls_plan is None else self.calls_plan
+        parser = OutputParser(plan, self.tokenizer, self.prompt)
+        end = self.end[:1] if with_reasoning else self.end
+        free = None if inner is None else self._free()
+        return ReasoningConstraint(
+            parser, end, self._openings(), self.limit, inner, self.vocab_size, free, with_reasoning=with_reasoning
+        )
+
+    def _free(self) -> NDArray[np.uint32]:
+        """Return the tokens that are allowed before an inner constraint: all that neither end the answer nor begin a
+        call, which it would have to allow."""
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, np.uint8)
+        bits[: self.vocab_size] = 1
+        calls = () if self.calls_plan is None else self.calls_plan.tokens(Mode.REASONING, Action.CALLS)
+        bits[[token for token in (*self.tokenizer.eos_ids, *calls) if token < self.vocab_size]] = 0
+        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
     def _openings(self) -> frozenset[int]:
         """Return the token that begins the reasoning, if it is one."""
@@ -38,8 +55,13 @@ class ReasoningGate:
         return frozenset(ident for ident, symbol in self.plan.symbols.items() if symbol == marker)
 
 
+def reasoning_end(plan: ParsePlan, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end the reasoning."""
+    return tuple(tokenizer.encode(plan.reasoning_end, special=False))
+
+
 class ReasoningConstraint:
-    """Implements `Constraint`. All tokens are allowed within the reasoning, until its end is forced."""
+    """Implements `Constraint`. Any text is allowed within the reasoning, until its end is forced."""
 
     def __init__(
         self,
@@ -49,12 +71,19 @@ class ReasoningConstraint:
         limit: int | None,
         inner: Constraint | None,
         vocab_size: int,
+        free: NDArray[np.uint32] | None = None,
+        *,
+        with_reasoning: bool = False,
     ) -> None:
+        """`end` are the tokens that end the reasoning, and `openings` those that begin it. `free` are allowed before
+        `inner` begins; None allows all. `with_reasoning` as in `ReasoningGate.constraint`."""
         self._parser = parser
         self._end = end
         self._openings = openings
         self._limit = limit
         self._inner = inner
+        self._free = free
+        self._with_reasoning = with_reasoning
         self._words = -(-vocab_size // 32)
         self._count = 0
         """Tokens of reasoning so far."""
@@ -62,7 +91,7 @@ class ReasoningConstraint:
         """Tokens that end the reasoning, the next one last."""
         self._first = True
         """No token was accepted."""
-        self._in_answer = False
+        self._in_answer = with_reasoning
         """The reasoning is over: the inner constraint decides."""
         self._check_limit()
 
@@ -73,7 +102,7 @@ class ReasoningConstraint:
         self._first = False
         if self._in_answer and self._inner is not None:
             self._inner.accept(token)
-        if self._in_answer and (self._inner is not None or self._limit is None):
+        if self._in_answer and not self._with_reasoning and (self._inner is not None or self._limit is None):
             return
         inside = self._parser.reasoning
         self._parser.push(token)
@@ -93,7 +122,7 @@ class ReasoningConstraint:
         if self._first and self._parser.answering:
             mask = self._inner.mask()
             return mask if mask is None else self._allow(mask.copy(), self._openings)
-        return self._inner.mask() if self._in_answer else None
+        return self._inner.mask() if self._in_answer else self._free
 
     def _check_limit(self) -> None:
         if self._limit is not None and self._parser.reasoning and self._count >= self._limit:

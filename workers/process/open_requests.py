@@ -13,7 +13,7 @@ from protocol.events import Event, Failed, Gauges, Heartbeat, Tokenized
 from workers.process.engine_thread import EngineInput, RemoveSequence
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
-from workers.process.tokenize_queue import TokenizeQueue
+from workers.process.prompts.tokenize_queue import TokenizeQueue
 
 
 @dataclass(frozen=True, slots=True)

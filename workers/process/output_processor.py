@@ -36,8 +36,9 @@ from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
-from workers.process.prompt_builder import PromptBuilder, PromptRefused, PromptResult, TokenizedPrompt, build_or_error
-from workers.process.prompt_query import answer_query
+from workers.process.prompts.prompt_builder import PromptBuilder, PromptResult, TokenizedPrompt, build_or_error
+from workers.process.prompts.prompt_query import answer_query
+from workers.process.prompts.refusal import PromptRefused
 from workers.sampling.logprobs import RowLogprobs
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
@@ -176,7 +177,7 @@ class OutputProcessor:
         return self._prompt_builder.compiled(prompt)
 
     def build_constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
-        """Compile the grammar of a request, on any thread, one at a time. Raises as `build_prompt` does."""
+        """Compile the grammar of a request, on any thread. Raises as `build_prompt` does."""
         return self._prompt_builder.constraint(prompt, submit)
 
     def overtake(self, stream: int) -> None:

@@ -26,7 +26,7 @@ from workers.process.exit_codes import WorkerExit
 from workers.process.loading import Loaded, load
 from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
-from workers.process.prompt_query import failed_query
+from workers.process.prompts.prompt_query import failed_query
 from workers.process.spec import WorkerSpec
 
 WELCOME_S = 30.0

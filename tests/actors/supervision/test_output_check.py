@@ -1,10 +1,11 @@
 """Bounds of what a worker may send of its sequences: frames and times in, verdicts out."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from actors.supervision.asked_sequence import HELD_BACK, PeerLied
 from actors.supervision.output_check import ANSWER_S, OutputCheck
@@ -69,6 +70,11 @@ def delta(count: int = 1, text: str = "", logprobs: tuple[Logprobs, ...] = ()) -
     return Step((Delta(1, (65,) * count, text, logprobs),))
 
 
+def with_tools(mode: Literal["none", "required"]) -> ChatInput:
+    tools = '[{"type": "function", "function": {"name": "f"}}]'
+    return structs.replace(chat(choice=ToolChoice(mode)), tools_json=tools)
+
+
 def chat(*, tools: bool = True, reasoning: bool = True, choice: ToolChoice | None = None) -> ChatInput:
     return ChatInput(
         (Message("user", "hi"),),
@@ -104,6 +110,14 @@ HONEST: dict[str, tuple[OutputCheck, list[Event]]] = {
     "the end of a grammar": (
         asked(grammar=Grammar("json_object"), ignore_eos=True, min_tokens=9),
         [delta(2), finished("stop", 2)],
+    ),
+    "an end of the reasoning that is a bad word": (
+        asked(prompt=chat(), reasoning_tokens=0, ignore_eos=True, min_tokens=9),
+        [delta(2), finished("stop", 2)],
+    ),
+    "the end of a forced call": (
+        asked(prompt=with_tools("required"), ignore_eos=True, min_tokens=9),
+        [parsed(ToolCallSegment(0, "f", "{}")), finished("tool_calls", 1)],
     ),
     "the end of the context": (asked(), [delta(CONTEXT - 2), finished("length", CONTEXT - 2)]),
     "text of the longest token": (asked(), [delta(1, LONG), finished("stop", 1)]),
@@ -167,6 +181,11 @@ LIES: dict[str, tuple[OutputCheck, Event, str]] = {
         "nothing may stop it",
     ),
     "stopped by nothing": (asked(ignore_eos=True, resume=3), finished("stop", 3), "nothing may stop it"),
+    "stopped by tools that may not be called": (
+        asked(prompt=with_tools("none"), ignore_eos=True, resume=3),
+        finished("stop", 3),
+        "nothing may stop it",
+    ),
     "stopped too early": (asked(min_tokens=3, resume=2), finished("stop", 2), "nothing may stop it"),
     "more tokens than came": (asked(), finished("stop", 1), "ended with 1 tokens, and 0 came"),
     "fewer tokens than came": (asked(resume=2), finished("stop", 1), "ended with 1 tokens, and 2 came"),

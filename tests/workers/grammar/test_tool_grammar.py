@@ -397,3 +397,14 @@ def test_a_choice_without_its_tool_is_refused() -> None:
 
 def test_an_unknown_format_has_no_syntax() -> None:
     assert call_syntax("other", {}) is None
+
+
+@pytest.mark.parametrize("thoughts", range(3))
+def test_reasoning_comes_before_a_forced_call_of_harmony_where_the_model_may_reason(thoughts: int) -> None:
+    tested = Format("harmony")
+    syntax = tested.model.syntax("harmony")
+    grammars = [tool_grammar(syntax, tools(), REQUIRED, tested.model.markers, reasons=each) for each in (True, False)]
+    thought = "<|channel|>analysis<|message|>Hm, {a}.<|end|><|start|>assistant"
+    call = tested.answer(("weather", GOOD))
+    assert [tested.model.takes(each, thought * thoughts + call) for each in grammars] == [True, thoughts == 0]
+    assert not tested.model.takes(grammars[0], thought * thoughts + "<|channel|>final<|message|>No")

@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 from tests.workers.output_formats.marked_tokenizer import MarkedTokenizer
 from tests.workers.output_formats.parsed import plan
 from workers.engine.logits_processors import AllowedTokens
-from workers.output_formats.reasoning_gate import ReasoningConstraint, ReasoningGate
-from workers.text.byte_tokenizer import ByteTokenizer
+from workers.output_formats.formats.choice import choose_formats
+from workers.output_formats.parsing import OutputParsing
+from workers.output_formats.reasoning_gate import ReasoningConstraint, ReasoningGate, reasoning_end
+from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 THINK = MarkedTokenizer(["<think>", "</think>"])
 HARMONY = MarkedTokenizer(["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"])
 DIGITS = [*b"0123456789"]
+FREE = [token for token in range(400) if token != EOS_ID]
+"""What a grammar that has not begun leaves: the answer may not end before it."""
 
 
 class Digits(AllowedTokens):
@@ -28,11 +32,19 @@ class Digits(AllowedTokens):
         self.accepted.append(token)
 
 
+class AllTokens(Digits):
+    """Allows all tokens."""
+
+    def mask(self) -> NDArray[np.uint32]:
+        return np.full(-(-400 // 32), 0xFFFFFFFF, np.uint32)
+
+
 def gate(
     tokenizer: ByteTokenizer = THINK, *, prompt: str = "", limit: int | None = None, name: str = "think"
 ) -> ReasoningGate:
     plans = plan(None, name, tokenizer.added_tokens)
-    return ReasoningGate(plans, tokenizer, tokenizer.encode(prompt, special=False), 400, limit)
+    end = reasoning_end(plans, tokenizer)
+    return ReasoningGate(plans, tokenizer, tokenizer.encode(prompt, special=False), 400, end, limit)
 
 
 def allowed(mask: NDArray[np.uint32] | None) -> list[int] | None:
@@ -122,7 +134,7 @@ def test_a_grammar_begins_after_the_reasoning() -> None:
     inner = Digits()
     constraint = gate(prompt="<think>").constraint(inner)
     for token in THINK.encode("abc</think>", special=False):
-        assert constraint.mask() is None
+        assert allowed(constraint.mask()) == FREE
         constraint.accept(token)
     assert allowed(constraint.mask()) == DIGITS
     for token in b"12":
@@ -140,7 +152,7 @@ def test_a_grammar_without_reasoning_begins_at_once_and_reasoning_may_come_first
     assert inner.accepted == [ord("7")]
     constraint = gate().constraint(Digits())
     constraint.accept(opening)
-    assert constraint.mask() is None
+    assert allowed(constraint.mask()) == FREE
 
 
 def test_a_grammar_begins_in_the_final_channel_of_harmony() -> None:
@@ -148,9 +160,47 @@ def test_a_grammar_begins_in_the_final_channel_of_harmony() -> None:
     constraint = gate(HARMONY, name="harmony", prompt="<|start|>assistant").constraint(inner)
     text = "<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>final<|message|>"
     for token in HARMONY.encode(text, special=False):
-        assert constraint.mask() is None
+        assert allowed(constraint.mask()) == FREE
         constraint.accept(token)
     assert (allowed(constraint.mask()), inner.accepted) == (DIGITS, [])
+
+
+CODER = MarkedTokenizer(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+
+
+def calls_gate(limit: int | None = None) -> ReasoningGate:
+    alone, both = (plan(tools, "think", CODER.added_tokens) for tools in (None, "qwen3_coder"))
+    end = reasoning_end(alone, CODER)
+    return ReasoningGate(alone, CODER, CODER.encode("<think>", special=False), 400, end, limit, both)
+
+
+def test_a_call_may_not_begin_in_the_reasoning_before_a_grammar() -> None:
+    mask = allowed(calls_gate().constraint(Digits()).mask())
+    assert mask is not None
+    assert {*range(400)} - {*mask} == {EOS_ID, CODER.added_tokens["<tool_call>"]}
+
+
+def test_a_call_in_the_reasoning_ends_what_is_counted() -> None:
+    wanted = CODER.encode("ab<tool_call>\n<function=f>\n</function>\n</tool_call>", special=False)
+    assert forced(calls_gate(limit=4).constraint(), wanted) == wanted
+
+
+def test_a_grammar_with_reasoning_gets_the_forced_end_of_it() -> None:
+    inner = AllTokens()
+    given = gate(HARMONY, name="harmony", prompt="<|start|>assistant", limit=2)
+    text = "<|channel|>analysis<|message|>abcd"
+    answer = forced(given.constraint(inner, with_reasoning=True), HARMONY.encode(text, special=False))
+    assert spelled(HARMONY, answer) == "<|channel|>analysis<|message|>ab<|end|>cd"
+    assert inner.accepted == answer
+
+
+def test_a_constraint_is_made_while_another_thread_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = MarkedTokenizer(["<think>", "</think>"])
+    prompt = tokenizer.encode("<think>", special=False)
+    given = OutputParsing(tokenizer, choose_formats("think", "none"), 400).gate(prompt, 1, parses_tools=False)
+    assert given is not None
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("another thread may change its settings"))
+    assert spelled(tokenizer, forced(given.constraint(), [*b"ab"])) == "a</think>b"
 
 
 def test_both_a_bound_and_a_grammar() -> None:

@@ -28,8 +28,8 @@ from workers.engine.engine import BatchEngine
 from workers.faults.plan import raising
 from workers.load_options import Progress
 from workers.process.loading import Loaded, load
+from workers.process.prompts.tokenize_queue import MAX_INLINE_COST
 from workers.process.spec import WorkerSpec
-from workers.process.tokenize_queue import MAX_INLINE_COST
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
 

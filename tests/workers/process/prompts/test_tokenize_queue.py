@@ -14,8 +14,8 @@ from protocol.events import Failed, Finished, Tokenized
 from protocol.request import TextInput
 from tests.workers.process.harness.gateway_peer import submit
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import CHARACTERS_PER_TOKEN
-from workers.process.tokenize_queue import MAX_INLINE_COST, MAX_QUERIES, TokenizeQueue
+from workers.process.prompts.cost import CHARACTERS_PER_TOKEN
+from workers.process.prompts.tokenize_queue import MAX_INLINE_COST, MAX_QUERIES, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio

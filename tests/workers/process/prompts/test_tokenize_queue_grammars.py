@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.step_result import StepResult, Token
 from workers.grammar.refusal import GrammarRefused
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
-from workers.process.tokenize_queue import GRAMMAR_WAIT_S, TokenizeQueue
+from workers.process.prompts.tokenize_queue import GRAMMAR_WAIT_S, MAX_INLINE_COST, TokenizeQueue
 from workers.text.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -212,3 +212,18 @@ async def test_requests_without_a_grammar_yet_fail_when_the_worker_leaves(desk: 
     await desk.send(3, "slow")
     await desk.until(3)
     assert 1 not in desk.results
+
+
+async def test_a_long_resumption_with_a_known_grammar_does_not_wait_for_another_grammar(desk: Desk) -> None:
+    await desk.send(1, "a")
+    desk.compiler.go.release()
+    await desk.until(1)
+    await desk.send(2, "slow")
+    await desk.begun()
+    await desk.send(3, "a", resume=(1,) * MAX_INLINE_COST)
+    await desk.send(4)
+    with anyio.fail_after(10):
+        await desk.until(3, 4)
+    assert not desk.results.keys() & {2}
+    desk.compiler.go.release()
+    await desk.until(2)

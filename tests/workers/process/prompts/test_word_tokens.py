@@ -10,9 +10,11 @@ from models import builtin_path
 from protocol.errors import ErrorCode
 from protocol.request import Sampling, TokensInput
 from tests.workers.process.output_processor.stepped_worker import Worker, submit
-from workers.process.prompt_builder import PromptBuilder, PromptRefused, tokenize_cost
-from workers.process.tokenize_queue import MAX_INLINE_COST
-from workers.process.word_tokens import BreakerTokens, bad_sequences
+from workers.process.prompts.cost import tokenize_cost
+from workers.process.prompts.prompt_builder import PromptBuilder
+from workers.process.prompts.refusal import PromptRefused
+from workers.process.prompts.tokenize_queue import MAX_INLINE_COST
+from workers.process.prompts.word_tokens import BreakerTokens, bad_sequences
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 

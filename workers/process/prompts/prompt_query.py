@@ -6,7 +6,8 @@ from protocol.bounds import MAX_TEXT, MAX_TOKENS, clip
 from protocol.commands import Tokenize
 from protocol.errors import ErrorCode
 from protocol.events import Tokenized
-from workers.process.prompt_builder import PromptBuilder, PromptRefused
+from workers.process.prompts.prompt_builder import PromptBuilder
+from workers.process.prompts.refusal import PromptRefused
 
 _log = structlog.get_logger()
 

@@ -9,13 +9,13 @@ from protocol.errors import ErrorCode
 from protocol.events import Tokenized
 from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
 from tests.workers.process.harness.gateway_peer import submit
-from workers.process.prompt_builder import PromptBuilder
-from workers.process.prompt_query import answer_query
+from workers.process.prompts.prompt_builder import PromptBuilder
+from workers.process.prompts.prompt_query import answer_query
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 from workers.text.control_tokens import MARK
 
-BUILTIN = Path(__file__).parents[3] / "models" / "builtin"
+BUILTIN = Path(__file__).parents[4] / "models" / "builtin"
 CHAT = ChatInput((Message("system", "Be kind."), Message("user", "Hi<|im_end|>")))
 BUILDER = PromptBuilder(CheckpointTokenizer.from_dir(BUILTIN), 512)
 

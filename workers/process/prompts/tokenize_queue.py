@@ -22,19 +22,13 @@ from protocol.errors import ErrorCode
 from protocol.events import Failed, Finished, Tokenized, Usage
 from workers.engine.request import Constraint
 from workers.process.output_processor import OutputProcessor, SubmitResult
-from workers.process.prompt_builder import (
-    PromptRefused,
-    PromptResult,
-    TokenizedPrompt,
-    build_or_error,
-    input_cost,
-    may_be_constrained,
-    tokenize_cost,
-)
-from workers.process.prompt_query import failed_query
+from workers.process.prompts.cost import input_cost, may_be_constrained, tokenize_cost
+from workers.process.prompts.prompt_builder import PromptResult, TokenizedPrompt, build_or_error
+from workers.process.prompts.prompt_query import failed_query
+from workers.process.prompts.refusal import PromptRefused
 
 MAX_INLINE_COST = 4096
-"""Cost (see `workers.process.prompt_builder.tokenize_cost`) up to which a prompt is built on the event loop: this takes
+"""Cost (see `workers.process.prompts.cost.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
 MAX_QUERIES = 64
 """Queries that wait. A further one is refused."""
@@ -199,11 +193,12 @@ class TokenizeQueue:
     async def _build_constraint(self, submit: Submit, prompt: TokenizedPrompt) -> Constraint | BaseException | None:
         build = partial(self._output.build_constraint, prompt)
         unconstrained = prompt.grammar is None and submit.limits.reasoning_tokens is None
-        if unconstrained or (self._output.compiled(prompt) and tokenize_cost(submit) <= MAX_INLINE_COST):
+        compiled = self._output.compiled(prompt)
+        if unconstrained or (compiled and tokenize_cost(submit) <= MAX_INLINE_COST):
             return build_or_error(build, submit)
-        return await anyio.to_thread.run_sync(
-            build_or_error, build, submit, limiter=self._compile_limiter, abandon_on_cancel=True
-        )
+        # Resumed tokens take as long on any thread, but they need not wait for the grammars of others.
+        limiter = self._limiter if compiled else self._compile_limiter
+        return await anyio.to_thread.run_sync(build_or_error, build, submit, limiter=limiter, abandon_on_cancel=True)
 
     def _admit(
         self,

@@ -1,0 +1,72 @@
+"""Makes the constraint of an answer: its grammar, that of tool calls, and the bound on reasoning.
+
+Grammars can be compiled on another thread than prompts are built on.
+"""
+
+from typing import TYPE_CHECKING
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Grammar, Limits
+from workers.engine.request import Constraint, ConstraintFailed
+from workers.grammar.answer_grammar import FIELD as TOOLS_FIELD
+from workers.grammar.answer_grammar import ToolCallGrammars
+from workers.grammar.refusal import GrammarRefused
+from workers.grammar.tool_grammar import ToolGrammarError, tool_problem
+from workers.output_formats.reasoning_gate import ReasoningGate
+from workers.process.prompts.refusal import PromptRefused, unsupported
+
+if TYPE_CHECKING:
+    from workers.grammar.compiler import GrammarCompiler
+
+
+class AnswerConstraints:
+    """Makes grammars and constraints for one model. What it keeps is the cache of compiled grammars."""
+
+    def __init__(self, grammars: "GrammarCompiler | None", call_grammars: ToolCallGrammars) -> None:
+        """Without `grammars`, requests that have a grammar are refused."""
+        self._grammars = grammars
+        self._call_grammars = call_grammars
+
+    def grammar(self, submit: Submit, gate: ReasoningGate | None) -> Grammar | None:
+        """Return the grammar of the answer: the request's own, that of tool calls that it must make, or both. Raises
+        `PromptRefused`."""
+        if not isinstance(submit.input, ChatInput):
+            return submit.grammar
+        try:
+            return self._call_grammars.of(submit.input, submit.grammar, reasons=gate is not None)
+        except ToolGrammarError as error:
+            raise unsupported(f"`{TOOLS_FIELD}`: {error}", TOOLS_FIELD) from error
+
+    def compiled(self, grammar: Grammar | None) -> bool:
+        """The grammar is compiled already, or there is none."""
+        return grammar is None or (self._grammars is not None and self._grammars.cached(grammar))
+
+    def constraint(self, grammar: Grammar | None, gate: ReasoningGate | None, submit: Submit) -> Constraint | None:
+        """Compile a grammar, which begins after the reasoning if there is a gate, and pass the constraint the resumed
+        tokens. Raises `PromptRefused`."""
+        constraint: Constraint | None = None if grammar is None else self._matcher(grammar, submit.limits)
+        # With channels, the grammar of tool calls has a rule for the reasoning.
+        whole = grammar is not None and grammar.field == TOOLS_FIELD and gate is not None and gate.plan.has_channels
+        if gate is not None and (gate.limit is not None or (constraint is not None and not whole)):
+            constraint = gate.constraint(constraint, with_reasoning=whole)
+        if constraint is None:
+            return None
+        try:
+            for token in submit.resume:
+                constraint.accept(token)
+        except ConstraintFailed as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), error.field) from error
+        return constraint
+
+    def _matcher(self, grammar: Grammar, limits: Limits) -> Constraint:
+        if self._grammars is None:
+            problem = "the model has no tokenizer, which grammars need"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave {grammar.field} out", grammar.field)
+        try:
+            return self._grammars.matcher(grammar, ignore_eos=limits.ignore_eos)
+        except GrammarRefused as error:
+            code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
+            path = ".".join(filter(None, (grammar.field, error.path)))
+            text = tool_problem(grammar.source, str(error)) if grammar.field == TOOLS_FIELD else str(error)
+            raise PromptRefused(code, f"`{path}`: {text}", grammar.field) from error

@@ -1,0 +1,43 @@
+"""Estimates of the work that the prompt and the grammar of a request take."""
+
+from protocol.commands import Submit
+from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
+
+CHARACTERS_PER_MESSAGE = 32
+"""Characters to tokenize that cost as much as rendering one message, at least."""
+CHARACTERS_PER_TOKEN = 4
+"""Characters to tokenize that cost as much as detokenizing one resumed token."""
+CHARACTERS_PER_BREAKER = 4096
+"""Characters to tokenize that cost as much as looking for one breaker in the vocabulary."""
+
+
+def tokenize_cost(submit: Submit) -> int:
+    """Estimate the cost of building a prompt, in characters of text to tokenize: about 1 us each for a model's
+    tokenizer."""
+    sampling = submit.sampling
+    others = CHARACTERS_PER_TOKEN * len(submit.resume) + 2 * sum(map(len, sampling.bad_words))
+    if sampling.dry_multiplier:
+        others += CHARACTERS_PER_BREAKER * len(sampling.dry_breakers)
+    return others if isinstance(submit.input, TokensInput) else others + input_cost(submit.input)
+
+
+def input_cost(source: Input) -> int:
+    """Estimate the cost of tokenizing a text or a chat, or of detokenizing tokens, in the same unit."""
+    if isinstance(source, TextInput):
+        return len(source.text)
+    if isinstance(source, ChatInput):
+        characters = len(source.tools_json) + sum(map(_characters, source.messages))
+        return characters + CHARACTERS_PER_MESSAGE * len(source.messages)
+    return CHARACTERS_PER_TOKEN * len(source.tokens)
+
+
+def may_be_constrained(submit: Submit) -> bool:
+    """The answer may have a grammar: the request's own, or that of tool calls."""
+    source = submit.input
+    tools = isinstance(source, ChatInput) and source.parse_tools and bool(source.tools_json)
+    return submit.grammar is not None or tools
+
+
+def _characters(message: Message) -> int:
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.name) + len(message.reasoning) + len(message.tool_call_id) + calls

@@ -1,0 +1,169 @@
+"""Builds the prompt of a `Submit`: its tokens, the text that was delivered before, and the grammar of the answer.
+
+The result depends on the frame alone, so prompts can be built on any thread, one at a time. Grammars can be compiled on
+another thread meanwhile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from protocol.commands import Submit
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Grammar, Input, Sampling
+from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.request import Constraint
+from workers.grammar.answer_grammar import ToolCallGrammars
+from workers.output_formats.calls.tool_schemas import ToolSchemas
+from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
+from workers.output_formats.parser import OutputParser
+from workers.output_formats.parsing import OutputParsing
+from workers.output_formats.reasoning_gate import ReasoningGate
+from workers.process.prompts.answer_constraint import AnswerConstraints
+from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
+from workers.process.prompts.refusal import PromptRefused
+from workers.process.prompts.word_tokens import BreakerTokens, bad_sequences
+from workers.text.detokenizer import IncrementalDetokenizer
+from workers.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from workers.grammar.compiler import GrammarCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """Prompt of a request for the engine."""
+
+    tokens: tuple[int, ...]
+    text: IncrementalDetokenizer | None
+    """Detokenizer that has consumed the resumed tokens, whose text the client has. None without a tokenizer."""
+    eos: frozenset[int]
+    """Tokens that end the answer: end-of-sequence tokens and the request's own."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """The tokens of words that may not be generated."""
+    breakers: Breakers = NO_BREAKERS
+    """The tokens of breakers of the DRY penalty."""
+    parser: OutputParser | None = None
+    """In place of `text` for output that is parsed; it has consumed the resumed tokens as well."""
+    gate: ReasoningGate | None = None
+    """Makes the constraint over the reasoning; None for a request or a model without reasoning."""
+    grammar: Grammar | None = None
+    """The grammar of the answer, which is not compiled yet."""
+
+
+PromptResult = TokenizedPrompt | BaseException
+"""A prompt, or the exception of its build; a panic of Rust code is no `Exception`."""
+Result = TypeVar("Result")
+
+
+def build_or_error(make: Callable[[Submit], Result], submit: Submit) -> Result | BaseException:
+    """Build a prompt or a constraint, or return the exception: a bug in text code must end that request only."""
+    try:
+        return make(submit)
+    except BaseException as error:  # noqa: BLE001  see `PromptResult`; nothing is awaited here, so no cancellation is swallowed
+        return error
+
+
+class PromptBuilder:
+    """Builds prompts for one model. What it keeps are facts about the model's chat template, and caches: the tokens of
+    breakers, and compiled grammars."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        context: int,
+        eos_ids: frozenset[int] = frozenset(),
+        grammars: "GrammarCompiler | None" = None,
+        formats: ChosenFormats = NO_FORMATS,
+        vocab_size: int = 0,
+    ) -> None:
+        """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
+        model without a tokenizer. Without `grammars`, requests that have one are refused. `vocab_size` is that of the
+        model, in which constraints are."""
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, context)
+        self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
+        self._breakers: BreakerTokens | None = None
+        self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
+        added = {} if tokenizer is None else tokenizer.added_tokens
+        self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tool_format, added))
+
+    def compiled(self, prompt: TokenizedPrompt) -> bool:
+        """The grammar of the answer is compiled already, or it has none: `constraint` takes no time."""
+        return self._constraints.compiled(prompt.grammar)
+
+    def constraint(self, prompt: TokenizedPrompt, submit: Submit) -> Constraint | None:
+        """Compile the grammar of the answer, and pass the constraint the resumed tokens. Raises `PromptRefused`."""
+        return self._constraints.constraint(prompt.grammar, prompt.gate, submit)
+
+    def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
+        """See `PromptEncoder.tokens`."""
+        return self._encoder.tokens(source, special=special)
+
+    def text(self, source: Input) -> str:
+        """See `PromptEncoder.text`."""
+        return self._encoder.text(source)
+
+    def build(self, submit: Submit) -> TokenizedPrompt:
+        """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
+        tokens = self.tokens(submit.input)
+        parser, gate = None, None
+        if self._parsing is not None and isinstance(submit.input, ChatInput):
+            parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
+        text = self._text(submit, tokens) if parser is None else None
+        limits = submit.limits
+        eos = frozenset(limits.stop_ids) if limits.ignore_eos else self._eos_ids.union(limits.stop_ids)
+        for token in submit.resume:
+            # The client has this text; what was held back of it is sent with the next token.
+            if token in eos and not limits.keep_stop:
+                continue
+            if text is not None:
+                text.push(token)
+            elif parser is not None:
+                parser.push(token)
+        bad, breakers = self._words(submit.sampling)
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, self._constraints.grammar(submit, gate))
+
+    def _parse(
+        self, parsing: OutputParsing, submit: Submit, source: ChatInput, prompt: tuple[int, ...]
+    ) -> tuple[OutputParser | None, ReasoningGate | None]:
+        parses_tools = source.parse_tools and source.tool_choice.mode != "none"
+        if parses_tools and source.tools_json and not parsing.tools_known:
+            problem = "the notation of this model's tool calls is not known: give --tool-parser, or leave tools out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "tools")
+        tools = ToolSchemas((tool_list(source.tools_json) or ()) if parses_tools else ())
+        parser = parsing.parser(
+            prompt,
+            submit.limits,
+            tools,
+            parses_tools=parses_tools,
+            parses_reasoning=source.parse_reasoning,
+            parallel=source.tool_choice.parallel,
+        )
+        limit = submit.limits.reasoning_tokens
+        if limit is not None and not parsing.reasoning_known:
+            problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
+        if not source.parse_reasoning and limit is None:
+            return parser, None
+        return parser, parsing.gate(prompt, limit, parses_tools=parses_tools)
+
+    def _words(self, sampling: Sampling) -> tuple[tuple[tuple[int, ...], ...], Breakers]:
+        """Return the tokens of texts that the sampling parameters name."""
+        bad = bad_sequences(self._encoder.require("bad_words"), sampling.bad_words) if sampling.bad_words else ()
+        if not sampling.dry_multiplier or not sampling.dry_breakers:
+            return bad, NO_BREAKERS
+        if self._breakers is None:
+            self._breakers = BreakerTokens(self._encoder.require("dry_sequence_breakers"))
+        return bad, self._breakers.of(sampling.dry_breakers)
+
+    def _text(self, submit: Submit, prompt: tuple[int, ...]) -> IncrementalDetokenizer | None:
+        if self._tokenizer is None:
+            if submit.limits.stop:
+                raise PromptRefused(
+                    ErrorCode.UNSUPPORTED, "the model has no tokenizer, which stop strings need: leave stop out", "stop"
+                )
+            return None
+        # An answer in a chat starts a new text; any other continues the text of its prompt.
+        context = () if isinstance(submit.input, ChatInput) else prompt
+        return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop, keep_stop=submit.limits.keep_stop)

@@ -1,0 +1,127 @@
+"""Encodes texts and chats: chat template, control tokens and tokenizer."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Input, Message, TextInput
+from workers.process.prompts.refusal import PromptRefused, unsupported
+from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
+from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, find_style
+from workers.text.template_budget import TemplateError
+from workers.text.tokenizer import ChatFormat, Messages, Tokenizer, Tools
+
+WORDS = frozenset({"bad_words", "dry_sequence_breakers"})
+"""Request fields, besides the prompt, that have texts to tokenize."""
+
+
+class PromptEncoder:
+    """Turns prompts into tokens or text, for one model. What it keeps are facts about the model's chat template."""
+
+    def __init__(self, tokenizer: Tokenizer | None, context: int) -> None:
+        """Text that cannot fit into `context` tokens is refused before it is tokenized."""
+        self._tokenizer = tokenizer
+        self._context = context
+        self._styles: dict[bool, MessageStyle | None] = {}
+        """The shape of tool calls for the chat template, with tools in the request and without. Found when needed."""
+
+    def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
+        """Return the tokens of a prompt. `special` adds those that the model expects around a text. Raises
+        `PromptRefused`."""
+        if isinstance(source, TextInput):
+            return self._encode(self.require("prompt"), source.text, "prompt", special=special)
+        if isinstance(source, ChatInput):
+            tokenizer, text, mark = self._rendered(source)
+            if not mark:
+                return self._encode(tokenizer, text, "messages", special=False)
+            self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
+            return tuple(tokenizer.encode_marked(text, mark))
+        return source.tokens
+
+    def text(self, source: Input) -> str:
+        """Return the text of a prompt: a chat's by the template, and that of tokens without special ones. Raises
+        `PromptRefused`."""
+        if isinstance(source, TextInput):
+            return source.text
+        if isinstance(source, ChatInput):
+            _, text, mark = self._rendered(source)
+            return text.replace(mark, "") if mark else text
+        tokenizer = self.require("tokens")
+        if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
+            problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"
+            raise PromptRefused(ErrorCode.INVALID, problem, "tokens")
+        return tokenizer.decode(source.tokens)
+
+    def _rendered(self, source: ChatInput) -> tuple[Tokenizer, str, str]:
+        """Render a chat. The template writes out control tokens itself; those in messages are text, and marked in the
+        result by the mark beside it, if there are any."""
+        tokenizer = self.require("messages")
+        chat = tokenizer.chat
+        if chat is None:
+            raise PromptRefused(ErrorCode.UNSUPPORTED, "the model has no chat template", "messages")
+        tools = tool_list(source.tools_json)
+        if tools and not chat.takes_tools:
+            raise unsupported("the model's chat template does not support tools: leave tools out", "tools")
+        style = self._style(chat, source.messages, with_tools=bool(tools))
+        try:
+            (texts, tools), mark = tokenizer.mark_control_tokens([message_values(source.messages, style), tools])
+        except ArgumentsError as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), "messages") from error
+        except RecursionError:
+            field = "tools" if tools else "messages"
+            raise PromptRefused(ErrorCode.INVALID, f"{field} is nested too deeply", field) from None
+        messages = turns(source.messages, texts, style)
+        return tokenizer, _render(chat, messages, tools, source, mark), mark
+
+    def _style(self, chat: ChatFormat, messages: Sequence[Message], *, with_tools: bool) -> MessageStyle:
+        """Return the shape of these messages for the template. A template that drops calls is refused."""
+        if not has_calls(messages):
+            return MessageStyle()
+        if with_tools not in self._styles:
+            tools = SAMPLE_TOOLS if with_tools else None
+            self._styles[with_tools] = find_style(lambda sample: chat.render(sample, tools))
+        style = self._styles[with_tools]
+        if style is None:
+            raise unsupported(
+                "the model's chat template does not write tool calls: leave tool calls and their results out",
+                "messages",
+            )
+        return style
+
+    def _encode(self, tokenizer: Tokenizer, text: str, field: str, *, special: bool) -> tuple[int, ...]:
+        self._check_length(tokenizer, len(text), field)
+        return tuple(tokenizer.encode(text, special=special))
+
+    def _check_length(self, tokenizer: Tokenizer, characters: int, field: str) -> None:
+        if characters > self._context * tokenizer.longest_token:
+            problem = f"{field} of {characters} characters cannot fit into a context of {self._context} tokens"
+            raise PromptRefused(ErrorCode.CONTEXT, problem, field)
+
+    def require(self, field: str) -> Tokenizer:
+        """Return the tokenizer, which a field of the request needs. Raises `PromptRefused` if the model has none."""
+        if self._tokenizer is None:
+            advice = f"leave {field} out" if field in WORDS else "give the prompt as token ids"
+            raise PromptRefused(ErrorCode.UNSUPPORTED, f"the model has no tokenizer: {advice}", field)
+        return self._tokenizer
+
+
+def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: ChatInput, mark: str) -> str:
+    try:
+        return chat.render(messages, tools, now=source.now, options=source.options)
+    except TemplateError as error:
+        text = str(error).replace(mark, "") if mark else str(error)
+        raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
+
+
+def tool_list(text: str) -> Sequence[dict[str, Any]] | None:
+    """Return the tools of a chat, None if it has none. Raises `PromptRefused`."""
+    if not text:
+        return None
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptRefused(ErrorCode.INVALID, f"tools is not JSON: {error}", "tools") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise PromptRefused(ErrorCode.INVALID, "tools is not a list of objects", "tools")
+    return tools or None
