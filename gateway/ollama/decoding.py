@@ -186,12 +186,13 @@ def _stops(options: ModelOptions) -> tuple[str, ...]:
 
 
 def _sampling(options: ModelOptions) -> Sampling:
-    """The sampling, without its seed. As in Ollama, 0 for `top_p` switches it off."""
+    """The sampling, without its seed. As in Ollama, 0 for `top_p` or `typical_p` switches it off."""
     return Sampling(
         temperature=1.0 if options.temperature is None else options.temperature,
         top_k=max(0, options.top_k or 0),
         top_p=options.top_p or 1.0,
         min_p=options.min_p or 0.0,
+        typical_p=options.typical_p or 1.0,
         presence_penalty=options.presence_penalty or 0.0,
         frequency_penalty=options.frequency_penalty or 0.0,
         repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,
