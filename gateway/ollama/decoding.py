@@ -93,7 +93,11 @@ class OllamaDecoder:
             inputs=[made],
             sampling=_sampling(options),
             limits=Limits(max_tokens=limit if limit is not None and limit > 0 else None, stop=_stops(options)),
-            output=OutputOptions(stream=body.stream is not False, limit_field="options.num_predict"),
+            output=OutputOptions(
+                stream=body.stream is not False,
+                limit_field="options.num_predict",
+                kept=isinstance(made, ChatInput) and made.parse_tools,  # a call is kept until it is whole
+            ),
             seed=None if options.seed == RANDOM_SEED else options.seed,
             grammar=_grammar(body.format),
             unset=_unset(options),

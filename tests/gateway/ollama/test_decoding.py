@@ -94,6 +94,12 @@ async def test_options(decoder: OllamaDecoder) -> None:
     assert chat(decoder, options={"stop": "x"}).limits.stop == ("x",)
 
 
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+async def test_a_stream_that_may_have_calls_counts_to_its_end(decoder: OllamaDecoder, tools: Any) -> None:
+    """Before: the parts of a call, which is sent whole, counted as if the client had taken them."""
+    assert decoder.chat(json.dumps(CHAT | {"tools": tools}).encode()).request.output.kept == bool(tools)
+
+
 async def test_formats(decoder: OllamaDecoder) -> None:
     assert chat(decoder, format="json").grammar == Grammar("json_object", field="format")
     assert chat(decoder, format={"type": "object"}).grammar == Grammar("json_schema", '{"type":"object"}', "format")
