@@ -44,8 +44,8 @@ def read(path: str, *calls: Arguments) -> ChatInput:
                 called = {"role": "assistant", "content": blocks}
                 return MessagesDecoder(SETTINGS).messages(body(messages=[USER, called, USER], max_tokens=8))
             case "/api/chat":
-                tools = [{"id": f"c{at}", "function": {"name": "f", "arguments": each}} for at, each in enumerate(calls)]
-                called = {"role": "assistant", "content": "", "tool_calls": tools}
+                named = [{"id": f"c{at}", "function": {"name": "f", "arguments": one}} for at, one in enumerate(calls)]
+                called = {"role": "assistant", "content": "", "tool_calls": named}
                 return OllamaDecoder(Router(SETTINGS), SETTINGS).chat(body(messages=[USER, called, USER]))
             case _:
                 given = [
