@@ -78,7 +78,7 @@ class OllamaModels:
         return _json({"version": OLLAMA_VERSION})
 
     def _capabilities(self, name: str) -> list[str]:
-        """What a model can do besides text, as its workers that are ready report. Clients send tools, and ask for
+        """Names of what a model can do besides text, as its workers that are ready report. Clients send tools, and ask for
         thinking, only to a model that has these."""
         ready = [handle.status.ready for handle in self._router.pool.of(name)]
         known = [each.capabilities for each in ready if each is not None]
