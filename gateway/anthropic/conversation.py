@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gateway.anthropic.schema import (
     ContentBlock,
     CountBody,
@@ -17,7 +15,7 @@ from gateway.anthropic.schema import (
 )
 from gateway.anthropic.unsupported import refuse_unsupported
 from gateway.errors import RequestError, invalid
-from gateway.generation.tools import check_depth
+from gateway.generation.tools import PastCalls
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
 from protocol.request import Message, ToolCall
 
@@ -65,6 +63,7 @@ class PromptTurns:
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
         """The last turn, which may go on."""
+        self._past = PastCalls()
         self._calls: set[str] = set()
         """The ids of all calls so far."""
 
@@ -137,8 +136,7 @@ class PromptTurns:
         if block.id in self._calls:
             raise invalid(f"{at}.id", f"`{at}.id` is the id of another `tool_use` as well")
         self._calls.add(block.id)
-        check_depth(block.input, f"{at}.input")
-        return ToolCall(block.id, block.name, _bounded(msgspec.json.encode(block.input).decode(), f"{at}.input"))
+        return self._past.of_object(block.id, block.name, block.input, f"{at}.input")
 
     def _continued(self, role: str, at: str) -> _Turn:
         """The last turn if it has this role, or a new one."""

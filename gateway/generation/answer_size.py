@@ -16,6 +16,10 @@ LOGPROB_BYTES = 144
 USUAL_PIECE = 16
 """Bytes of a token's text that are part of that on average. What is beyond them counts as well."""
 
+MAX_KEPT_LOGPROBS = 64 * 1024
+"""Log-probabilities of a streamed answer that its dialect keeps to the end. The last events repeat all of them, which
+takes one turn of the event loop 30 ms."""
+
 
 def token_bytes(logprobs: int | None) -> int:
     """The memory of one token of an answer, with so many most likely tokens beside it; None reports none."""
@@ -42,10 +46,13 @@ def check_answer_size(request: GenerationRequest, context: int | None, bound: in
     """Refuse a request whose whole answer may take more than `bound` bytes: its tokens are those that it asks for,
     `context` at most. Raises `RequestError`.
 
-    A streamed answer passes, as its client takes it while it is generated. So does one whose length nobody knows yet,
-    without a limit and before a worker has reported its context: both are bounded while they are generated.
+    A streamed answer passes, as its client takes it while it is generated, unless its dialect keeps more than
+    `MAX_KEPT_LOGPROBS` of it. So does one whose length nobody knows yet, without a limit and before a worker has
+    reported its context: both are bounded while they are generated.
     """
     if request.output.stream:
+        if request.output.kept:
+            _check_kept_logprobs(request, context)
         return
     size = each_token = 0
     for sequence in request.sequences:
@@ -65,3 +72,18 @@ def check_answer_size(request: GenerationRequest, context: int | None, bound: in
             "or log-probabilities, or stream the answer"
         )
         raise invalid(field, text)
+
+
+def _check_kept_logprobs(request: GenerationRequest, context: int | None) -> None:
+    (sequence,) = request.sequences
+    top = sequence.sampling.logprobs
+    limits = [count for count in (sequence.limits.max_tokens, context) if count is not None]
+    if top is None or not limits or min(limits) * (1 + top) <= MAX_KEPT_LOGPROBS:
+        return
+    field = request.output.limit_field
+    text = (
+        f"`{field}`: {min(limits)} tokens, each with its log-probability and {top} others, are more than the "
+        f"{MAX_KEPT_LOGPROBS} log-probabilities of a stream; set `{field}` to {MAX_KEPT_LOGPROBS // (1 + top)} or less, "
+        "ask for fewer log-probabilities, or do not stream the answer"
+    )
+    raise invalid(field, text)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.errors import invalid
-from protocol.bounds import MAX_TOOLS_JSON
+from protocol.bounds import MAX_TEXT, MAX_TOOLS_JSON
 from protocol.request import ToolCall
 
 MAX_TOOLS = 256
@@ -70,16 +70,28 @@ class PastCalls:
         """
         if not arguments.strip():
             return ToolCall(call_id, name, "{}")
-        self._values += sum(map(arguments.count, _BETWEEN_VALUES))
-        if self._values > MAX_ARGUMENT_VALUES:
-            text = f"the arguments of the tool calls have over {MAX_ARGUMENT_VALUES} values"
-            raise invalid(path, f"`{path}`: {text}, for which `,`, `:`, `[` and `{{` are counted")
+        self._count(arguments, path)
         try:
             decoded = _decode(arguments)
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(path, f"`{path}` must be the text of a JSON object: {str(error)[:200]}") from error
         check_depth(decoded, path)
         return ToolCall(call_id, name, arguments)
+
+    def of_object(self, call_id: str, name: str, arguments: dict[str, Any], path: str) -> ToolCall:
+        """Return a call whose arguments the request has as an object. Raises `RequestError` as `call` does."""
+        check_depth(arguments, path)
+        text = msgspec.json.encode(arguments).decode()
+        if len(text) > MAX_TEXT:
+            raise invalid(path, f"`{path}` has over {MAX_TEXT} characters")
+        self._count(text, path)
+        return ToolCall(call_id, name, text)
+
+    def _count(self, arguments: str, path: str) -> None:
+        self._values += sum(map(arguments.count, _BETWEEN_VALUES))
+        if self._values > MAX_ARGUMENT_VALUES:
+            text = f"the arguments of the tool calls have over {MAX_ARGUMENT_VALUES} values"
+            raise invalid(path, f"`{path}`: {text}, for which `,`, `:`, `[` and `{{` are counted")
 
 
 def _check(tool: ToolDefinition, path: str, schema: str) -> None:

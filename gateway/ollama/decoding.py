@@ -11,7 +11,7 @@ from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request
 from gateway.generation.grammar import json_schema_grammar
 from gateway.generation.request import OutputOptions
-from gateway.generation.tools import ToolDefinition, check_depth, encode_tools
+from gateway.generation.tools import PastCalls, ToolDefinition, encode_tools
 from gateway.http.json_body import Hints, decode_body
 from gateway.ollama.answer import OllamaAnswer
 from gateway.ollama.schema import ModelOptions, OllamaChatBody, OllamaGenerateBody, OllamaMessage, OllamaTool, Think
@@ -19,7 +19,7 @@ from gateway.ollama.unsupported import refuse_unsupported
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SECONDS, MAX_TEXT
+from protocol.bounds import MAX_SECONDS
 from protocol.commands import SamplingDefault
 from protocol.request import (
     ChatInput,
@@ -93,7 +93,11 @@ class OllamaDecoder:
             inputs=[made],
             sampling=_sampling(options),
             limits=Limits(max_tokens=limit if limit is not None and limit > 0 else None, stop=_stops(options)),
-            output=OutputOptions(stream=body.stream is not False, limit_field="options.num_predict"),
+            output=OutputOptions(
+                stream=body.stream is not False,
+                limit_field="options.num_predict",
+                kept=isinstance(made, ChatInput) and made.parse_tools,  # a call is kept until it is whole
+            ),
             seed=None if options.seed == RANDOM_SEED else options.seed,
             grammar=_grammar(body.format),
             unset=_unset(options),
@@ -112,6 +116,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     """The messages. A result belongs to the call that it names by id or by tool, or else to the first without one."""
     made: list[Message] = []
     waiting: deque[ToolCall] = deque()
+    past = PastCalls()
     for index, message in enumerate(messages):
         at = f"messages[{index}]"
         refuse_unsupported(message, f"{at}.")
@@ -119,7 +124,8 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
             name = "tool_calls" if message.tool_calls else "thinking"
             raise invalid(f"{at}.{name}", f"`{at}.{name}`: only messages of the assistant have it")
         calls = tuple(
-            _call(message, each, f"{at}.tool_calls[{each}]", index) for each in range(len(message.tool_calls or ()))
+            _call(past, message, each, f"{at}.tool_calls[{each}]", index)
+            for each in range(len(message.tool_calls or ()))
         )
         waiting.extend(calls)
         answers = _answered(message, waiting) if message.role == "tool" else ""
@@ -135,14 +141,10 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     return tuple(made)
 
 
-def _call(message: OllamaMessage, position: int, at: str, index: int) -> ToolCall:
+def _call(past: PastCalls, message: OllamaMessage, position: int, at: str, index: int) -> ToolCall:
     given = (message.tool_calls or ())[position]
-    check_depth(given.function.arguments, f"{at}.function.arguments")
-    arguments = msgspec.json.encode(given.function.arguments).decode()
-    if len(arguments) > MAX_TEXT:
-        field = f"{at}.function.arguments"
-        raise invalid(field, f"`{field}` has over {MAX_TEXT} characters")
-    return ToolCall(given.id or f"call_{index}_{position}", given.function.name, arguments)
+    ident, function = given.id or f"call_{index}_{position}", given.function
+    return past.of_object(ident, function.name, function.arguments, f"{at}.function.arguments")
 
 
 def _answered(message: OllamaMessage, waiting: deque[ToolCall]) -> str:
@@ -188,12 +190,13 @@ def _stops(options: ModelOptions) -> tuple[str, ...]:
 
 
 def _sampling(options: ModelOptions) -> Sampling:
-    """The sampling, without its seed. As in Ollama, 0 for `top_p` switches it off."""
+    """The sampling, without its seed. As in Ollama, 0 for `top_p` or `typical_p` switches it off."""
     return Sampling(
         temperature=1.0 if options.temperature is None else options.temperature,
         top_k=max(0, options.top_k or 0),
         top_p=options.top_p or 1.0,
         min_p=options.min_p or 0.0,
+        typical_p=options.typical_p or 1.0,
         presence_penalty=options.presence_penalty or 0.0,
         frequency_penalty=options.frequency_penalty or 0.0,
         repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,

@@ -36,6 +36,7 @@ class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=MAX_TOKENS)] | None = None
     num_ctx: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] | None = None
+    typical_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -59,7 +60,6 @@ class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     penalize_newline: Any = None
     repeat_last_n: Any = None
     tfs_z: Any = None
-    typical_p: Any = None
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -19,7 +19,6 @@ OPTIONS: NeutralValues = {
     "tfs_z": (1,),
     "top_logprobs": (0,),
     "truncate": (False,),
-    "typical_p": (1,),
 }
 """The values of each option that change nothing, besides `null`."""
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.routing import Route
 
 from gateway.errors import RETRYABLE
+from gateway.generation.unsupported_options import NeutralValues
 from gateway.openapi.operation import JSON, ApiOperation, Code, Contents
 
 REFERENCE = "#/components/schemas/{name}"
@@ -28,9 +29,10 @@ class OpenApiDocument:
     """The document of one app, encoded at the first request for it."""
 
     def __init__(
-        self, routes: Iterable[Route], operations: Operations, error: type, neutral: Mapping[str, tuple[Any, ...]]
+        self, routes: Iterable[Route], operations: Operations, error: type, neutral: Mapping[str, NeutralValues]
     ) -> None:
-        """`error` is the type of all errors. `neutral` has the accepted values of options that have no type."""
+        """`error` is the type of all errors. `neutral` has, by the package of a dialect, the accepted values of options
+        that have no type."""
         self._routes = routes
         self._operations = operations
         self._error = error
@@ -50,7 +52,7 @@ class OpenApiDocument:
         types[id(self._error)] = self._error
         schemas, components = msgspec.json.schema_components(types.values(), ref_template=REFERENCE)
         by_type = dict(zip(types, schemas, strict=True))
-        self._refine(components)
+        self._refine(components, _packages(types.values()))
         paths: dict[str, dict[str, Any]] = {}
         for path, method, operation in described:
             paths.setdefault(path, {})[method.lower()] = self._operation(path, method, operation, by_type)
@@ -74,14 +76,16 @@ class OpenApiDocument:
                     found = ApiOperation(summary=(inspect.getdoc(route.endpoint) or route.path).partition("\n")[0])
                 yield route.path_format, method, found
 
-    def _refine(self, components: dict[str, dict[str, Any]]) -> None:
-        """State the accepted values of options without a type, and join the lines of descriptions."""
-        for schema in components.values():
+    def _refine(self, components: dict[str, dict[str, Any]], packages: Mapping[str, str]) -> None:
+        """State the accepted values of options without a type, and join the lines of descriptions. `packages`: see
+        `_packages`."""
+        for component, schema in components.items():
+            neutral = self._neutral.get(packages.get(component, ""), {})
             if "description" in schema:
                 schema["description"] = " ".join(schema["description"].split())
             for name, field in schema.get("properties", {}).items():
-                if name in self._neutral and field == {"default": None}:
-                    field["enum"] = [None, *self._neutral[name]]
+                if name in neutral and field == {"default": None}:
+                    field["enum"] = [None, *neutral[name]]
 
     def _operation(self, path: str, method: str, operation: ApiOperation, by_type: Mapping[int, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -145,3 +149,13 @@ def _types(operation: ApiOperation) -> Iterator[Any]:
         yield operation.body
     if operation.error is not None:
         yield operation.error
+
+
+def _packages(types: Iterable[Any]) -> dict[str, str]:
+    """The package of the dialect of each component, as `gateway.openai`: options of one name differ between them."""
+    found: dict[str, str] = {}
+    for kind in types:
+        package = ".".join(getattr(kind, "__module__", "").split(".")[:2])
+        _, components = msgspec.json.schema_components([kind])
+        found |= dict.fromkeys(components, package)
+    return found

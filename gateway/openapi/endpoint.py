@@ -21,7 +21,12 @@ class OpenApiEndpoint:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         """`routes` are those that the document describes, with that of this endpoint."""
-        neutral = {**anthropic_unsupported.OPTIONS, **ollama_unsupported.OPTIONS, **RESPONSES_OPTIONS, **OPTIONS}
+        neutral = {
+            "gateway.anthropic": anthropic_unsupported.OPTIONS,
+            "gateway.ollama": ollama_unsupported.OPTIONS,
+            "gateway.openai": OPTIONS,
+            "gateway.responses": RESPONSES_OPTIONS,
+        }
         self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, neutral)
 
     async def document(self, _: Request) -> Response:

@@ -102,7 +102,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
-        if not request.output.stream:  # others pass, and the context takes a look at each worker
+        if not request.output.stream or request.output.kept:  # others pass, and the context takes a look at each worker
             check_answer_size(request, self.pool.context(model), self._settings.max_answer_bytes)
         body.grow((request.output.per_prompt - 1) * body.size)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)

@@ -10,7 +10,7 @@ from gateway.streaming.dialect import Decoded
 from protocol.errors import ErrorCode
 from protocol.request import Limits, Sampling, TextInput
 from tests.docs.clients.features import FEATURES
-from tests.docs.clients.sample import NO_FIELD, Cell, Column, Sample, ignored, of
+from tests.docs.clients.sample import ALWAYS, NO_FIELD, Cell, Column, Sample, ignored, of
 from tests.docs.clients.table import BLOCK, COLUMNS, PAGE, block
 
 EVERY = [feature for features in FEATURES.values() for feature in features]
@@ -44,6 +44,7 @@ def decode(raw: bytes) -> Decoded:
         (of(shape="x"), Cell("`shape`")),
         (ignored(dropped=1), Cell("ignored: `dropped`")),
         (NO_FIELD, Cell("no field")),
+        (ALWAYS, Cell("always")),
         (of(dropped=1), Cell("ignored: `dropped`", "has no effect and is not refused")),
         (of(shape="x", dropped=1), Cell("`shape`, `dropped`", "has no effect of ['dropped']")),
         (ignored(shape="x"), Cell("`shape`", "changes the answer, but is said to be ignored")),

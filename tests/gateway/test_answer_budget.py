@@ -1,5 +1,6 @@
 """The memory of answers is bounded: of each, and of all together."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -82,6 +83,21 @@ def test_a_limit_over_the_context_counts_as_the_context() -> None:
 
 def test_an_answer_passes_that_is_streamed_or_whose_length_nobody_knows() -> None:
     check_answer_size(request(64, MAX_TOKENS, 20, stream=True), 4096, 1)
+
+
+@pytest.mark.parametrize(("logprobs", "most"), [(20, 3120), (0, 65536)])
+def test_the_log_probabilities_of_a_stream_that_is_kept_are_bounded(logprobs: int, most: int) -> None:
+    """Before: the last events of 40,000 tokens with 20 others each took one turn of the event loop 0.5 s."""
+    kept = OutputOptions(stream=True, kept=True, limit_field="max_output_tokens")
+    streamed = replace(request(1, most, logprobs), output=kept)
+    check_answer_size(streamed, MAX_TOKENS, 1)
+    for tokens, context in ((most + 1, None), (None, most + 1), (MAX_TOKENS, most + 1)):
+        larger = replace(request(1, tokens, logprobs), output=kept)
+        with pytest.raises(RequestError, match=f"set `max_output_tokens` to {most} or less") as caught:
+            check_answer_size(larger, context, 1)
+        assert (caught.value.status, caught.value.field) == (400, "max_output_tokens")
+    check_answer_size(replace(request(1, None, None), output=kept), MAX_TOKENS, 1)
+    check_answer_size(replace(request(1, None, logprobs), output=kept), None, 1)
     check_answer_size(request(64, None, 20), None, 1)
 
 

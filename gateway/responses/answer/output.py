@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import structs
+
 from gateway.generation.delta import OutputDelta, ReasoningDelta, StopReason, TextDelta, ToolCallDelta
 from gateway.responses.answer.output_items import FunctionCallItem, MessageItem, Named, OutputItem, ReasoningItem
+from protocol.events import Logprobs
 
 
 class Output:
@@ -14,6 +17,8 @@ class Output:
         self._response = response
         self._encrypted = encrypted
         self._items: list[OutputItem] = []
+        self._waiting: list[Logprobs] = []
+        """Those of tokens since the last item that is not a message, which may be the first ones of a text."""
         self.stop: StopReason | None = None
         """Why the answer stopped; None before its last delta."""
         self.reasoning_tokens = 0
@@ -21,20 +26,20 @@ class Output:
 
     def collect(self, deltas: Sequence[OutputDelta]) -> None:
         """Collect the deltas of a whole answer."""
-        for delta in deltas:
-            self._note(delta)
+        for delta in map(self._noted, deltas):
             if self._begins(delta):
                 self._items.append(self._make(delta))
             if self._continues(delta):
                 self._items[-1].collect(delta)
         if not self._items:
-            self._items.append(self._make(TextDelta(0, "")))
+            empty = self._empty()
+            self._items.append(self._make(empty))
+            self._items[-1].collect(empty)
 
     def add(self, deltas: Sequence[OutputDelta]) -> list[Named]:
         """Collect deltas. Returns the events that they cause."""
         events: list[Named] = []
-        for delta in deltas:
-            self._note(delta)
+        for delta in map(self._noted, deltas):
             if self._begins(delta):
                 events += self._begin(delta)
             if self._continues(delta):
@@ -43,7 +48,10 @@ class Output:
 
     def end(self) -> list[Named]:
         """End the answer. One without any output has an empty message. Returns the events at its end."""
-        events = [] if self._items else self._begin(TextDelta(0, ""))
+        events: list[Named] = []
+        if not self._items:
+            empty = self._empty()
+            events = self._begin(empty) + self._items[-1].add(empty)
         return events + self._items[-1].end(self._last_status)
 
     def written(self, *, failed: bool = False) -> Iterator[Iterable[bytes]]:
@@ -57,14 +65,30 @@ class Output:
     def _last_status(self) -> str:
         return "incomplete" if self.stop is StopReason.LENGTH else "completed"
 
-    def _note(self, delta: OutputDelta) -> None:
+    def _noted(self, delta: OutputDelta) -> OutputDelta:
+        """Note a delta. Returns it, with the log-probabilities that wait for it if it begins a message."""
         self.stop = delta.stop or self.stop
         if isinstance(delta, ReasoningDelta):
             self.reasoning_tokens += len(delta.tokens)
+        if not isinstance(delta, TextDelta):
+            self._waiting = []
+            return delta
+        if self._continues(delta):
+            return delta
+        self._waiting += delta.logprobs
+        if not delta.text:
+            return delta
+        waiting, self._waiting = self._waiting, []
+        return structs.replace(delta, logprobs=tuple(waiting))
+
+    def _empty(self) -> TextDelta:
+        """The message of an answer without any output."""
+        return TextDelta(0, "", (), tuple(self._waiting))
 
     def _begins(self, delta: OutputDelta) -> bool:
-        """The delta begins an item. The end of an answer does not, nor does a token that has added no text yet."""
-        return not self._continues(delta) and (isinstance(delta, ToolCallDelta) or bool(delta.text or delta.logprobs))
+        """The delta begins an item. The end of an answer does not, nor does a token that has added no text yet: it may
+        be one of those between the parts of a call."""
+        return not self._continues(delta) and (isinstance(delta, ToolCallDelta) or bool(delta.text))
 
     def _continues(self, delta: OutputDelta) -> bool:
         return bool(self._items) and self._items[-1].takes(delta)

@@ -1,6 +1,7 @@
 """Turns items into the messages of a chat."""
 
 from gateway.errors import invalid
+from gateway.generation.tools import PastCalls
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.items.item import check_item, kind_of, reasoning_of, text_of
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
@@ -16,6 +17,7 @@ class MessageBuilder:
         self._reasoning: list[str] = []
         self._text: str | None = None
         self._calls: list[ToolCall] = []
+        self._past = PastCalls()
         self._call_ids: set[str] = set()
         if instructions:
             self._messages.append(Message("system", instructions))
@@ -52,7 +54,7 @@ class MessageBuilder:
         if len(self._calls) == MAX_TOOL_CALLS:
             raise invalid(at, f"`{at}` is one of over {MAX_TOOL_CALLS} calls in a row")
         call_id = item.call_id or ""
-        self._calls.append(ToolCall(call_id, item.name or "", item.arguments or "{}"))
+        self._calls.append(self._past.call(call_id, item.name or "", item.arguments or "", f"{at}.arguments"))
         self._call_ids.add(call_id)
 
     def _add_output(self, item: InputItem, at: str) -> None:

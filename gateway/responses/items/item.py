@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from gateway.errors import invalid
 from gateway.responses.ids import input_item_id
 from gateway.responses.items.input_schema import Content, InputItem, ItemPart
@@ -51,17 +49,6 @@ def check_item(item: InputItem, at: str) -> None:
     for name in _FOREIGN[kind]:
         if getattr(item, name) is not None:
             raise invalid(f"{at}.{name}", f"`{at}.{name}` does not belong into an item of type {kind}")
-    if kind == "function_call":
-        _check_arguments(item.arguments or "", f"{at}.arguments")
-
-
-def _check_arguments(arguments: str, at: str) -> None:
-    try:
-        value = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(at, f"`{at}` must be a JSON object: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise invalid(at, f"`{at}` must be a JSON object")
 
 
 def text_of(content: Content | None, at: str) -> str:

@@ -157,11 +157,11 @@ def echo(body: ResponsesBody, *, stored: bool) -> bytes:
 
 
 def _template_options(reasoning: ReasoningOptions | None) -> TemplateOptions:
-    """The variables of templates that stand for an effort of reasoning."""
-    if reasoning is None or reasoning.effort is None:
-        return TemplateOptions()
-    thinks = reasoning.effort != "none"
-    return TemplateOptions(enable_thinking=thinks, thinking=thinks, reasoning_effort=reasoning.effort)
+    """The variables of templates that stand for an effort of reasoning. As in chats, `none` is also a switch, which
+    most templates have instead of an effort; other efforts leave the switch as the template has it."""
+    effort = None if reasoning is None else reasoning.effort
+    thinks = False if effort == "none" else None
+    return TemplateOptions(enable_thinking=thinks, thinking=thinks, reasoning_effort=effort)
 
 
 def _sampling(body: ResponsesBody, logprobs: int | None) -> Sampling:

@@ -26,6 +26,8 @@ class Sample:
 
 NO_FIELD = Sample({})
 """The API has no field for a feature."""
+ALWAYS = Sample({}, "always")
+"""Every answer has the feature, without a field."""
 
 
 def of(**fields: Any) -> Sample:
@@ -63,6 +65,8 @@ class Column:
             return Cell("?", "has no sample")
         if sample is NO_FIELD:
             return Cell("no field")
+        if sample is ALWAYS:
+            return Cell(sample.named)
         name = sample.named or ", ".join(f"`{each}`" for each in sample.fields)
         try:
             asked = _decoded(self.decode(), {**self.body, **sample.fields})

@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from tests.docs.clients import openai_api
+from tests.docs.clients import anthropic_api, ollama_api, openai_api, responses_api
 from tests.docs.clients.features import FEATURES
 
 PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 BEGIN, END = "<!-- made by `python -m tests.docs.clients` -->\n", "<!-- end -->\n"
 BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
-COLUMNS = (*openai_api.COLUMNS,)
+COLUMNS = (*openai_api.COLUMNS, *responses_api.COLUMNS, *anthropic_api.COLUMNS, *ollama_api.COLUMNS)
 """Columns of every dialect. One more dialect is one more module with its columns."""
 
 

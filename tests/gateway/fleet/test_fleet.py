@@ -1,4 +1,4 @@
-"""Replies that the fleet sends when the state of its workers allows it, without processes."""
+"""Replies of the fleet when the state of its workers allows it, without processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

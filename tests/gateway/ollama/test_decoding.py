@@ -72,6 +72,7 @@ async def test_options(decoder: OllamaDecoder) -> None:
         "top_k": 3,
         "top_p": 0.9,
         "min_p": 0.1,
+        "typical_p": 0.8,
         "seed": 7,
         "repeat_penalty": 1.5,
         "presence_penalty": 0.5,
@@ -85,11 +86,18 @@ async def test_options(decoder: OllamaDecoder) -> None:
     }
     made = chat(decoder, options=options, keep_alive="5m")
     assert made.sampling == Sampling(
-        0.5, 3, 0.9, 0.1, 7, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5
+        0.5, 3, 0.9, 0.1, 7, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5, typical_p=0.8
     )
     assert (made.limits.max_tokens, made.limits.stop, made.unset) == (9, ("a",), ())
+    assert chat(decoder, options={"typical_p": 0}).sampling.typical_p == 1
     assert chat(decoder, options={"num_predict": -1}).limits.max_tokens is None
     assert chat(decoder, options={"stop": "x"}).limits.stop == ("x",)
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+async def test_a_stream_that_may_have_calls_counts_to_its_end(decoder: OllamaDecoder, tools: Any) -> None:
+    """Before: the parts of a call, which is sent whole, counted as if the client had taken them."""
+    assert decoder.chat(json.dumps(CHAT | {"tools": tools}).encode()).request.output.kept == bool(tools)
 
 
 async def test_formats(decoder: OllamaDecoder) -> None:

@@ -5,7 +5,7 @@ import json
 import anyio
 import pytest
 
-from protocol.events import Usage
+from protocol.events import Capabilities, Ready, Usage
 from tests.gateway.harness.serving import serving
 from tests.gateway.ollama.scenarios import CHAT
 
@@ -54,3 +54,22 @@ async def test_a_model_without_a_worker_is_not_running() -> None:
         served.worker.die()
         assert (await served.client.get("/api/ps")).json() == {"models": []}
         assert len((await served.client.get("/api/tags")).json()["models"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "stated"),
+    [
+        (Capabilities(chat=True), ["completion"]),
+        (Capabilities(chat=True, tools=True), ["completion", "tools"]),
+        (Capabilities(chat=True, tools=True, reasoning=True), ["completion", "tools", "thinking"]),
+    ],
+)
+async def test_a_model_has_the_capabilities_of_its_workers(capabilities: Capabilities, stated: list[str]) -> None:
+    async with serving("a", "b") as served:
+        served.workers[1].change(ready=Ready(capabilities, device="cpu-0"))
+        shown = await served.client.post("/api/show", json={"model": "tiny"})
+        assert shown.json()["capabilities"] == stated
+        served.workers[0].change(ready=None)
+        served.workers[1].change(ready=None)
+        shown = await served.client.post("/api/show", json={"model": "tiny"})
+        assert shown.json()["capabilities"] == ["completion"]

@@ -75,7 +75,9 @@ def test_a_route_that_is_not_described_has_the_first_line_of_its_docstring() -> 
 
         Politely."""
 
-    document = OpenApiDocument([Route("/greet/{name:path}", greet)], {}, ErrorAnswer, OPTIONS).build("1")
+    document = OpenApiDocument(
+        [Route("/greet/{name:path}", greet)], {}, ErrorAnswer, {"gateway.openai": OPTIONS}
+    ).build("1")
     schemathesis.openapi.from_dict(document).validate()
     operation = document["paths"]["/greet/{name}"]["get"]
     assert operation["summary"] == "Greet the client."
@@ -90,6 +92,12 @@ async def test_options_without_a_type_state_their_accepted_values() -> None:
     assert body["functions"]["enum"] == [None, []]
     assert body["mirostat"]["enum"] == [None, 0]
     assert message["annotations"]["enum"] == [None, []]
+    # Options of one name, of two dialects.
+    assert schemas["ResponsesBody"]["properties"]["context_management"]["enum"] == [None, []]
+    assert {} in schemas["MessagesBody"]["properties"]["context_management"]["enum"]
+    assert schemas["FunctionDefinition"]["properties"]["allowed_callers"]["enum"] == [None, [], ["direct"]]
+    assert schemas["ClientTool"]["properties"]["allowed_callers"]["enum"] == [None, ["direct"]]
+    assert schemas["ModelOptions"]["properties"]["mirostat"]["enum"] == [None, 0]
     assert schemas["ChatBody"]["additionalProperties"] is False
     assert schemas["ChatBody"]["required"] == ["model", "messages"]
 

@@ -140,7 +140,7 @@ def test_the_format_is_a_grammar(text: Any, grammar: Grammar | None) -> None:
     [
         (None, TemplateOptions()),
         ("none", TemplateOptions(enable_thinking=False, thinking=False, reasoning_effort="none")),
-        ("high", TemplateOptions(enable_thinking=True, thinking=True, reasoning_effort="high")),
+        ("high", TemplateOptions(reasoning_effort="high")),
     ],
 )
 def test_the_effort_of_reasoning_is_a_variable_of_the_template(effort: Any, options: TemplateOptions) -> None:

@@ -1,4 +1,4 @@
-"""What a grammar of tool calls allows is what the parser of the same format reads."""
+"""The grammar of tool calls allows only calls that the parser of the same format reads."""
 
 import json
 from pathlib import Path
