@@ -1,4 +1,4 @@
-"""What the fleet replies when the state of its workers allows it, without processes."""
+"""Replies of the fleet when the state of its workers allows the operation, without processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

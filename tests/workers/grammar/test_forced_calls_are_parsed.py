@@ -1,4 +1,4 @@
-"""What a grammar of tool calls allows is what the parser of the same format reads."""
+"""The parser of a format reads every tool call that the grammar of the format allows."""
 
 import json
 from pathlib import Path
