@@ -224,7 +224,10 @@ class PromptBuilder:
         )
         limit = submit.limits.reasoning_tokens
         if limit is not None and not parsing.reasoning_known:
-            problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
+            problem = (
+                "the notation of this model's reasoning is not known, so that its length cannot be limited: leave "
+                "`thinking_token_budget` (`thinking.budget_tokens` in the Messages API) out"
+            )
             raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
         return parser, parsing.gate(prompt, limit) if source.parse_reasoning or limit is not None else None
 
