@@ -1,5 +1,7 @@
 """Anthropic's error object."""
 
+from typing import Any
+
 import msgspec
 
 from gateway.errors import RequestError
@@ -24,6 +26,8 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED_STATUS: "overloaded_error",
 }
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Anthropic's client, whose tool runner asks for a thread, then sends the whole conversation instead."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,10 +38,10 @@ class AnthropicErrors:
         return OVERLOADED_STATUS if error.code is ErrorCode.OVERLOADED else error.status
 
     def body(self, error: RequestError) -> bytes:
-        kind = _TYPES.get(self.status(error), "api_error")
-        return _encode(
-            {"type": "error", "error": {"type": kind, "message": error.text}, "request_id": error.request_id or None}
-        )
+        described: dict[str, Any] = {"type": _TYPES.get(self.status(error), "api_error"), "message": error.text}
+        if error.code is ErrorCode.UNSUPPORTED and error.field == "thread":
+            described["details"] = _NO_THREADS
+        return _encode({"type": "error", "error": described, "request_id": error.request_id or None})
 
     def last_events(self, error: RequestError) -> bytes:
         return b"event: error\ndata: " + self.body(error) + END

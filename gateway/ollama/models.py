@@ -68,7 +68,7 @@ class OllamaModels:
                 "template": "",
                 "details": _DETAILS,
                 "model_info": {"general.architecture": "baton", "baton.context_length": context},
-                "capabilities": ["completion", *self._capabilities(name)],
+                "capabilities": self._capabilities(name),
                 "modified_at": self._created,
             }
         )
@@ -78,12 +78,13 @@ class OllamaModels:
         return _json({"version": OLLAMA_VERSION})
 
     def _capabilities(self, name: str) -> list[str]:
-        """Names of what a model can do besides text, as its workers that are ready report. Clients send tools, and ask for
-        thinking, only to a model that has these."""
+        """Ollama's names of what every worker of the model that has loaded it can do. Clients offer tools only to a
+        model that has `tools`."""
         ready = [handle.status.ready for handle in self._router.pool.of(name)]
-        known = [each.capabilities for each in ready if each is not None]
-        found = {"tools": any(each.tools for each in known), "thinking": any(each.reasoning for each in known)}
-        return [capability for capability, has in found.items() if has]
+        loaded = [each.capabilities for each in ready if each is not None]
+        tools = bool(loaded) and all(each.tools for each in loaded)
+        thinking = bool(loaded) and all(each.reasoning for each in loaded)
+        return ["completion", *["tools"] * tools, *["thinking"] * thinking]
 
     def _model(self, name: str) -> dict[str, Any]:
         hellos = [handle.status.hello for handle in self._router.pool.of(name)]

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.errors import RequestError
-from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts
+from gateway.generation.delta import OutputDelta, ReasoningDelta, TextDelta, TokenCounts, ToolCallDelta
 from gateway.openai.errors import DONE, error_object
 from gateway.openai.fields import FINISH_REASONS, completion_text, extension, fingerprint, usage
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
@@ -54,8 +55,10 @@ class _Chunks(ABC):
                 events += self._begin(before)
             if type(delta) is TextDelta and delta.stop is None and not self._by_token:
                 events.append(b"".join((before, self.before_text, _encode(delta.text), self._plain)))
-            elif content := self._content(delta):
-                events.append(b"".join((before, content, self._after(delta))))
+            else:
+                for part in _separate_end(delta):
+                    if content := self._content(part):
+                        events.append(b"".join((before, content, self._after(part))))
         return events
 
     def _after(self, delta: OutputDelta) -> bytes:
@@ -87,6 +90,14 @@ class _Chunks(ABC):
     @abstractmethod
     def _report(self, delta: OutputDelta) -> object:
         """The `logprobs` object."""
+
+
+def _separate_end(delta: OutputDelta) -> Sequence[OutputDelta]:
+    """Split the end of an answer from the beginning of a call: OpenAI's client does not report a call as done if the
+    chunk with its name has the `finish_reason`, too."""
+    if delta.stop is None or not isinstance(delta, ToolCallDelta) or not delta.name:
+        return (delta,)
+    return replace(delta, stop=None), TextDelta(index=delta.index, text="", stop=delta.stop)
 
 
 class ChatChunks(_Chunks):

@@ -19,6 +19,7 @@ from protocol.events import Tokenized, Usage
 from protocol.request import ChatInput, FinishReason, Grammar, Message, TemplateOptions, ToolCall, ToolChoice
 from tests.gateway.anthropic.outputs import MAX_TOKENS, OUTPUTS, streamed, whole
 from tests.gateway.harness.serving import Served, serving
+from tests.gateway.openai.chat.parsed_output import call, send
 
 pytestmark = pytest.mark.anyio
 
@@ -183,6 +184,43 @@ async def test_a_conversation_with_tools_and_thinking() -> None:
     assert submit.input.tool_choice == ToolChoice("required", "weather", parallel=False)
     assert submit.input.options == TemplateOptions(True, True, 32, "xhigh")
     assert submit.limits.reasoning_tokens == 32
+
+
+async def test_the_tool_runner() -> None:
+    """The runner asks for a thread, and sends the whole conversation when it hears that there are none."""
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"rain in {city}"
+
+    seen: list[Submit] = []
+
+    async def script(served: Served) -> None:
+        seen.extend(await served.worker.wait_submits(1))
+        for token, segment in enumerate(call(0, "weather", '{"city":"Oslo"}')):
+            send(served.worker, seen[0].stream, token, segment)
+        served.worker.finish(seen[0].stream, reason="tool_calls", usage=Usage(4, 2))
+        seen.append((await served.worker.wait_submits(2))[1])
+        served.worker.finish(seen[1].stream, "It rains.")
+
+    async with anthropic_client(script) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hi"}], tools=[weather]
+        )
+        last = await runner.until_done()
+    assert [block.to_dict() for block in last.content] == [{"type": "text", "text": "It rains."}]
+    assert isinstance(seen[1].input, ChatInput)
+    assert [message.content for message in seen[1].input.messages] == ["hi", "", "rain in Oslo"]
+
+
+async def test_a_thread_is_refused_by_name() -> None:
+    async with anthropic_client(silent) as client:
+        with pytest.raises(anthropic.BadRequestError, match="`thread` is not supported") as caught:
+            await client.beta.messages.create(
+                model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hi"}], thread={"type": "create"}
+            )
+    assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"  # type: ignore[index]
 
 
 class City(pydantic.BaseModel):

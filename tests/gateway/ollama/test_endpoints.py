@@ -48,6 +48,20 @@ async def test_the_key_is_a_bearer_token() -> None:
     assert [model["name"] for model in listed.json()["models"]] == ["tiny"]
 
 
+async def test_capabilities_are_those_that_all_ready_workers_have() -> None:
+    async def shown() -> object:
+        return (await served.client.post("/api/show", json={"model": "tiny"})).json()["capabilities"]
+
+    async with serving("a", "b") as served:
+        assert await shown() == ["completion"]
+        served.workers[0].change(ready=Ready(Capabilities(chat=True, tools=True, reasoning=True)))
+        assert await shown() == ["completion"]
+        served.workers[1].change(ready=Ready(Capabilities(chat=True, tools=True)))
+        assert await shown() == ["completion", "tools"]
+        served.workers[1].change(ready=Ready(Capabilities(chat=True, tools=True, reasoning=True)))
+        assert await shown() == ["completion", "tools", "thinking"]
+
+
 async def test_a_model_without_a_worker_is_not_running() -> None:
     async with serving() as served:
         assert [model["name"] for model in (await served.client.get("/api/ps")).json()["models"]] == ["tiny"]

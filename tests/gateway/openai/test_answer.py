@@ -61,8 +61,18 @@ def test_reasoning_and_tool_calls_have_chunks_of_their_own() -> None:
                 {"index": 1, "id": "call_2", "type": "function", "function": {"name": "time", "arguments": "{}"}}
             ]
         },
+        {},
     ]
-    assert [choice["finish_reason"] for choice in chunks(CHAT, CALLS)] == [None] * 7 + ["tool_calls"]
+    assert [choice["finish_reason"] for choice in chunks(CHAT, CALLS)] == [None] * 8 + ["tool_calls"]
+
+
+def test_a_call_that_is_generated_whole_ends_in_a_chunk_of_its_own() -> None:
+    call = ToolCallDelta(
+        index=0, call=0, id="c", name="time", arguments="{}", tokens=(1, 2), stop=StopReason.TOOL_CALLS
+    )
+    _, begun, ended = chunks(OpenAIAnswer(chat=True, token_ids=True), [call])
+    assert (len(begun["delta"]["tool_calls"]), begun["finish_reason"], begun["token_ids"]) == (1, None, [1, 2])
+    assert (ended["delta"], ended["finish_reason"], ended["token_ids"]) == ({}, "tool_calls", [])
 
 
 def test_a_whole_message_has_all_of_it() -> None:

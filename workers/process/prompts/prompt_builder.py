@@ -142,7 +142,10 @@ class PromptBuilder:
         )
         limit = submit.limits.reasoning_tokens
         if limit is not None and not parsing.reasoning_known:
-            problem = "the notation of this model's reasoning is not known: leave the bound on reasoning out"
+            problem = (
+                "the notation of this model's reasoning is not known, so that its length cannot be limited: leave "
+                "`thinking_token_budget` (`thinking.budget_tokens` in the Messages API) out"
+            )
             raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "thinking_token_budget")
         if not source.parse_reasoning and limit is None:
             return parser, None

@@ -169,6 +169,22 @@ async def test_the_stream_helper() -> None:
     assert made.tool_calls == (ToolCall(message.tool_calls[0].id, "GetWeather", '{"city": "Paris", "unit": "C"}'),)
 
 
+async def test_the_stream_helper_reports_calls_that_come_at_once_as_done() -> None:
+    async def script(served: Served) -> None:
+        (submit,) = await served.worker.wait_submits(1)
+        for token, segment in enumerate(CALLING):
+            send(served.worker, submit.stream, token, segment)
+        served.worker.finish(submit.stream, reason="tool_calls", usage=Usage(4, len(CALLING)))
+
+    tools = [openai.pydantic_function_tool(GetWeather)]
+    async with (
+        openai_client(script) as (client, _),
+        client.chat.completions.stream(model="tiny", messages=[QUESTION], tools=tools) as stream,
+    ):
+        done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert [event.parsed_arguments for event in done] == [GetWeather(city="Paris", unit="C")]
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

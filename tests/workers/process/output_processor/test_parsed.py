@@ -123,6 +123,7 @@ def test_what_a_notation_is_needed_for_is_refused_without_one(
     answer = processor(formats).admit(submit(1, source, **limits)).answer
     assert isinstance(answer, Failed)
     assert (answer.code, answer.field) == (ErrorCode.UNSUPPORTED, field)
+    assert field in answer.text
 
 
 @pytest.mark.parametrize(
