@@ -45,7 +45,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
         "openapi": _GATEWAY_BASE
-        | {"http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
+        | {"generation", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
         "app": _GATEWAY_BASE
         | {"routing", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin", "openapi"},
         "daemon": _GATEWAY_BASE | {"loop_lag", "routing", "http", "streaming", "responses", "fleet", "app"},

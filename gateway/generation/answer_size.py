@@ -83,7 +83,7 @@ def _check_kept_logprobs(request: GenerationRequest, context: int | None) -> Non
     field = request.output.limit_field
     text = (
         f"`{field}`: {min(limits)} tokens, each with its log-probability and {top} others, are more than the "
-        f"{MAX_KEPT_LOGPROBS} log-probabilities of a stream; set `{field}` to {MAX_KEPT_LOGPROBS // (1 + top)} or less, "
-        "ask for fewer log-probabilities, or do not stream the answer"
+        f"{MAX_KEPT_LOGPROBS} log-probabilities of a stream; set `{field}` to {MAX_KEPT_LOGPROBS // (1 + top)} or "
+        "less, ask for fewer log-probabilities, or do not stream the answer"
     )
     raise invalid(field, text)

@@ -12,12 +12,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.generation.tenant import tenant_of
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
 from gateway.responses.request.schema import ENCRYPTED, LOGPROBS
 from gateway.responses.service import ResponseService
 from gateway.responses.store.stored import UNDER_WAY, StoredResponse
-from gateway.routing.tenant import tenant_of
 from gateway.settings import GatewaySettings
 
 ITEM_PATH = "/v1/responses/{id}"

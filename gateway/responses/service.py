@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.generation.tenant import tenant_of
 from gateway.http.exchange import HttpExchange
 from gateway.responses.answer.renderer import ResponseAnswer
 from gateway.responses.background import BackgroundResponse, BackgroundResponses
@@ -29,7 +30,6 @@ from gateway.responses.store.stored import (
     StoreUnavailable,
 )
 from gateway.routing.request_group import RequestGroup
-from gateway.routing.tenant import tenant_of
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded, Respond
 from protocol.errors import ErrorCode

@@ -25,6 +25,7 @@ from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.delta import StopReason
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
+from gateway.generation.tenant import tenant_of
 from gateway.metrics import Metrics, Observed
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.failure import Cause, RequestFailure
@@ -33,7 +34,6 @@ from gateway.routing.placement import Placement
 from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
 from gateway.routing.sequence import LiveSequence
-from gateway.routing.tenant import tenant_of
 from gateway.routing.worker_handle import Role, WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings

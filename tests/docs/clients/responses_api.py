@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 
 from gateway.body_budget import BodyBudget, HeldBody
+from gateway.generation.tenant import tenant_of
 from gateway.responses.answer.renderer import ResponseAnswer
 from gateway.responses.service import ResponseService
 from gateway.responses.store.stored import StoredResponse
-from gateway.routing.tenant import tenant_of
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decode, Decoded
 from tests.docs.clients.sample import ALWAYS, NO_FIELD, Column, Sample, ignored, of

@@ -80,7 +80,8 @@ async def test_a_model_without_a_worker_is_not_running() -> None:
 )
 async def test_a_model_has_the_capabilities_of_its_workers(capabilities: Capabilities, stated: list[str]) -> None:
     async with serving("a", "b") as served:
-        served.workers[1].change(ready=Ready(capabilities, device="cpu-0"))
+        for worker in served.workers:
+            worker.change(ready=Ready(capabilities, device="cpu-0"))
         shown = await served.client.post("/api/show", json={"model": "tiny"})
         assert shown.json()["capabilities"] == stated
         served.workers[0].change(ready=None)

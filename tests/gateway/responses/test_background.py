@@ -9,9 +9,9 @@ import msgspec
 import openai
 import pytest
 
+from gateway.generation.tenant import tenant_of
 from gateway.responses.endpoints import current
 from gateway.responses.store.stored import StoredResponse
-from gateway.routing.tenant import tenant_of
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from tests.gateway.harness.serving import serving

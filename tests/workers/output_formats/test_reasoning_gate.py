@@ -18,7 +18,7 @@ THINK = MarkedTokenizer(["<think>", "</think>"])
 HARMONY = MarkedTokenizer(["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"])
 DIGITS = [*b"0123456789"]
 FREE = [token for token in range(400) if token != EOS_ID]
-"""What a grammar that has not begun leaves: the answer may not end before it."""
+"""Tokens that are allowed before a grammar begins: the answer may not end before it."""
 
 
 class Digits(AllowedTokens):

@@ -1,6 +1,6 @@
 """Sharing of a cache: by the key that a client shows and the salt that it gives."""
 
-from gateway.routing.tenant import tenant_of
+from gateway.generation.tenant import tenant_of
 
 
 def test_only_the_same_key_and_the_same_salt_are_one_tenant() -> None:
