@@ -122,7 +122,8 @@ class Scheduler:
         except ConstraintFailed as error:
             raise RequestRefused(ErrorCode.INVALID, str(error), error.field) from error
         if exhausted and not request.resume:
-            raise RequestRefused(ErrorCode.INVALID, "the constraint allows no first token", "constraint")
+            problem = "the constraint allows no first token: change it, or bad_words and min_tokens, if they are given"
+            raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
         self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:

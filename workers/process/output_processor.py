@@ -92,6 +92,8 @@ class _OpenSequence:
     parser: OutputParser | None
     source: str
     """The request field of the prompt."""
+    constrained_by: str
+    """The request field of the constraint."""
     prompt_tokens: int
     completion_tokens: int
     has_output: bool = False
@@ -232,7 +234,10 @@ class OutputProcessor:
         limits = submit.limits
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
-        live = _OpenSequence(prompt.eos, prompt.text, prompt.parser, source, len(prompt.tokens), resumed)
+        constrained_by = "thinking_token_budget" if prompt.grammar is None else prompt.grammar.field
+        live = _OpenSequence(
+            prompt.eos, prompt.text, prompt.parser, source, constrained_by, len(prompt.tokens), resumed
+        )
         live.keep_stop = limits.keep_stop
         live.top = submit.sampling.logprobs or 0
         if live.ended_by_text:
@@ -403,7 +408,7 @@ class OutputProcessor:
         if live.stopped:  # the answer was complete before the step that failed
             usage = Usage(live.prompt_tokens, live.completion_tokens)
             return (Finished(failure.stream, live.reason("stop"), usage),)
-        field = live.source if failure.field == "prompt" else failure.field
+        field = {"prompt": live.source, "constraint": live.constrained_by}.get(failure.field, failure.field)
         return (Failed(failure.stream, failure.code, clip(failure.text), field),)
 
 

@@ -90,6 +90,7 @@ class Client:
             self.take()
 
     def take(self) -> None:
+        self.deltas += self.group.take()
         while self.group.unread:
             self.deltas += self.group.take()
 

@@ -12,6 +12,7 @@ import pytest
 
 from actors.supervision.asked_sequence import AskedSequence
 from protocol.commands import Submit
+from protocol.errors import ErrorCode
 from protocol.events import Failed, Segment, TextSegment
 from protocol.request import ChatInput, FinishReason, Grammar, Limits, Message, Sampling, ToolChoice
 from tests.workers.output_formats.marked_tokenizer import MarkedTokenizer
@@ -243,3 +244,22 @@ def test_an_answer_that_ends_by_itself_is_what_was_asked_for(model: Model) -> No
             continue
         checked += _checked(submit, answer)
     assert checked > 3
+
+
+@pytest.mark.parametrize(
+    ("tools_json", "grammar", "words", "field"),
+    [
+        ("", Grammar("choice", '["a"]', "guided_choice"), ("a",), "guided_choice"),
+        ('[{"type": "function", "function": {"name": "f"}}]', None, ("<tool_call>",), "tools"),
+    ],
+)
+def test_bad_words_that_leave_a_grammar_no_first_token_are_refused_by_its_field(
+    tools_json: str, grammar: Grammar | None, words: tuple[str, ...], field: str
+) -> None:
+    source = ChatInput((Message("user", "hi"),), tools_json, tool_choice=ToolChoice("required"), parse_tools=True)
+    made = Model("hermes")
+    failed = made.answer(Submit(1, "request", source, Sampling(bad_words=words), Limits(), grammar=grammar))
+    made.compiler.close()
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == (ErrorCode.INVALID, field)
+    assert "bad_words" in failed.text
