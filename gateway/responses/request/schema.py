@@ -45,7 +45,7 @@ class NamedFunction(Struct, forbid_unknown_fields=True):
     name: str
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponseTextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
     """The format of the answer's text. `name`, `schema`, `description` and `strict` go with `json_schema` only."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -58,7 +58,7 @@ class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 class TextOptions(Struct, forbid_unknown_fields=True):
     """Options of the answer's text."""
 
-    format: TextFormat | None = None
+    format: ResponseTextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from gateway.errors import invalid
 from gateway.generation.grammar import json_schema_grammar
-from gateway.responses.request.schema import TextFormat
+from gateway.responses.request.schema import ResponseTextFormat
 from protocol.request import Grammar
 
 FIELD = "text.format"
 
 
-def decode_format(wanted: TextFormat | None) -> Grammar | None:
+def decode_format(wanted: ResponseTextFormat | None) -> Grammar | None:
     """Return the grammar of a format; None for plain text. Raises `RequestError`."""
     if wanted is None:
         return None
@@ -25,7 +25,7 @@ def decode_format(wanted: TextFormat | None) -> Grammar | None:
     return json_schema_grammar(wanted.schema, f"{FIELD}.schema")
 
 
-def echo_format(wanted: TextFormat | None) -> dict[str, Any]:
+def echo_format(wanted: ResponseTextFormat | None) -> dict[str, Any]:
     """The format as the response repeats it."""
     if wanted is None or wanted.type != "json_schema":
         return {"type": "text" if wanted is None else wanted.type}
