@@ -88,17 +88,7 @@ class RequestDecoder:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
-        tools = offered_tools(body)
-        chat = ChatInput(
-            decode_messages(body.messages),
-            tools.json,
-            _now(),
-            template_options(body),
-            tools.choice,
-            parse_tools=tools.parsed,
-            parse_reasoning=body.reasoning_format != "none",
-        )
-        return self._decoded(body, [chat], limit, top, size=len(raw))
+        return self._decoded(body, [chat_input(body)], limit, top, size=len(raw))
 
     def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
@@ -143,6 +133,20 @@ class RequestDecoder:
             unset=unset_sampling(body),
         )
         return Decoded(build_request(self._settings, wanted, size), answer)
+
+
+def chat_input(body: ChatBody) -> ChatInput:
+    """The prompt of a chat completion. Raises `RequestError` naming the field."""
+    tools = offered_tools(body)
+    return ChatInput(
+        decode_messages(body.messages),
+        tools.json,
+        _now(),
+        template_options(body),
+        tools.choice,
+        parse_tools=tools.parsed,
+        parse_reasoning=body.reasoning_format != "none",
+    )
 
 
 def _prompts(prompt: Any) -> list[Input]:

@@ -18,6 +18,6 @@ def openai_dialect(router: Router, settings: GatewaySettings) -> Dialect:
     return Dialect(
         conventions=HttpConventions(OpenAIErrors()),
         generation={"/v1/completions": decoder.completion, "/v1/chat/completions": decoder.chat},
-        queries=PromptQueryDecoder(router, decoder).paths(),
+        queries=PromptQueryDecoder(router).paths(),
         routes=Models(router, created=int(time.time())).routes(),
     )

@@ -9,7 +9,8 @@ from gateway.errors import invalid
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
-from gateway.openai.decoding import HINTS, RequestDecoder
+from gateway.openai.chat.tool_schema import ChatTools
+from gateway.openai.decoding import HINTS, chat_input
 from gateway.openai.schema import ChatBody, ChatMessage, TemplateKwargs
 from gateway.routing.router import Router
 from gateway.streaming.dialect import DecodedQuery, DecodeQuery
@@ -64,6 +65,12 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: Any = None
 
 
+class _Tools(Struct):
+    """The tools of messages. Those of a prompt are refused, whatever they are."""
+
+    tools: ChatTools | None
+
+
 class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /detokenize`. Without a `model`, the only one of the server."""
 
@@ -89,10 +96,9 @@ class PromptAnswer(Struct, forbid_unknown_fields=True):
 class PromptQueryDecoder:
     """Decodes the bodies of the three endpoints. Every refusal is a `RequestError` that names its field."""
 
-    def __init__(self, router: Router, requests: RequestDecoder) -> None:
-        """`requests` decodes messages."""
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._requests = requests
+        self._tools = msgspec.json.Decoder(_Tools)
         self._tokenize = msgspec.json.Decoder(TokenizeBody)
         self._detokenize = msgspec.json.Decoder(DetokenizeBody)
         self._apply_template = msgspec.json.Decoder(ApplyTemplateBody)
@@ -139,13 +145,14 @@ class PromptQueryDecoder:
         names = [name for name in OF_CHATS if name in body.__struct_fields__]
         refuse_options(body, names, OF_CHATS)
         assert body.messages is not None
+        tools = msgspec.json.encode({"tools": body.tools})
         chat = ChatBody(
             model=model,
             messages=body.messages,
-            tools=body.tools,
+            tools=decode_body(self._tools, tools, HINTS).tools,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        return self._requests.chat(msgspec.json.encode(chat)).request.sequences[0].input
+        return chat_input(chat)
 
 
 def _tokens(answer: Tokenized, context: int | None) -> bytes:

@@ -10,7 +10,6 @@ import msgspec
 from starlette.routing import Route
 
 from gateway.errors import RETRYABLE
-from gateway.generation.unsupported_options import NeutralValues
 from gateway.openapi.operation import JSON, ApiOperation, Code, Contents
 
 REFERENCE = "#/components/schemas/{name}"
@@ -29,7 +28,11 @@ class OpenApiDocument:
     """The document of one app, encoded at the first request for it."""
 
     def __init__(
-        self, routes: Iterable[Route], operations: Operations, error: type, neutral: Mapping[str, NeutralValues]
+        self,
+        routes: Iterable[Route],
+        operations: Operations,
+        error: type,
+        neutral: Mapping[str, Mapping[str, tuple[Any, ...]]],
     ) -> None:
         """`error` is the type of all errors. `neutral` has, by the package of a dialect, the accepted values of options
         that have no type."""
