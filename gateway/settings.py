@@ -87,7 +87,7 @@ class GatewaySettings:
     resume_buffer_bytes: int = 512 * 1024
     """Bytes of sent events that one stream keeps; the oldest are dropped first."""
     store: str = "memory"
-    """The store of responses: `memory`, `sqlite:PATH` or `none`."""
+    """The store of responses: `memory`, `sqlite:FILE` or `none`."""
     max_stored_responses: int = 4096
     """Responses that are kept, before the one is dropped that was not used for the longest time, of the API key with
     the most bytes."""
@@ -166,7 +166,7 @@ class GatewaySettings:
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         if self.store not in ("memory", "none") and not self.store_path:
-            raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:PATH")
+            raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
         if not self.host:
             raise GatewaySettingsError("host is empty")
 

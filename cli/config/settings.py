@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     store: str = _field(
         _GATEWAY.store,
         SERVER,
-        "Where responses of /v1/responses are stored: memory, sqlite:PATH, or none.",
+        "Where responses of /v1/responses are stored: memory, sqlite:FILE, or none.",
         "STORE",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _field(

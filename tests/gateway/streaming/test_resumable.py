@@ -238,7 +238,7 @@ async def test_a_stream_goes_on_with_another_worker_while_nobody_reads() -> None
         served.worker.die()
         again = served.open("GET", f"/v1/streams/{stream_id(connection)}")
         await anyio.sleep(11)
-        assert again.body.endswith(b": waiting\n\n: waiting\n\n")
+        assert again.body.endswith(b": waiting\n: waiting\n")
         served.worker.come_back()
         replayed = (await served.worker.wait_submits(2))[-1]
         assert replayed.resume == (1,)
@@ -246,4 +246,4 @@ async def test_a_stream_goes_on_with_another_worker_while_nobody_reads() -> None
         await again.ended.wait()
         assert again.events[0] == connection.events[0]
         assert json.loads(again.events[1].split(b"data: ")[1])["choices"][0]["text"] == "two"
-        assert again.body.count(b": waiting\n\n") == 2, "and no comment once there is something to send"
+        assert again.body.count(b": waiting\n") == 2, "and no comment once there is something to send"
