@@ -4,9 +4,8 @@ Runs on the event loop. Every stream that `admit` accepts gets exactly one termi
 `Failed`.
 """
 
-import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,28 +24,27 @@ from protocol.events import (
     Logprobs,
     Segment,
     Step,
-    TextSegment,
     Tokenized,
     TokenLogprob,
     Usage,
 )
-from protocol.request import ChatInput, FinishReason, Sampling
+from protocol.request import ChatInput, Sampling
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
+from workers.process.open_sequence import OpenSequence
 from workers.process.prompts.prompt_builder import PromptBuilder, PromptResult, TokenizedPrompt, build_or_error
 from workers.process.prompts.prompt_query import answer_query
 from workers.process.prompts.refusal import PromptRefused
+from workers.process.stream_deadlines import StreamDeadlines
 from workers.sampling.logprobs import RowLogprobs
-from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.grammar.compiler import GrammarCompiler
 
-_SPARE_DEADLINES = 64
 _log = structlog.get_logger("workers.process.output_processor")
 _TEXT_FAILED = "the text of the answer could not be made"
 
@@ -82,51 +80,6 @@ class ProcessedOutput:
     """Streams that failed because of a bug in text code, with the exception; the caller cancels them in the engine."""
 
 
-@dataclass(slots=True)
-class _OpenSequence:
-    """One sequence from its admission to its terminal frame."""
-
-    eos: frozenset[int]
-    text: IncrementalDetokenizer | None
-    """None for a model without a tokenizer, and for output that is parsed."""
-    parser: OutputParser | None
-    source: str
-    """The request field of the prompt."""
-    constrained_by: str
-    """The request field of the constraint."""
-    prompt_tokens: int
-    completion_tokens: int
-    has_output: bool = False
-    """A token was generated."""
-    stopped: bool = False
-    """A stop string was found: later tokens are dropped."""
-    tokens: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    keep_stop: bool = False
-    """The token of `eos` that ends the answer is part of its text."""
-    segments: list[Segment] = field(default_factory=list)
-    top: int = 0
-    """Number of most likely tokens to report with each token."""
-    logprobs: list[Logprobs] = field(default_factory=list)
-
-    @property
-    def ended_by_text(self) -> bool:
-        """A stop string, or the only call, is complete."""
-        output = self.text if self.parser is None else self.parser
-        return output is not None and output.stopped
-
-    def reason(self, reason: FinishReason) -> FinishReason:
-        """Return why the answer ended; `reason` is the engine's."""
-        ended = "stop" if self.stopped or self.ended_by_text else reason
-        return ended if self.parser is None else self.parser.finish_reason(ended)
-
-    def take_parsed(self) -> tuple[str, tuple[Segment, ...]]:
-        """Return new output of the parser, which is not kept: text, or segments if there is something else in it."""
-        segments, self.segments = tuple(self.segments), []
-        texts = [segment.text for segment in segments if isinstance(segment, TextSegment)]
-        return ("".join(texts), ()) if len(texts) == len(segments) else ("", segments)
-
-
 class OutputProcessor:
     """Owns detokenizer or parser, stop strings, usage and deadline of each open sequence."""
 
@@ -151,12 +104,12 @@ class OutputProcessor:
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
-        self._live: dict[int, _OpenSequence] = {}
+        self._live: dict[int, OpenSequence] = {}
         self._reached = 0
         self._overtaken: set[int] = set()
         """Streams before `_reached` that are not admitted yet, because their grammar is compiled."""
         self._malformed_calls = 0
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = StreamDeadlines()
 
     @property
     def live(self) -> int:
@@ -235,9 +188,7 @@ class OutputProcessor:
         source = "messages" if isinstance(submit.input, ChatInput) else "prompt"
         resumed = len(submit.resume)
         constrained_by = "thinking_token_budget" if prompt.grammar is None else prompt.grammar.field
-        live = _OpenSequence(
-            prompt.eos, prompt.text, prompt.parser, source, constrained_by, len(prompt.tokens), resumed
-        )
+        live = OpenSequence(prompt.eos, prompt.text, prompt.parser, source, constrained_by, len(prompt.tokens), resumed)
         live.keep_stop = limits.keep_stop
         live.top = submit.sampling.logprobs or 0
         if live.ended_by_text:
@@ -246,7 +197,7 @@ class OutputProcessor:
         self._live[stream] = live
         if limits.deadline_ms:
             since = self._clock() if arrived is None else arrived
-            heapq.heappush(self._deadlines, (since + limits.deadline_ms / 1000, stream))
+            self._deadlines.add(since + limits.deadline_ms / 1000, stream)
         request = EngineRequest(
             stream,
             prompt.tokens,
@@ -296,9 +247,8 @@ class OutputProcessor:
 
     def expire(self) -> list[Failed]:
         """End the sequences whose deadline has passed. The caller cancels them in the engine."""
-        now, failed = self._clock(), []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, stream = heapq.heappop(self._deadlines)
+        failed = []
+        for stream in self._deadlines.pop_due(self._clock()):
             live = self._live.get(stream)
             if live is not None and not live.stopped:
                 del self._live[stream]
@@ -307,14 +257,7 @@ class OutputProcessor:
 
     def next_deadline(self) -> float | None:
         """Return the next deadline of an open sequence, in the clock's time."""
-        if (
-            len(self._deadlines) > 2 * len(self._live) + _SPARE_DEADLINES
-        ):  # deadlines of ended sequences must not accumulate
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
-            heapq.heapify(self._deadlines)
-        while self._deadlines and self._deadlines[0][1] not in self._live:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next(self._live, len(self._live))
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:
         """End all open sequences, because the worker exits."""
@@ -330,7 +273,7 @@ class OutputProcessor:
         return replace(submit.sampling, **given) if given else submit.sampling
 
     def _deltas(self, step: StepResult, done: ProcessedOutput) -> tuple[Delta, ...]:
-        touched: dict[int, _OpenSequence] = {}
+        touched: dict[int, OpenSequence] = {}
         for item in step.tokens:
             live = self._live.get(item.stream)
             if live is None or live.stopped or item.stream in done.text_errors:
@@ -342,10 +285,7 @@ class OutputProcessor:
             try:
                 if item.logprobs is not None:
                     live.logprobs.append(self._logprobs(item.token, item.logprobs, live.top))
-                if live.text is not None and (live.keep_stop or item.token not in live.eos):
-                    live.pieces.append(live.text.push(item.token))
-                elif live.parser is not None and (live.keep_stop or item.token not in live.eos):
-                    live.segments += live.parser.push(item.token)
+                live.push(item.token)
             except Exception as error:  # noqa: BLE001  a bug in text code must end this request only
                 done.text_errors[item.stream] = error
                 del touched[item.stream]
@@ -353,17 +293,7 @@ class OutputProcessor:
             if live.text.stopped if live.text is not None else live.ended_by_text:
                 live.stopped = True
                 done.finish.append(item.stream)
-        deltas = []
-        for stream, live in touched.items():
-            if live.parser is None:
-                deltas.append(Delta(stream, tuple(live.tokens), "".join(live.pieces), tuple(live.logprobs)))
-                live.pieces.clear()
-            else:
-                text, segments = live.take_parsed()
-                deltas.append(Delta(stream, tuple(live.tokens), text, tuple(live.logprobs), segments))
-            live.tokens.clear()
-            live.logprobs.clear()
-        return tuple(deltas)
+        return tuple([live.take_delta(stream) for stream, live in touched.items()])
 
     def _logprobs(self, token: int, logprobs: RowLogprobs, count: int) -> Logprobs:
         """Return the report of one token, with the bytes of the tokens in it."""
