@@ -130,6 +130,8 @@ class OpenApiDocument:
 
     def _error_schema(self, operation: ApiOperation, codes: Iterable[Code], by_type: Mapping[int, Any]) -> Any:
         """The schema of errors with these codes. Only the document's own type has the code as a field."""
+        if operation.error_elsewhere is not None:
+            return {"anyOf": [by_type[id(self._error)], by_type[id(operation.error_elsewhere)]]}
         if operation.error is not None:
             return by_type[id(operation.error)]
         enum = {"properties": {"error": {"properties": {"code": {"enum": [str(code) for code in codes]}}}}}
@@ -152,6 +154,8 @@ def _types(operation: ApiOperation) -> Iterator[Any]:
         yield operation.body
     if operation.error is not None:
         yield operation.error
+    if operation.error_elsewhere is not None:
+        yield operation.error_elsewhere
 
 
 def _packages(types: Iterable[Any]) -> dict[str, str]:

@@ -49,6 +49,8 @@ class ApiOperation:
     """It needs no key."""
     error: Any = None
     """The type of its errors; None for that of the document."""
+    error_elsewhere: Any = None
+    """The type of its errors in the conventions of another dialect, which has the same route."""
     statuses: Mapping[Code, int] = field(default_factory=lambda: STATUS)
     """The status of each code."""
 

@@ -200,12 +200,14 @@ OPERATIONS: Operations = {
         answers={200: {JSON: (ModelList, ModelPage)}},
         errors=(ErrorCode.INVALID, RefusalCode.MODEL_NOT_FOUND),
         parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id"))),
+        error_elsewhere=MessageErrorAnswer,
     ),
     ("GET", "/v1/models/{id}"): ApiOperation(
         summary="Describe a model",
         answers={200: {JSON: (Model, ModelInfo)}},
         errors=(RefusalCode.MODEL_NOT_FOUND,),
         parameters=(_VERSION,),
+        error_elsewhere=MessageErrorAnswer,
     ),
     ("POST", "/api/chat"): _of_ollama(
         "Continue a chat, whole or streamed, in the format of Ollama's API",

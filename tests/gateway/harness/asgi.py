@@ -10,6 +10,11 @@ import anyio.lowlevel
 from starlette.types import ASGIApp, Message
 
 
+def without_comments(sent: bytes) -> bytes:
+    """Server-sent events without their comment lines."""
+    return b"".join(line for line in sent.splitlines(keepends=True) if not line.startswith(b":"))
+
+
 class Connection:
     """One request and what came of it. `leave` ends it as a client does that hangs up."""
 
@@ -79,7 +84,7 @@ class Connection:
     @property
     def events(self) -> list[bytes]:
         """The events so far, comments left out."""
-        return [event for event in self.body.split(b"\n\n")[:-1] if not event.startswith(b":")]
+        return [event for event in without_comments(self.body).split(b"\n\n")[:-1] if event]
 
     @property
     def error(self) -> Any:

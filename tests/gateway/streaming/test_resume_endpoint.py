@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from protocol.events import Usage
 from tests.gateway.faults.cutting import breaking_way
+from tests.gateway.harness.asgi import without_comments
 from tests.gateway.harness.engines import EngineWorker, undisturbed
 from tests.gateway.harness.serving import CHAT, COMPLETION, Served, events, serving
 
@@ -37,8 +38,8 @@ class Reading:
             head, end, rest = self._rest.partition(b"\n\n")
             if end:
                 self._rest = rest
-                if not head.startswith(b":"):
-                    found.append(head)
+                if event := without_comments(head):
+                    found.append(event)
             else:
                 self._rest += await anext(self._bytes)
         return found
