@@ -130,10 +130,8 @@ class OpenApiDocument:
 
     def _error_schema(self, operation: ApiOperation, codes: Iterable[Code], by_type: Mapping[int, Any]) -> Any:
         """The schema of errors with these codes. Only the document's own type has the code as a field."""
-        if operation.error_elsewhere is not None:
-            return {"anyOf": [by_type[id(self._error)], by_type[id(operation.error_elsewhere)]]}
         if operation.error is not None:
-            return by_type[id(operation.error)]
+            return _media(operation.error, by_type)["schema"]
         enum = {"properties": {"error": {"properties": {"code": {"enum": [str(code) for code in codes]}}}}}
         return {"allOf": [by_type[id(self._error)], enum]}
 
@@ -153,9 +151,7 @@ def _types(operation: ApiOperation) -> Iterator[Any]:
     if operation.body is not None:
         yield operation.body
     if operation.error is not None:
-        yield operation.error
-    if operation.error_elsewhere is not None:
-        yield operation.error_elsewhere
+        yield from operation.error if isinstance(operation.error, tuple) else (operation.error,)
 
 
 def _packages(types: Iterable[Any]) -> dict[str, str]:

@@ -48,9 +48,7 @@ class ApiOperation:
     open: bool = False
     """It needs no key."""
     error: Any = None
-    """The type of its errors; None for that of the document."""
-    error_elsewhere: Any = None
-    """The type of its errors in the conventions of another dialect, which has the same route."""
+    """The type of its errors, or a tuple of several; None for that of the document."""
     statuses: Mapping[Code, int] = field(default_factory=lambda: STATUS)
     """The status of each code."""
 

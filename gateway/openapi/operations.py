@@ -18,7 +18,7 @@ from gateway.ollama.answer_schema import (
     OllamaVersion,
 )
 from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
-from gateway.openai.answer_schema import ChatCompletion, Completion, Model, ModelList
+from gateway.openai.answer_schema import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from gateway.openai.prompt_queries import (
     ApplyTemplateBody,
     DetokenizeBody,
@@ -200,14 +200,14 @@ OPERATIONS: Operations = {
         answers={200: {JSON: (ModelList, ModelPage)}},
         errors=(ErrorCode.INVALID, RefusalCode.MODEL_NOT_FOUND),
         parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id"))),
-        error_elsewhere=MessageErrorAnswer,
+        error=(ErrorAnswer, MessageErrorAnswer),
     ),
     ("GET", "/v1/models/{id}"): ApiOperation(
         summary="Describe a model",
         answers={200: {JSON: (Model, ModelInfo)}},
         errors=(RefusalCode.MODEL_NOT_FOUND,),
         parameters=(_VERSION,),
-        error_elsewhere=MessageErrorAnswer,
+        error=(ErrorAnswer, MessageErrorAnswer),
     ),
     ("POST", "/api/chat"): _of_ollama(
         "Continue a chat, whole or streamed, in the format of Ollama's API",
