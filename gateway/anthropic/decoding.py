@@ -1,7 +1,6 @@
 """Decodes bodies into typed structs, and turns them into generation requests."""
 
 import re
-import time
 from typing import Any
 
 import msgspec
@@ -27,12 +26,12 @@ from gateway.generation.builder import RequestParameters, build_request, resumab
 from gateway.generation.grammar import json_schema_grammar
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import OutputOptions
+from gateway.generation.template_time import template_time
 from gateway.generation.tools import ToolDefinition, encode_tools
+from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded, DecodedQuery
-from protocol.bounds import MAX_SECONDS
-from protocol.commands import SamplingDefault
 from protocol.errors import ErrorCode
 from protocol.events import Tokenized
 from protocol.request import ChatInput, Grammar, Limits, Sampling, TemplateOptions, ToolChoice
@@ -75,7 +74,7 @@ class MessagesDecoder:
             seed=body.seed,
             cache_salt=body.cache_salt or "",
             grammar=_grammar(body),
-            unset=_unset(body),
+            unset=unset_parameters(body),
             fields=("messages", "messages"),
         )
         omitted = not isinstance(thinking, ThinkingDisabled) and thinking is not None and thinking.display == "omitted"
@@ -104,7 +103,7 @@ def chat_input(body: CountBody) -> ChatInput:
     return ChatInput(
         prompt_messages(body),
         encode_tools(definitions, paths, "input_schema"),
-        now=min(max(int(time.time()), 0), MAX_SECONDS),  # a clock that is wrong by centuries makes no request invalid
+        now=template_time(),
         options=_options(body),
         tool_choice=choice,
         parse_tools=bool(tools) and choice.mode != "none",
@@ -202,15 +201,3 @@ def _sampling(body: MessagesBody) -> Sampling:
         top_k=body.top_k or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
     )
-
-
-def _unset(body: MessagesBody) -> tuple[SamplingDefault, ...]:
-    """The parameters that the client left open, or that the API does not have."""
-    given: dict[SamplingDefault, object] = {
-        "temperature": body.temperature,
-        "top_k": body.top_k,
-        "top_p": body.top_p,
-        "min_p": None,
-        "repetition_penalty": None,
-    }
-    return tuple(name for name, value in given.items() if value is None)

@@ -1,6 +1,5 @@
 """Decodes bodies into typed structs, and turns them into generation requests."""
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,9 @@ from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request
 from gateway.generation.grammar import json_schema_grammar
 from gateway.generation.request import OutputOptions
+from gateway.generation.template_time import template_time
 from gateway.generation.tools import PastCalls, ToolDefinition, encode_tools
+from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
 from gateway.ollama.answer import OllamaAnswer
 from gateway.ollama.schema import ModelOptions, OllamaChatBody, OllamaGenerateBody, OllamaMessage, OllamaTool, Think
@@ -19,8 +20,6 @@ from gateway.ollama.unsupported import refuse_unsupported
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SECONDS
-from protocol.commands import SamplingDefault
 from protocol.request import (
     ChatInput,
     Grammar,
@@ -56,7 +55,7 @@ class OllamaDecoder:
         made = ChatInput(
             _messages(body.messages),
             encode_tools([_definition(tool) for tool in tools], paths),
-            now=_now(),
+            now=template_time(),
             options=_template_options(body.think),
             parse_tools=bool(tools),
             parse_reasoning=True,
@@ -72,7 +71,7 @@ class OllamaDecoder:
             return self._decoded(body, TextInput(body.prompt), len(raw))
         system = (Message("system", body.system),) if body.system else ()
         messages = (*system, Message("user", body.prompt))
-        made = ChatInput(messages, now=_now(), options=_template_options(body.think), parse_reasoning=True)
+        made = ChatInput(messages, now=template_time(), options=_template_options(body.think), parse_reasoning=True)
         return self._decoded(body, made, len(raw))
 
     def _decoded(self, body: OllamaChatBody | OllamaGenerateBody, made: Input, size: int) -> Decoded:
@@ -100,7 +99,7 @@ class OllamaDecoder:
             ),
             seed=None if options.seed == RANDOM_SEED else options.seed,
             grammar=_grammar(body.format),
-            unset=_unset(options),
+            unset=unset_parameters(options),
         )
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
         return Decoded(build_request(self._settings, wanted, size), answer)
@@ -201,20 +200,3 @@ def _sampling(options: ModelOptions) -> Sampling:
         frequency_penalty=options.frequency_penalty or 0.0,
         repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,
     )
-
-
-def _unset(options: ModelOptions) -> tuple[SamplingDefault, ...]:
-    """The parameters that the client left open."""
-    given: dict[SamplingDefault, object] = {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repeat_penalty,
-    }
-    return tuple(name for name, value in given.items() if value is None)
-
-
-def _now() -> int:
-    """The time for templates. A clock that is wrong by centuries must not make a request invalid."""
-    return min(max(int(time.time()), 0), MAX_SECONDS)

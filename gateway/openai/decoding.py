@@ -1,6 +1,5 @@
 """Decodes bodies into typed structs, and turns them into generation requests."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -8,18 +7,20 @@ import msgspec
 from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request, resumable_for
 from gateway.generation.request import OutputOptions
+from gateway.generation.template_time import template_time
+from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.chat.messages import decode_messages
 from gateway.openai.chat.reasoning import template_options
 from gateway.openai.chat.tools import offered_tools
-from gateway.openai.sampling import one_of, sampling_of, unset_sampling
+from gateway.openai.sampling import one_of, sampling_of
 from gateway.openai.schema import ChatBody, CompletionBody, StreamOptions
 from gateway.openai.structured import grammar_of
 from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.bounds import MAX_SECONDS, MAX_TOP_LOGPROBS
+from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import ChatInput, Input, Limits, TextInput, TokensInput
 
 COMPLETION_MAX_TOKENS = 16
@@ -130,7 +131,7 @@ class RequestDecoder:
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
             grammar=grammar_of(body),
-            unset=unset_sampling(body),
+            unset=unset_parameters(body),
         )
         return Decoded(build_request(self._settings, wanted, size), answer)
 
@@ -141,7 +142,7 @@ def chat_input(body: ChatBody) -> ChatInput:
     return ChatInput(
         decode_messages(body.messages),
         tools.json,
-        _now(),
+        template_time(),
         template_options(body),
         tools.choice,
         parse_tools=tools.parsed,
@@ -162,11 +163,6 @@ def _prompts(prompt: Any) -> list[Input]:
     if kind is int:
         return [TokensInput(prompt)]
     return [TokensInput(item) for item in prompt]
-
-
-def _now() -> int:
-    """The time for templates. A clock that is wrong by centuries must not make a request invalid."""
-    return min(max(int(time.time()), 0), MAX_SECONDS)
 
 
 def _limit_field(body: CompletionBody | ChatBody) -> str:

@@ -7,7 +7,6 @@ import msgspec
 from gateway.errors import invalid
 from gateway.openai.schema import ChatBody, CompletionBody
 from protocol.bounds import MAX_BREAKERS, MAX_STOP_CHARS, Stop
-from protocol.commands import SamplingDefault
 from protocol.request import Bias, Sampling
 
 Body = CompletionBody | ChatBody
@@ -16,14 +15,6 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 """llama.cpp's default."""
 ALL_TOKENS = -1
 """A `dry_penalty_last_n` that looks for repetitions in all tokens."""
-_NAMES: dict[SamplingDefault, tuple[str, ...]] = {
-    "temperature": ("temperature",),
-    "top_k": ("top_k",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
-}
-"""The fields of parameters for which a checkpoint may recommend a value."""
 
 
 def sampling_of(body: Body, logprobs: int | None) -> Sampling:
@@ -44,11 +35,6 @@ def sampling_of(body: Body, logprobs: int | None) -> Sampling:
         bad_words=body.bad_words or (),
     )
     return msgspec.structs.replace(plain, **_xtc(body), **_dry(body))
-
-
-def unset_sampling(body: Body) -> tuple[SamplingDefault, ...]:
-    """Return the parameters that a body leaves open."""
-    return tuple(name for name, names in _NAMES.items() if one_of(body, *names)[1] is None)
 
 
 def one_of(body: Body, *names: str) -> tuple[str, Any]:

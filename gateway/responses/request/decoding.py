@@ -1,6 +1,5 @@
 """Decodes bodies of the Responses API, and turns them into generation requests."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,8 @@ import msgspec
 from gateway.errors import RequestError, invalid
 from gateway.generation.builder import RequestParameters, build_request, resumable_for
 from gateway.generation.request import GenerationRequest, OutputOptions
+from gateway.generation.template_time import template_time
+from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
 from gateway.responses.items.conversation import MessageBuilder
 from gateway.responses.items.input_schema import InputItem
@@ -23,8 +24,6 @@ from gateway.responses.request.text_format import decode_format, echo_format
 from gateway.responses.request.tools import decode_tool_choice, decode_tools, echo_tools
 from gateway.responses.unsupported import refuse_options, unsupported_kind
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_SECONDS
-from protocol.commands import SamplingDefault
 from protocol.request import ChatInput, Limits, Sampling, TemplateOptions
 
 LIMIT_FIELD = "max_output_tokens"
@@ -47,7 +46,6 @@ HINTS = Hints(
     },
     elsewhere={"messages": "/v1/chat/completions", "max_tokens": "/v1/chat/completions"},
 )
-_UNSET: tuple[SamplingDefault, ...] = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class EarlierItem(NamedTuple):
@@ -90,7 +88,7 @@ class ResponsesDecoder:
         chat = ChatInput(
             messages,
             decode_tools(body.tools or ()),
-            _now(),
+            template_time(),
             _template_options(body.reasoning),
             choice,
             parse_tools=bool(body.tools) and choice.mode != "none",
@@ -114,7 +112,7 @@ class ResponsesDecoder:
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
             grammar=grammar,
-            unset=tuple(name for name in _UNSET if getattr(body, name) is None),
+            unset=unset_parameters(body),
             fields=("input", "input"),
         )
         return build_request(self._settings, wanted, size)
@@ -182,8 +180,3 @@ def _stops(stop: str | tuple[str | None, ...] | None) -> tuple[str, ...]:
     """The stop strings, without empty ones and nulls."""
     given = (stop,) if isinstance(stop, str) else stop or ()
     return tuple(each for each in given if each)
-
-
-def _now() -> int:
-    """The time for templates, within the bounds of the protocol."""
-    return min(max(int(time.time()), 0), MAX_SECONDS)
