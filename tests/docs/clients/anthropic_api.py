@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.anthropic.decoding import MessagesDecoder
 from gateway.settings import GatewaySettings
-from tests.docs.clients.sample import ALWAYS, NO_FIELD, Column, Sample, ignored, of
+from tests.docs.clients.sample import ALWAYS, NO_FIELD, SAME_FIELDS, Column, Sample, ignored, of
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "time", "input_schema": {"type": "object"}}
@@ -30,6 +30,7 @@ def source(kind: str) -> Mapping[str, str]:
 
 
 SAMPLES: Mapping[str, Sample] = {
+    **SAME_FIELDS,
     "System text": of(system="x"),
     "Text in parts": blocks({"type": "text", "text": "x"}, named="`text`"),
     "Images": blocks({"type": "image", "source": source("image/png")}, named="`image`"),
@@ -39,7 +40,6 @@ SAMPLES: Mapping[str, Sample] = {
     "A prompt of token ids": NO_FIELD,
     "Text after the answer (fill in the middle)": NO_FIELD,
     "Continuing the last message": Sample({"messages": [USER, {"role": "assistant", "content": "x"}]}, "`assistant`"),
-    "A template of the client's own": of(chat_template="{{ messages }}"),
     "The prompt in the answer": NO_FIELD,
     "Conversations kept by the server": of(container="x"),
     "Functions": of(tools=[TOOL]),
@@ -56,10 +56,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Functions in the older form": NO_FIELD,
     "Tools of the server": of(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
     "Reasoning on or off": of(thinking={"type": "disabled"}),
-    "Variables of the chat template": of(chat_template_kwargs={"thinking": True}),
     "Effort of reasoning": Sample({"output_config": {"effort": "low"}}, "`output_config.effort`"),
     "Limit of reasoning": Sample({"thinking": {"type": "enabled", "budget_tokens": 10}}, "`thinking.budget_tokens`"),
-    "Reasoning in the text": of(reasoning_format="none"),
     "Reasoning sent back": Sample(
         {
             "messages": [
@@ -74,39 +72,14 @@ SAMPLES: Mapping[str, Sample] = {
     "JSON by a schema": Sample(
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "`output_config.format`"
     ),
-    "One of several texts": of(structured_outputs={"choice": ["a", "b"]}),
-    "A regular expression": of(structured_outputs={"regex": "a+"}),
-    "A grammar": of(structured_outputs={"grammar": 'start: "a"'}),
     "Limit of tokens": of(max_tokens=5),
-    "Minimum of tokens": of(min_tokens=5),
     "Stop strings": of(stop_sequences=["x"]),
-    "Stop tokens": of(stop_token_ids=[5]),
-    "No end of sequence": of(ignore_eos=True),
-    "Temperature": of(temperature=0.5),
-    "Top p": of(top_p=0.5),
-    "Top k": of(top_k=5),
-    "Min p": of(min_p=0.5),
-    "Typical p": of(typical_p=0.5),
-    "XTC": of(xtc_probability=0.5),
-    "DRY": of(dry_multiplier=0.5),
-    "Seed": of(seed=5),
     "Presence and frequency penalty": of(presence_penalty=0.5),
-    "Repetition penalty": of(repetition_penalty=1.5),
-    "Biases of tokens": of(logit_bias={"5": 1}),
-    "Words that are not generated": of(bad_words=["x"]),
-    "Several answers": of(n=2),
-    "The best of several answers": of(best_of=2),
-    "Beam search": of(use_beam_search=True),
-    "Streaming": of(stream=True),
     "Usage of a stream": ALWAYS,
     "Streams that survive a connection": of(stream=True, resume_s=5),
     "Log-probabilities": of(logprobs=True),
-    "Log-probabilities of the prompt": of(prompt_logprobs=1),
-    "Token ids": of(return_token_ids=True),
-    "A predicted answer": of(prediction={"type": "content", "content": "x"}),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": ignored(metadata={"user_id": "x"}),
-    "A cache of one's own": of(cache_salt="x"),
     "Hints for caches": ignored(cache_control={"type": "ephemeral"}),
     "Service tier and priority": ignored(service_tier="standard_only"),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.openai.decoding import RequestDecoder
 from gateway.settings import GatewaySettings
-from tests.docs.clients.sample import NO_FIELD, Column, Sample, ignored, of
+from tests.docs.clients.sample import NO_FIELD, SAME_FIELDS, Column, Sample, ignored, of
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "time"}}
@@ -27,6 +27,7 @@ def tools(**fields: Any) -> Sample:
 
 
 SHARED: Mapping[str, Sample] = {
+    **SAME_FIELDS,
     "Functions": of(tools=[TOOL]),
     "No calls": tools(tool_choice="none"),
     "A call is required": tools(tool_choice="required"),
@@ -38,55 +39,27 @@ SHARED: Mapping[str, Sample] = {
     "Functions in the older form": of(functions=[{"name": "time"}]),
     "Tools of the server": of(web_search_options={}),
     "Reasoning on or off": of(enable_thinking=True),
-    "Variables of the chat template": of(chat_template_kwargs={"thinking": True}),
     "Effort of reasoning": of(reasoning_effort="low"),
     "Limit of reasoning": of(thinking_token_budget=100),
-    "Reasoning in the text": of(reasoning_format="none"),
     "Documents": of(documents=[{"text": "x"}]),
     "Continuing the last message": of(continue_final_message=True),
-    "A template of the client's own": of(chat_template="{{ messages }}"),
     "The prompt in the answer": of(echo=True),
     "Conversations kept by the server": of(store=True),
     "JSON": of(response_format={"type": "json_object"}),
     "JSON by a schema": of(
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     ),
-    "One of several texts": of(structured_outputs={"choice": ["a", "b"]}),
-    "A regular expression": of(structured_outputs={"regex": "a+"}),
-    "A grammar": of(structured_outputs={"grammar": 'start: "a"'}),
     "Limit of tokens": of(max_tokens=5),
-    "Minimum of tokens": of(min_tokens=5),
     "Stop strings": of(stop=["x"]),
-    "Stop tokens": of(stop_token_ids=[5]),
-    "No end of sequence": of(ignore_eos=True),
-    "Temperature": of(temperature=0.5),
-    "Top p": of(top_p=0.5),
-    "Top k": of(top_k=5),
-    "Min p": of(min_p=0.5),
-    "Typical p": of(typical_p=0.5),
-    "XTC": of(xtc_probability=0.5),
-    "DRY": of(dry_multiplier=0.5),
-    "Seed": of(seed=5),
     "Presence and frequency penalty": of(presence_penalty=0.5, frequency_penalty=0.5),
-    "Repetition penalty": of(repetition_penalty=1.5),
-    "Biases of tokens": of(logit_bias={"5": 1}),
-    "Words that are not generated": of(bad_words=["x"]),
-    "Several answers": of(n=2),
-    "The best of several answers": of(best_of=2),
-    "Beam search": of(use_beam_search=True),
-    "Streaming": of(stream=True),
     "Usage of a stream": Sample(
         {"stream": True, "stream_options": {"include_usage": True}}, "`stream_options.include_usage`"
     ),
     "Streams that survive a connection": Sample(
         {"stream": True, "stream_options": {"resume_s": 5}}, "`stream_options.resume_s`"
     ),
-    "Log-probabilities of the prompt": of(prompt_logprobs=1),
-    "Token ids": of(return_token_ids=True),
-    "A predicted answer": of(prediction={"type": "content", "content": "x"}),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
-    "A cache of one's own": of(cache_salt="x"),
     "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="24h"),
     "Service tier and priority": of(service_tier="flex", priority=5),
 }

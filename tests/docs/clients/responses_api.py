@@ -13,7 +13,7 @@ from gateway.responses.service import ResponseService
 from gateway.responses.store.stored import StoredResponse
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decode, Decoded
-from tests.docs.clients.sample import ALWAYS, NO_FIELD, Column, Sample, ignored, of
+from tests.docs.clients.sample import ALWAYS, NO_FIELD, SAME_FIELDS, Column, Sample, ignored, of
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "name": "time"}
@@ -51,6 +51,7 @@ def text_format(**fields: Any) -> Sample:
 
 
 SAMPLES: Mapping[str, Sample] = {
+    **SAME_FIELDS,
     "System text": of(instructions="x"),
     "Text in parts": parts({"type": "input_text", "text": "x"}, "`input_text`"),
     "Images": parts({"type": "input_image", "image_url": "http://x"}, "`input_image`"),
@@ -60,7 +61,6 @@ SAMPLES: Mapping[str, Sample] = {
     "A prompt of token ids": NO_FIELD,
     "Text after the answer (fill in the middle)": NO_FIELD,
     "Continuing the last message": of(continue_final_message=True),
-    "A template of the client's own": of(chat_template="{{ messages }}"),
     "The prompt in the answer": NO_FIELD,
     "Conversations kept by the server": of(previous_response_id=EARLIER, store=False),
     "Functions": of(tools=[TOOL]),
@@ -78,10 +78,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Functions in the older form": NO_FIELD,
     "Tools of the server": of(tools=[{"type": "web_search"}]),
     "Reasoning on or off": Sample({"reasoning": {"effort": "none"}}, "`reasoning.effort`"),
-    "Variables of the chat template": of(chat_template_kwargs={"thinking": True}),
     "Effort of reasoning": Sample({"reasoning": {"effort": "low"}}, "`reasoning.effort`"),
     "Limit of reasoning": of(thinking_token_budget=100),
-    "Reasoning in the text": of(reasoning_format="none"),
     "Reasoning sent back": items(
         USER,
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
@@ -91,41 +89,16 @@ SAMPLES: Mapping[str, Sample] = {
     ),
     "JSON": text_format(type="json_object"),
     "JSON by a schema": text_format(type="json_schema", name="a", schema=SCHEMA, strict=True),
-    "One of several texts": of(structured_outputs={"choice": ["a", "b"]}),
-    "A regular expression": of(structured_outputs={"regex": "a+"}),
-    "A grammar": of(structured_outputs={"grammar": 'start: "a"'}),
     "Limit of tokens": of(max_output_tokens=5),
-    "Minimum of tokens": of(min_tokens=5),
     "Stop strings": of(stop=["x"]),
-    "Stop tokens": of(stop_token_ids=[5]),
-    "No end of sequence": of(ignore_eos=True),
-    "Temperature": of(temperature=0.5),
-    "Top p": of(top_p=0.5),
-    "Top k": of(top_k=5),
-    "Min p": of(min_p=0.5),
-    "Typical p": of(typical_p=0.5),
-    "XTC": of(xtc_probability=0.5),
-    "DRY": of(dry_multiplier=0.5),
-    "Seed": of(seed=5),
     "Presence and frequency penalty": of(presence_penalty=0.5, frequency_penalty=0.5),
-    "Repetition penalty": of(repetition_penalty=1.5),
-    "Biases of tokens": of(logit_bias={"5": 1}),
-    "Words that are not generated": of(bad_words=["x"]),
-    "Several answers": of(n=2),
-    "The best of several answers": of(best_of=2),
-    "Beam search": of(use_beam_search=True),
-    "Streaming": of(stream=True),
     "Usage of a stream": ALWAYS,
     "Streams that survive a connection": Sample(
         {"stream": True, "stream_options": {"resume_s": 5}}, "`stream_options.resume_s`"
     ),
     "Log-probabilities": of(include=["message.output_text.logprobs"], top_logprobs=2),
-    "Log-probabilities of the prompt": of(prompt_logprobs=1),
-    "Token ids": of(return_token_ids=True),
-    "A predicted answer": of(prediction={"type": "content", "content": "x"}),
     "Verbosity": Sample({"text": {"verbosity": "low"}}, "`text.verbosity`"),
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
-    "A cache of one's own": of(cache_salt="x"),
     "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="24h"),
     "Service tier and priority": of(service_tier="flex", priority=5),
 }

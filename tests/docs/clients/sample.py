@@ -40,6 +40,39 @@ def ignored(**fields: Any) -> Sample:
     return Sample(fields, ignored=True)
 
 
+SAME_FIELDS: Mapping[str, Sample] = {
+    "Variables of the chat template": of(chat_template_kwargs={"thinking": True}),
+    "Reasoning in the text": of(reasoning_format="none"),
+    "A template of the client's own": of(chat_template="{{ messages }}"),
+    "One of several texts": of(structured_outputs={"choice": ["a", "b"]}),
+    "A regular expression": of(structured_outputs={"regex": "a+"}),
+    "A grammar": of(structured_outputs={"grammar": 'start: "a"'}),
+    "Minimum of tokens": of(min_tokens=5),
+    "Stop tokens": of(stop_token_ids=[5]),
+    "No end of sequence": of(ignore_eos=True),
+    "Temperature": of(temperature=0.5),
+    "Top p": of(top_p=0.5),
+    "Top k": of(top_k=5),
+    "Min p": of(min_p=0.5),
+    "Typical p": of(typical_p=0.5),
+    "XTC": of(xtc_probability=0.5),
+    "DRY": of(dry_multiplier=0.5),
+    "Seed": of(seed=5),
+    "Repetition penalty": of(repetition_penalty=1.5),
+    "Biases of tokens": of(logit_bias={"5": 1}),
+    "Words that are not generated": of(bad_words=["x"]),
+    "Several answers": of(n=2),
+    "The best of several answers": of(best_of=2),
+    "Beam search": of(use_beam_search=True),
+    "Streaming": of(stream=True),
+    "Log-probabilities of the prompt": of(prompt_logprobs=1),
+    "Token ids": of(return_token_ids=True),
+    "A predicted answer": of(prediction={"type": "content", "content": "x"}),
+    "A cache of one's own": of(cache_salt="x"),
+}
+"""Features that OpenAI's and Anthropic's APIs are asked for by the same fields."""
+
+
 class Cell(NamedTuple):
     """The cell of a feature, and what is wrong with it: a feature that is neither honoured nor refused by name."""
 
