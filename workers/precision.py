@@ -1,4 +1,5 @@
-"""Number formats that a model can be loaded in, as the command line and a worker's specification name them."""
+"""Number formats and instruction sets that a model can be loaded for, as the command line and a worker's specification
+name them."""
 
 from typing import Literal
 
@@ -6,3 +7,5 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 """Type of weights and KV cache; `auto` is the checkpoint's own."""
 Quantize = Literal["none", "int8", "int4"]
 """Quantization applied while loading, to matrices that the checkpoint stores unquantized."""
+CpuTarget = Literal["host", "avx2", "avx-vnni", "avx512", "avx512-vnni"]
+"""Instructions that graphs use on an x86-64 CPU; `host` is all that this machine has."""

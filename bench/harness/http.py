@@ -39,6 +39,7 @@ def server(setup: Setup) -> Iterator[str]:
         "--dtype": setup.dtype,
         "--context": setup.context,
         "--cache-dir": setup.cache,
+        "--cpu": setup.cpu,
         "--log-level": "warning",
     }
     options |= {"--quantize": setup.quantize} if setup.quantize else {}

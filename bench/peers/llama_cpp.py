@@ -1,11 +1,12 @@
 """llama.cpp, the peer of the engine's benchmarks: built from source in one command, and driven from Python.
 
-    python bench/peers/llama_cpp.py [--jobs 2] [--folder DIR]
+    python bench/peers/llama_cpp.py [--jobs 2] [--cpu host] [--folder DIR]
 
 The source is the one inside the llama-cpp-python package, which pip downloads; cmake and a C++ compiler must be
-installed. The build is for this CPU (GGML_NATIVE) and takes about ten minutes on two cores. It is kept in Baton's cache
-folder, where `bench/engine.py` finds it; `--llama-cpp DIR` there names any other folder with the programs. With --smoke
-nothing is downloaded or built: it prints what there is, and runs each program of a kept build once.
+installed. The build is for this CPU (GGML_NATIVE), or for the instructions of another one that --cpu names, and takes
+about ten minutes on two cores. It is kept in Baton's cache folder, where `bench/engine.py` finds it; `--llama-cpp DIR`
+there names any other folder with the programs. With --smoke nothing is downloaded or built: it prints what there is,
+and runs each program of a kept build once.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,6 @@ TOOLS = ("cmake", "c++")
 PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
 CMAKE_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
-    "GGML_NATIVE": "ON",
     "BUILD_SHARED_LIBS": "OFF",
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF",
@@ -45,6 +45,13 @@ CMAKE_OPTIONS = {
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
+CPU_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "host": {"GGML_NATIVE": "ON"},
+    # Without GGML_NATIVE, SSE4.2, AVX, AVX2, BMI2, FMA and F16C are on.
+    "avx2": {"GGML_NATIVE": "OFF"},
+    "avx-vnni": {"GGML_NATIVE": "OFF", "GGML_AVX_VNNI": "ON"},
+}
+"""The options for the CPUs that `--cpu` of Baton names."""
 START_TIMEOUT_S = 120
 TRIES = 3
 """Runs of llama-batched-bench: on a busy machine it may end before the thread that prints has printed."""
@@ -64,12 +71,13 @@ class LlamaCpp:
     threads: int
 
     @classmethod
-    def find(cls, folder: Path | None, threads: int) -> "LlamaCpp":
-        """The build in `folder`, or the kept one. Raises `PeerError` when a program is missing."""
-        folder = folder or build_folder() / "bin"
+    def find(cls, folder: Path | None, threads: int, cpu: str = "host") -> "LlamaCpp":
+        """The build in `folder`, or the kept one for a CPU. Raises `PeerError` when a program is missing."""
+        folder = folder or build_folder(cpu) / "bin"
         missing = [name for name in PROGRAMS if not (folder / name).is_file()]
         if missing:
-            raise PeerError(f"{folder} has no {' and no '.join(missing)}: run python bench/peers/llama_cpp.py first")
+            command = f"python bench/peers/llama_cpp.py --cpu {cpu}"
+            raise PeerError(f"{folder} has no {' and no '.join(missing)}: run {command} first")
         return cls(folder, threads)
 
     def prefill(self, model: Path, tokens: int) -> float:
@@ -132,20 +140,20 @@ def complete(url: str, prompt: list[int], tokens: int) -> list[int]:
         return [int(token) for token in json.load(response)["tokens"]]
 
 
-def build_folder() -> Path:
-    """The folder of this version's build."""
-    return default_cache() / f"llama.cpp-{VERSION}"
+def build_folder(cpu: str = "host") -> Path:
+    """The folder of this version's build for a CPU."""
+    return default_cache() / (f"llama.cpp-{VERSION}" if cpu == "host" else f"llama.cpp-{VERSION}-{cpu}")
 
 
-def build(folder: Path, jobs: int) -> None:
-    """Download the source and build the programs into `folder`/bin. Raises `PeerError`."""
+def build(folder: Path, jobs: int, cpu: str) -> None:
+    """Download the source and build the programs for a CPU into `folder`/bin. Raises `PeerError`."""
     for program in TOOLS:
         if shutil.which(program) is None:
             raise PeerError(f"{program} is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         source = _download(Path(scratch))
-        options = [f"-D{name}={value}" for name, value in CMAKE_OPTIONS.items()]
+        options = [f"-D{name}={value}" for name, value in {**CMAKE_OPTIONS, **CPU_OPTIONS[cpu]}.items()]
         _call("cmake", "-S", str(source), "-B", str(folder), *options)
         _call("cmake", "--build", str(folder), "-j", str(jobs), "--target", *PROGRAMS)
 
@@ -184,8 +192,11 @@ def check(folder: Path) -> bool:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers at once")
-    parser.add_argument("--folder", type=Path, default=build_folder(), help="to build in")
-    return parsed(parser, words, smoke={})
+    parser.add_argument("--cpu", choices=list(CPU_OPTIONS), default="host", help="whose instructions are used")
+    parser.add_argument("--folder", type=Path, help="to build in")
+    args = parsed(parser, words, smoke={})
+    args.folder = args.folder or build_folder(args.cpu)
+    return args
 
 
 def main() -> None:
@@ -193,7 +204,7 @@ def main() -> None:
     if args.smoke:
         sys.exit(0 if check(args.folder) else 1)
     try:
-        build(args.folder, args.jobs)
+        build(args.folder, args.jobs, args.cpu)
     except PeerError as error:
         sys.exit(f"llama.cpp: {error}")
     print(f"llama.cpp is in {args.folder / 'bin'}")

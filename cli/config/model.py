@@ -53,6 +53,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
+        cpu=settings.cpu,
         max_batch_size=settings.max_batch_size,
         context=settings.context,
         max_queue=settings.max_queue,

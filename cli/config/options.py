@@ -19,7 +19,7 @@ from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
 
 IN_PROCESS = (
-    *("model", "backend", "device", "dtype", "quantize", "context", "threads", "cache_dir"),
+    *("model", "backend", "device", "dtype", "quantize", "cpu", "context", "threads", "cache_dir"),
     *("tool_parser", "reasoning_parser"),
 )
 """The settings of a command that runs a model in its own process."""

@@ -13,7 +13,7 @@ from pydantic_settings import (
 
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
-from workers.precision import Quantize
+from workers.precision import CpuTarget, Quantize
 
 ENV_PREFIX = "BATON_"
 
@@ -53,6 +53,12 @@ class Settings(BaseSettings):
         "none",
         MODEL,
         "Quantize the weight matrices to int8 or int4 while loading: less memory, more tokens per second.",
+    )
+    cpu: CpuTarget = _field(
+        "host",
+        MODEL,
+        "Instructions that IREE uses on a CPU: all that it has (host), or those of a lesser CPU, to measure and test "
+        "them.",
     )
     context: int = _field(
         0,

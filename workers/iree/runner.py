@@ -94,7 +94,7 @@ class IreeRunner:
         `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
-            device = Device(*choose_device(options.device, options.threads, config, options.workers))
+            device = Device(*choose_device(options.device, options.threads, config, options.workers), options.cpu)
             undo.callback(device.close)
             recipe = Recipe.of(path, config, device, options)
             builder = Builder(recipe)

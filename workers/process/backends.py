@@ -103,6 +103,7 @@ def options_of(spec: WorkerSpec, config: "ModelConfig") -> LoadOptions:
         device=spec.device,
         dtype=spec.dtype,
         quantize=config.choose_quantization(spec.quantize),
+        cpu=spec.cpu,
         slots=spec.max_batch_size,
         context=config.choose_context(spec.context),
         cache_dir=cache_dir(spec),

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from baton_serve import __version__
 from protocol.bounds import MAX_NAME, PROTOCOL_VERSION
 from protocol.events import Hello
+from workers.errors import LoadRefused
 from workers.output_formats.formats.choice import AUTO, choose_formats
+from workers.precision import CpuTarget
 from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
 from workers.process.spec import WorkerSpec
 
@@ -48,10 +50,12 @@ def describe(spec: WorkerSpec) -> Described:
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
     context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
+    if backend != "iree" and spec.cpu != "host":
+        raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave --cpu out")
     device, computes = _device(spec, backend, config)
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
-    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend)}"
+    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend, spec.cpu)}"
     if spec.parse_special:
         settings += " parse_special"
     if spec.generation_config == "none":  # the digest of the model covers the file
@@ -84,14 +88,14 @@ def _scripted_digest(spec: WorkerSpec) -> str:
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
 
 
-def _computed_by(backend: str) -> str:
+def _computed_by(backend: str, cpu: CpuTarget) -> str:
     """Return versions and machine. Kernels are written for the instructions of a CPU, which determine the rounding."""
     versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
     if backend != "iree":
         return f"{versions} {platform.machine()}"
     from workers.iree.device.cpu import Cpu
 
-    return f"{versions} {Cpu.of_host().kind}"
+    return f"{versions} {Cpu.of(cpu).kind}"
 
 
 def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
 from workers.output_formats.formats.choice import AUTO
-from workers.precision import Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 GenerationConfig = Literal["auto", "none"]
@@ -36,6 +36,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Device URI of the backend; empty means the backend's default."""
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
+    cpu: CpuTarget = "host"
+    """Instructions that IREE's graphs use on a CPU."""
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Tokens of one slot; 0 means the model's own, up to `workers.checkpoints.checkpoint.DEFAULT_CONTEXT`."""

@@ -18,7 +18,7 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
-    device = Device(*choose_device(options.device, options.threads, config, options.workers))
+    device = Device(*choose_device(options.device, options.threads, config, options.workers), options.cpu)
     try:
         recipe = Recipe.of(path, config, device, options)
     finally:

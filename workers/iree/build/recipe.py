@@ -11,15 +11,15 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.matmul.integer_dot import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
-from workers.iree.kernels.matmul.quantized_matmul import choose_integer_dot
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
 from workers.load_options import LoadOptions
-from workers.precision import Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, Quantize
 
 PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -40,13 +40,14 @@ class Recipe(Struct, frozen=True):
     target: str
     cache_dir: str
     quantize: Quantize = "none"
+    cpu: CpuTarget = "host"
     threads: int = 1
     """Compute threads of a local device."""
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
         """Return the recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
-        ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads)
+        ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads, cpu=options.cpu)
         device.check(ops.dtype)
         if options.quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(
@@ -56,6 +57,7 @@ class Recipe(Struct, frozen=True):
             model=str(path),
             dtype=options.dtype,
             quantize=options.quantize,
+            cpu=options.cpu,
             local=device.local,
             slots=options.slots,
             context=config.choose_context(options.context),
@@ -68,7 +70,7 @@ class Recipe(Struct, frozen=True):
     def plan(self) -> GraphPlan:
         """Return the graphs. Raises `CheckpointError`."""
         config = ModelConfig.from_dir(Path(self.model))
-        ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads)
+        ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads, cpu=self.cpu)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only: take a CPU or --backend mlx"
@@ -90,14 +92,16 @@ class Recipe(Struct, frozen=True):
         return Compiler(Path(self.cache_dir), self.flags, self.target)
 
 
-def choose_ops(config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1) -> TiledOps | PlainOps:
+def choose_ops(
+    config: ModelConfig, dtype: Dtype, *, local: bool, threads: int = 1, cpu: CpuTarget = "host"
+) -> TiledOps | PlainOps:
     """Return the kernels for CPUs on a local device, with the model's padding, and plain StableHLO elsewhere.
 
-    `dtype` "auto" is the checkpoint's.
+    `dtype` "auto" is the checkpoint's. Raises `CpuError`.
     """
     kind = config.dtype if dtype == "auto" else dtype
     if not local:
         return PlainOps(kind)
-    cpu = Cpu.of_host()
-    arithmetic, dot = arithmetic_of(cpu.features, kind), choose_integer_dot(cpu.features)
-    return TiledOps(kind, arithmetic, dot, threads, cpu.pause, WidthPadding.of(config))
+    chosen = Cpu.of(cpu)
+    arithmetic, dots = arithmetic_of(chosen.features, kind), choose_integer_dots(chosen.features)
+    return TiledOps(kind, arithmetic, dots, threads, chosen.pause, WidthPadding.of(config))

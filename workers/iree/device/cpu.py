@@ -1,8 +1,13 @@
-"""The CPU that graphs are compiled for and run on, as the operating system describes it. Imports nothing of IREE."""
+"""The CPU that graphs are compiled for: the one they run on, as the operating system describes it, or a lesser one.
+Imports nothing of IREE."""
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from workers.errors import LoadRefused
+from workers.precision import CpuTarget
 
 LLVM_NAMES = {
     "avx512_bf16": "avx512bf16",
@@ -17,6 +22,21 @@ ROUNDING = frozenset({"avx2", "avx512bf16", "avx512f", "f16c", "fma", "fullfp16"
 their sums are exact."""
 
 
+_AVX2 = frozenset({"avx", "avx2", "bmi", "bmi2", "f16c", "fma"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+TARGETS: Mapping[CpuTarget, tuple[str, frozenset[str]]] = {
+    "avx2": ("x86-64-v3", _AVX2),
+    "avx-vnni": ("x86-64-v3", _AVX2 | {"avxvnni"}),
+    "avx512": ("x86-64-v4", _AVX512),
+    "avx512-vnni": ("x86-64-v4", _AVX512 | {"avx512vnni"}),
+}
+"""LLVM's name of the CPU and the features that kernels may use, for every target but `host`."""
+
+
+class CpuError(LoadRefused):
+    """Raised for a target that this machine's CPU cannot run; the text names what it lacks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """The CPU that a local driver computes on."""
@@ -24,10 +44,33 @@ class Cpu:
     machine: str
     features: frozenset[str]
     """LLVM's names."""
+    target: CpuTarget = "host"
 
     @classmethod
     def of_host(cls) -> "Cpu":
         return cls(platform.machine().lower().replace("amd64", "x86_64"), _host_features())
+
+    @classmethod
+    def of(cls, target: CpuTarget) -> "Cpu":
+        """Return this machine's CPU, restricted to the instructions of a target. Raises `CpuError`."""
+        host = cls.of_host()
+        if target == "host":
+            return host
+        _, features = TARGETS[target]
+        if lacking := sorted(features - host.features):
+            raise CpuError(f"cpu: {target!r} needs {', '.join(lacking)}, which this machine's CPU does not have")
+        return cls(host.machine, features, target)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """iree-compile's flags for this CPU."""
+        if self.target == "host":
+            return ("--iree-llvmcpu-target-cpu=host",)
+        name, features = TARGETS[self.target]
+        return (
+            f"--iree-llvmcpu-target-cpu={name}",
+            f"--iree-llvmcpu-target-cpu-features={','.join(f'+{feature}' for feature in sorted(features))}",
+        )
 
     @property
     def digest(self) -> str:

@@ -18,12 +18,12 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
 from workers.iree.device.thread_policy import yield_to_compute_threads
+from workers.precision import CpuTarget
 
 GENERIC_FLAGS = (
     "--iree-opt-level=O3",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
     # The default of 32 KiB fails some prefill graphs.
     "--iree-llvmcpu-stack-allocation-limit=262144",
     # What is compiled is checked as it is read; checking it again after each of the compiler's own passes takes a third
@@ -63,8 +63,9 @@ def available_drivers() -> list[str]:
 class Device:
     """One opened device. Owned by the runner; used by its thread only."""
 
-    def __init__(self, uri: str, threads: int) -> None:
-        """`threads` is the number of compute threads of a local driver, 0 one a core. Raises `DeviceError`."""
+    def __init__(self, uri: str, threads: int, cpu: CpuTarget = "host") -> None:
+        """`threads` is the number of compute threads of a local driver, 0 one a core; `cpu` is what graphs may use of
+        its instructions. Raises `DeviceError` and `CpuError`."""
         self.uri = uri or DEFAULT_DEVICE
         generic = self.uri == GENERIC_DEVICE
         self.driver = DEFAULT_DEVICE if generic else driver_of(self.uri)
@@ -74,6 +75,9 @@ class Device:
                 f"does not have; it has {', '.join(available_drivers())}"
             )
         on_cpu = self.driver in LOCAL_DRIVERS
+        if cpu != "host" and not on_cpu:
+            raise DeviceError(f"cpu: {cpu!r} has no effect on {self.uri!r}, which is not a CPU: leave --cpu out")
+        self._cpu = Cpu.of(cpu)
         self.local = on_cpu and not generic
         """The host reads and writes the device's memory."""
         self.threads = threads or usable_cores() if on_cpu else 1
@@ -104,7 +108,7 @@ class Device:
     def compile_flags(self) -> tuple[str, ...]:
         """Return iree-compile's flags for this device. Raises `DeviceError` for a driver without a backend."""
         if self.driver in LOCAL_DRIVERS:
-            return (*COMMON_FLAGS, *(CPU_FLAGS if self.local else GENERIC_FLAGS))
+            return (*COMMON_FLAGS, *self._cpu.flags, *(CPU_FLAGS if self.local else GENERIC_FLAGS))
         if self._gpu is None:
             raise DeviceError(
                 f"device: graphs are not compiled for driver {self.driver!r}, only for "
@@ -118,7 +122,7 @@ class Device:
 
     def compile_target(self) -> str:
         """Return what the target depends on besides the flags."""
-        return Cpu.of_host().digest if self.driver in LOCAL_DRIVERS else sys.platform
+        return self._cpu.digest if self.driver in LOCAL_DRIVERS else sys.platform
 
     def check(self, dtype: str) -> None:
         """Raise `DeviceError` for a number type that graphs cannot compute with on this device."""

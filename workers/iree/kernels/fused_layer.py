@@ -22,10 +22,11 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import MAX_GROUP, ActivationQuantization, ActivationQuantizer
+from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots
 from workers.iree.kernels.matmul.linear import write_glu_linear, write_linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import write_quantized_linear
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.glu import Glu
@@ -41,7 +42,7 @@ class LayerPackings:
 
     of: Sequence[Packing | None] = (None, None, None, None)
     """Those of qkv, o, gate_up and down."""
-    dot: IntegerDot = "plain"
+    integer_dots: IntegerDots = PLAIN_DOTS
     limbs: int = 1
     """Limbs of the activations that quantized matrices are multiplied by: see `ActivationQuantization`."""
 
@@ -159,8 +160,8 @@ class _LayerKernel:
         words = words or self._kernel.scratch(self._words(matrix.inputs), "i32")
         if matrix.packing is None:
             return _Left(words, None)
-        limbs = self._kind.packings.limbs
-        kind = ActivationQuantization.of(self._kind.rows, matrix.inputs, matrix.packing, self._arithmetic, limbs)
+        rows, limbs, dots = self._kind.rows, self._kind.packings.limbs, self._kind.packings.integer_dots
+        kind = ActivationQuantization.of(rows, matrix.inputs, matrix.packing, self._arithmetic, limbs, dots)
         levels, scales = self._kernel.scratch(kind.levels_shape, "i32"), self._kernel.scratch(kind.scales_shape, "f32")
         return _Left(words, ActivationQuantizer(kind, words, levels, scales))
 
@@ -196,8 +197,8 @@ class _LayerKernel:
                 lambda part: write_linear(code, part, tiling, words, weights, out, bias, live),
             )
             return
-        quantizer, dot = left.quantizer, self._kind.packings.dot
-        matmul = QuantizedMatmul(quantizer.kind, out.shape[-1], matrix.packing, dot, self._threads)
+        quantizer, dots = left.quantizer, self._kind.packings.integer_dots
+        matmul = QuantizedMatmul(quantizer.kind, out.shape[-1], matrix.packing, dots, self._threads)
         operands = QuantizedOperands(quantizer.levels, quantizer.scales, weights)
         self._fused.stage(
             matmul.workgroups, lambda part: write_quantized_linear(code, part, matmul, operands, out, bias, live)

@@ -10,9 +10,10 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
+from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
 from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantized_experts_down, quantized_experts_up
 from workers.iree.kernels.moe.routing import Mixture, group, route
@@ -30,7 +31,7 @@ class TiledMatmuls:
 
     dtype: str
     arithmetic: Arithmetic
-    dot: IntegerDot = "plain"
+    integer_dots: IntegerDots = PLAIN_DOTS
     """For quantized weights."""
     threads: int = 1
     """Threads that share a kernel's work. Their number changes how it is partitioned, and no result."""
@@ -69,7 +70,7 @@ class TiledMatmuls:
     ) -> jax.Array:
         activations, levels, scales = self._quantize(x, weight)
         outputs_of_tiles = weight.data.shape[0] * LANES
-        matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.dot, self.threads)
+        matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.integer_dots, self.threads)
         name = named(matmul.name, bias=bias, live=live)
         self.add_kernel(name, quantized_linear(name, matmul, bias=bias is not None, live=live is not None))
         out: jax.Array = call(name, floats(x.shape[0], outputs_of_tiles), levels, scales, weight.data, bias, live)
@@ -77,7 +78,9 @@ class TiledMatmuls:
 
     def _quantize(self, x: jax.Array, weight: PackedMatrix) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
         """Quantize an operand for a quantized matrix: levels and scales."""
-        kind = ActivationQuantization.of(x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs)
+        kind = ActivationQuantization.of(
+            x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs, self.integer_dots
+        )
         self.add_kernel(kind.name, quantize_rows(kind))
         shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
         levels, scales = call(kind.name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x)
@@ -166,7 +169,7 @@ class TiledMatmuls:
         if not isinstance(weight, PackedMatrix):
             return name, None, [x, weight.reshape(len(weight), -1)]
         activations, levels, scales = self._quantize(x, weight)
-        quantized = QuantizedExperts(m, activations, weight.packing, self.dot, self.threads)
+        quantized = QuantizedExperts(m, activations, weight.packing, self.integer_dots, self.threads)
         return f"{name}_{weight.packing.name}", quantized, [levels, scales, weight.data]
 
 

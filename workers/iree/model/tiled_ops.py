@@ -132,7 +132,7 @@ class TiledOps(TiledMatmuls):
             biases=(weights.qkv_bias is not None, weights.o_bias is not None),
             norms=(after_attention, after_mlp),
             live=step.live is not None,
-            packings=LayerPackings([_packing(each) for each in _matrices(weights)], self.dot, self.limbs),
+            packings=LayerPackings([_packing(each) for each in _matrices(weights)], self.integer_dots, self.limbs),
             pause=self.pause,
         )
         return kind, norms

@@ -24,6 +24,7 @@ from workers.iree.kernels.ir import arithmetic
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, row_stride
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.embedding import embedding
+from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
@@ -83,7 +84,13 @@ def shape(kv_heads: int, batch: int, tokens: int) -> AttentionShape:
 
 SYMBOLS: dict[str, object] = {
     **{"rows": ROWS, "batch": ROWS, "tokens": 1, "inputs": HIDDEN, "tiles": 9, "hidden": HIDDEN, "ffn": FFN},
-    **{"row_stride": lambda width: row_stride(width, Bf16Dot()), "per_word": 2, "limbs": 3, "group": 32},
+    **{
+        "row_stride": lambda width: row_stride(width, Bf16Dot()),
+        "per_word": 2,
+        "limbs": 3,
+        "group": 32,
+        "per_level_word": 4,
+    },
     **{"tile_bytes": lambda inputs: PACKING.tile_bytes(inputs)},
     **{"query_heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dims": 8, "q_norm_heads": 4, "k_norm_heads": 2},
     **{"layers": 3, "slots": 5, "capacity": 192, "kv_blocks": 2, "vocab": 5003, "max": max},
@@ -125,11 +132,12 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
     in_blocks: dict[str, object] = {"batch": 3, "tokens": 2}
     alone: dict[str, object] = {"kv_heads": 1}
     activations, of_pairs = (
-        ActivationQuantization.of(rows, width, PACKING, kind, 3) for rows, width in ((ROWS, HIDDEN), (ROWS * 3, FFN))
+        ActivationQuantization.of(rows, width, PACKING, kind, 3, PLAIN_DOTS)
+        for rows, width in ((ROWS, HIDDEN), (ROWS * 3, FFN))
     )
-    matmul = QuantizedMatmul(activations, 9 * 16, PACKING, "plain", 2)
+    matmul = QuantizedMatmul(activations, 9 * 16, PACKING, PLAIN_DOTS, 2)
     mixture = Mixture(ROWS, HIDDEN, Experts(count=10, per_token=3, ffn=FFN, normalize=True))
-    up, down = (QuantizedExperts(mixture, rows, PACKING, "plain", 2) for rows in (activations, of_pairs))
+    up, down = (QuantizedExperts(mixture, rows, PACKING, PLAIN_DOTS, 2) for rows in (activations, of_pairs))
     step = shape(2, ROWS, 1)
     rope = RopeAndCache(step, kind, 1e-5, "all")
     layer = FusedLayer(rope, Attention(step, kind), HIDDEN, FFN, 1e-5, "silu", (True, True), (both, both), live=True)
@@ -219,7 +227,7 @@ def test_kernels_take_what_the_page_lists(name: str, function: str, inputs: str,
 
 def test_a_layer_takes_quantized_matrices_as_the_page_says() -> None:
     kind, both, step = Bf16Dot(), Norm(True, True, True), shape(2, ROWS, 1)
-    packings, rope = LayerPackings([PACKING] * 4, "plain", 1), RopeAndCache(step, kind, 1e-5, "all")
+    packings, rope = LayerPackings([PACKING] * 4, PLAIN_DOTS, 1), RopeAndCache(step, kind, 1e-5, "all")
     biases, norms, attended = (True, True), (both, both), Attention(step, kind)
     layer = FusedLayer(rope, attended, HIDDEN, FFN, 1e-5, "silu", biases, norms, live=True, packings=packings)
     (inputs,) = (row[2] for row in ROWS_OF_KERNELS if row[0] == "layer")

@@ -7,7 +7,7 @@ LANES = 16
 """Lanes of a vector: one AVX-512 register of float32. Narrower machines use several registers."""
 CACHE_LINE = 64
 """Bytes of a cache line."""
-BITS = {"i1": 1, "i8": 8, "i32": 32, "i64": 64, "index": 64, "f16": 16, "bf16": 16, "f32": 32}
+BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64, "f16": 16, "bf16": 16, "f32": 32}
 """Bits of each element type."""
 FLOATS = frozenset({"f16", "bf16", "f32"})
 """The floating-point element types."""

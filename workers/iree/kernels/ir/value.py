@@ -7,7 +7,7 @@ MLIR's verifier would reject the module, far from the line that is wrong.
 Integers are unsigned unless `signed` is set, as MLIR's have no sign of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -94,8 +94,18 @@ class Value:
     def part(self, first: int, count: int) -> "Value":
         """Return `count` lanes from `first` on. Raises `IndexError`."""
         self._check_lanes("part", first, count)
-        kept, target = ", ".join(map(str, range(first, first + count))), Type(self.type.element, count)
-        return self._let(f"vector.shuffle {self.name}, {self.name} [{kept}] : {self.type}, {self.type}", target)
+        return self._shuffle(self, range(first, first + count))
+
+    def shuffle(self, numbers: Sequence[int]) -> "Value":
+        """Return these lanes in this order. Raises `IndexError`."""
+        self._check_lanes("shuffle", min(numbers), max(numbers) - min(numbers) + 1)
+        return self._shuffle(self, numbers)
+
+    def concatenate(self, other: "Value") -> "Value":
+        """Return the lanes of this vector, then those of another of the same type."""
+        self._check_vector("concatenate")
+        self._check_same("concatenate", other)
+        return self._shuffle(other, range(2 * self.type.lanes))
 
     def sum_lanes(self) -> "Value":
         """Return the sum of the lanes, halves onto halves: an order that no compiler chooses."""
@@ -257,6 +267,10 @@ class Value:
         a, b = self.matched(order, other)
         kind, predicate = ("f", _ORDERS[order][0]) if a.type.is_float else ("i", _ORDERS[order][1])
         return self._let(f"arith.cmp{kind} {predicate}, {a.name}, {b.name} : {a.type}", a.type.of("i1"))
+
+    def _shuffle(self, other: "Value", numbers: Sequence[int]) -> "Value":
+        kept, target = ", ".join(map(str, numbers)), Type(self.type.element, len(numbers))
+        return self._let(f"vector.shuffle {self.name}, {other.name} [{kept}] : {self.type}, {self.type}", target)
 
     def _fold(self, join: Callable[["Value", "Value"], "Value"]) -> "Value":
         """Join the lanes to one, halves with halves."""

@@ -15,12 +15,15 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.operations import absolute, round_even
 from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.integer_dot import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 MAX_GROUP = 64
 """The most activations that share a scale."""
 LIMB_BITS = 7
 """Bits of each limb but the first, of an integer of several limbs."""
+EVEN_FIRST = [dot + lane for dot in range(0, LANES, DOT_INPUTS) for lane in (0, 2, 1, 3)]
+"""The lanes of a vector of integers in the order of pairs."""
 MIN_MAGNITUDE = int(np.float32(1e-30).view(np.int32))
 """The minimum magnitude of a group's largest activation, as bits; keeps a group of zeros from dividing by zero."""
 
@@ -39,14 +42,17 @@ class ActivationQuantization:
     """The arithmetic whose packed rows are quantized."""
     limbs: int
     """1: integers of 8 bits. 3: of 22 bits, their upper eight in the first limb, then seven and seven."""
+    pairs: bool = False
+    """See `IntegerDot`."""
 
     @classmethod
     def of(
-        cls, rows: int, inputs: int, packing: Packing, arithmetic: Arithmetic, limbs: int
+        cls, rows: int, inputs: int, packing: Packing, arithmetic: Arithmetic, limbs: int, dots: IntegerDots
     ) -> "ActivationQuantization":
         """Return how rows are quantized for a matrix of this packing."""
-        group, weighted = min(packing.format.group, MAX_GROUP), packing.format.zero == "bias"
-        return cls(rows, inputs, group, weighted, arithmetic, limbs)
+        format = packing.format
+        group, weighted, pairs = min(format.group, MAX_GROUP), format.zero == "bias", dots.of(format.bits).pairs
+        return cls(rows, inputs, group, weighted, arithmetic, limbs, pairs)
 
     @property
     def max_level(self) -> int:
@@ -61,12 +67,22 @@ class ActivationQuantization:
     def name(self) -> str:
         """The kernel's name."""
         kind = "weighted" if self.weighted else "plain"
-        return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.group}_{kind}"
+        return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.group}_{kind}{'_pairs' * self.pairs}"
+
+    @property
+    def per_word(self) -> int:
+        """Integers in a word."""
+        return 2 if self.pairs else DOT_INPUTS
+
+    @property
+    def words(self) -> int:
+        """Words of the four neighbouring inputs of a dot."""
+        return DOT_INPUTS // self.per_word
 
     @property
     def levels_shape(self) -> tuple[int, int, int]:
-        """int32, each the integers of four neighbouring inputs."""
-        return (self.limbs, self.rows, self.inputs // DOT_INPUTS)
+        """int32: words of the integers of neighbouring inputs."""
+        return (self.limbs, self.rows, self.inputs // self.per_word)
 
     @property
     def scales_shape(self) -> tuple[int, int, int]:
@@ -75,7 +91,7 @@ class ActivationQuantization:
 
 
 def quantize_rows(kind: ActivationQuantization) -> str:
-    """Packed words [rows, row_stride] -> int32 [limbs, rows, inputs / 4] and float32 [2, rows, groups].
+    """Packed words [rows, row_stride] -> int32 [limbs, rows, inputs / per_word] and float32 [2, rows, groups].
 
     A group's largest activation becomes `max_level` or its negative, ties go to the even integer. A NaN or infinity
     makes its group's scale NaN, and so every output.
@@ -131,7 +147,8 @@ class ActivationQuantizer:
             if bits:
                 part = (rest + (1 << bits - 1)).shift_right_signed(bits)
                 rest = rest - (part << bits)
-            self.levels.store(part.astype("i8").bitcast("i32"), [limb, row, lane // DOT_INPUTS])
+            packed = part.shuffle(EVEN_FIRST).astype("i16") if self.kind.pairs else part.astype("i8")
+            self.levels.store(packed.bitcast("i32"), [limb, row, lane // self.kind.per_word])
 
 
 def _largest(values: list[Value]) -> Value:

@@ -1,23 +1,14 @@
 """A product with quantized weights: its rows, its matrix, and the division of its work."""
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
 
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.integer_dot import IntegerDot, IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
-
-IntegerDot = Literal["vpdpbusd", "plain"]
-"""The instruction that multiplies four levels of each lane by four activations and sums them."""
-
-
-def choose_integer_dot(features: AbstractSet[str]) -> IntegerDot:
-    """Return the instruction for a CPU with `features` (LLVM's names)."""
-    return "vpdpbusd" if "avx512vnni" in features else "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +19,13 @@ class QuantizedMatmul:
     outputs: int
     """Outputs of whole tiles."""
     packing: Packing
-    dot: IntegerDot
+    integer_dots: IntegerDots
     threads: int
+
+    @property
+    def dot(self) -> IntegerDot:
+        """The dot products of its levels."""
+        return self.integer_dots.of(self.packing.format.bits)
 
     @property
     def workgroups(self) -> int:
@@ -57,9 +53,7 @@ class QuantizedMatmul:
     @property
     def max_height(self) -> int:
         """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
-        if self.activations.limbs > 1:
-            return 4
-        return 12 if self.dot == "vpdpbusd" else 8
+        return min(4, self.dot.max_height) if self.activations.limbs > 1 else self.dot.max_height
 
     @property
     def dots(self) -> int:

@@ -12,19 +12,17 @@ from functools import reduce
 from operator import add
 
 from workers.iree.kernels.ir.builder import Code
-from workers.iree.kernels.ir.mlir_types import CACHE_LINE, ELEMENTS, I32_VECTOR, LANES, Type
-from workers.iree.kernels.ir.operations import intrinsic, math_fma
+from workers.iree.kernels.ir.mlir_types import CACHE_LINE, ELEMENTS, LANES
+from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import LIMB_BITS
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 
 PREFETCH_DISTANCE = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
-LEVELS = Type("i8", DOT_INPUTS * LANES)
-"""A vector of levels: `DOT_INPUTS` of each lane."""
 
 Prefetches = list[Callable[[], None]]
 """Each writes the prefetch of a cache line of what is read later."""
@@ -116,31 +114,65 @@ class _Group:
         The next product waits for none of the last few: what waits fills the CPU's scheduler. Sums of integers are
         exact in any order.
         """
-        matmul, levels = self.matmul, list[Value]()
-        none = self.code.constant(0, I32_VECTOR)
-        chains = max(1, MIN_CHAINS // len(self.rows))
         totals: _Totals = {}
-        lines = len(self.prefetches)
-        run = self.number * matmul.dots
-        runs = [run + j for j in range(matmul.dots)]
-        for limb in range(matmul.activations.limbs):
-            for j in range(matmul.dots):
-                if limb == 0:
-                    # A few at a time: a core waits for no more than a dozen lines at once.
-                    for prefetch in self.prefetches[j * lines // matmul.dots : (j + 1) * lines // matmul.dots]:
-                        prefetch()
-                if len(levels) == j:
-                    levels += self._levels(j * matmul.vectors // matmul.dots)
-                for number, row in enumerate(self.rows):
-                    x = self.operands.levels.load([limb, row, runs[j]])
-                    sums = totals.setdefault((number, limb), [none] * chains)
-                    sums[j % chains] = _dot(matmul.dot, sums[j % chains], levels[j], x)
+        together = self.matmul.dot.together
+        for first in range(0, LANES // self.matmul.dot.lanes, together):
+            parts, levels = range(first, first + together), list[_Levels]()
+            for limb in range(self.matmul.activations.limbs):
+                for (row, _), total in self._limb(limb, parts, levels).items():
+                    totals.setdefault((row, limb), []).append(total)
         return totals
 
-    def _levels(self, vector: int) -> list[Value]:
-        """Load a vector of the group's levels, and unpack it."""
-        size = self.matmul.packing.vector_bytes
-        loaded = self.operands.weights.load_vector([self.tile, self.levels_at + vector * size], size)
+    def _limb(self, limb: int, parts: range, levels: "list[_Levels]") -> dict[tuple[int, int], Value]:
+        """Return int32 sums by row and part of the tile, for one limb of the rows. The first limb fills `levels`."""
+        dot, dots = self.matmul.dot, self.matmul.dots
+        none = self.code.constant(0, dot.sum_type)
+        rows = [(number, part) for number in range(len(self.rows)) for part in parts]
+        chains = max(1, MIN_CHAINS // len(rows))
+        each = dot.narrow_dots or dots
+        wide: dict[tuple[int, int], list[Value]] = {at: [] for at in rows}
+        for start in range(0, dots, each):
+            sums = {at: [none] * chains for at in rows}
+            for j in range(start, min(start + each, dots)):
+                if limb == 0 and parts.start == 0:
+                    self._prefetch(j)
+                if len(levels) == j:
+                    levels += self._levels(j * self.matmul.vectors // dots, parts)
+                for number in range(len(self.rows)):
+                    words = self._words(limb, number, j)
+                    for part in parts:
+                        chain = sums[number, part]
+                        chain[j % chains] = dot.add(chain[j % chains], levels[j][part], words)
+            for at in rows:
+                wide[at].append(dot.widen(reduce(add, sums[at])))
+        return {at: reduce(add, totals) for at, totals in wide.items()}
+
+    def _prefetch(self, dot: int) -> None:
+        """Prefetch a few lines at a time: a core waits for no more than a dozen at once."""
+        dots, lines = self.matmul.dots, len(self.prefetches)
+        for prefetch in self.prefetches[dot * lines // dots : (dot + 1) * lines // dots]:
+            prefetch()
+
+    def _words(self, limb: int, row: int, dot: int) -> list[Value]:
+        """Load the integers of a row for a dot of the group."""
+        count = self.matmul.activations.words
+        first = (self.number * self.matmul.dots + dot) * count
+        return [self.operands.levels.load([limb, self.rows[row], first + word]) for word in range(count)]
+
+    def _levels(self, vector: int, parts: range) -> "list[_Levels]":
+        """Load some parts of a vector of the group's levels, and unpack them: one or two dots."""
+        dot, size = self.matmul.dot, self.matmul.packing.vector_bytes
+        part_bytes = DOT_INPUTS * dot.lanes
+        unpacked: dict[int, list[Value]] = {}
+        for part in parts:
+            at = self.levels_at + (vector * size + part * part_bytes)
+            unpacked[part] = self._unpack(self.operands.weights.load_vector([self.tile, at], part_bytes))
+        return [
+            {part: dot.operands(values[number]) for part, values in unpacked.items()}
+            for number in range(8 // self.matmul.packing.format.bits)
+        ]
+
+    def _unpack(self, loaded: Value) -> list[Value]:
         if self.matmul.packing.format.bits == 8:
             return [loaded]
         words = loaded.bitcast("i32")
@@ -152,24 +184,13 @@ class _Group:
         """Return float32: of several limbs each sum is fused onto the rounded one of those before it."""
         total: Value | None = None
         for limb in range(self.matmul.activations.limbs):
-            floats = reduce(add, dots[row, limb]).astype("f32", signed=True)
+            floats = reduce(Value.concatenate, (part.astype("f32", signed=True) for part in dots[row, limb]))
             total = floats if total is None else math_fma(total, float(1 << LIMB_BITS), floats)
         assert total is not None
         return total
 
 
 _Totals = dict[tuple[int, int], list[Value]]
-"""int32 sums of several chains, by row and limb."""
-
-
-def _dot(dot: IntegerDot, before: Value, level: Value, x: Value) -> Value:
-    """Return `before` and the products of four levels of each lane with four integers of a row."""
-    if dot == "vpdpbusd":
-        name, takes = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", (I32_VECTOR, LEVELS, LEVELS)
-        return intrinsic(name, [before, level, x.broadcast().bitcast("i8")], takes, I32_VECTOR)
-    words = level.bitcast("i32")
-    for number in range(DOT_INPUTS):
-        one = (words >> 8 * number) & 255
-        signed = (x << 24 - 8 * number).shift_right_signed(24)
-        before = before + one * signed.broadcast()
-    return before
+"""int32 sums by row and limb, one for each part of the tile."""
+_Levels = dict[int, list[Value]]
+"""The levels of a dot, by the part of the tile: see `IntegerDot.operands`."""

@@ -12,8 +12,9 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.integer_dot import IntegerDots
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, QuantizedMatmul, QuantizedOperands
+from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.quantized_tile import (
     PREFETCH_DISTANCE,
     Prefetches,
@@ -33,13 +34,13 @@ class QuantizedExperts:
     mixture: Mixture
     activations: ActivationQuantization
     packing: Packing
-    dot: IntegerDot
+    integer_dots: IntegerDots
     threads: int
 
     def product(self, outputs: int) -> QuantizedMatmul:
         """`outputs` are those of one expert."""
         whole = outputs * self.mixture.experts.count
-        return QuantizedMatmul(self.activations, whole, self.packing, self.dot, self.threads)
+        return QuantizedMatmul(self.activations, whole, self.packing, self.integer_dots, self.threads)
 
     def partition(self, tiles: int, kinds: int) -> ExpertPartition:
         """`kinds` tiles are read for each of `tiles`."""

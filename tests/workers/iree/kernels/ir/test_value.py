@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[str, Callable[..., object], str]] = {
     "fewer bits": ("f", lambda f: f.view("i64"), "view: f32 has other bits than i64"),
     "float index": ("f", lambda f: f.astype("index"), "astype: f32 cannot become index"),
     "lanes of bits": ("i", lambda i: i.bitcast("i8"), "bitcast: i32 is not a vector"),
-    "no type": ("i", lambda i: i.astype("i33"), "'i33' is not one of i1, i8, i32"),
+    "no type": ("i", lambda i: i.astype("i33"), "'i33' is not one of i1, i8, i16, i32"),
     "vector again": ("F", lambda f: f.broadcast(), r"broadcast: vector<16xf32> is not a scalar"),
     "lanes of a scalar": ("f", lambda f: f.reduce("add"), "reduce: f32 is not a vector"),
     "fraction": ("i", lambda i: i + 0.5, "0.5 is not an i32"),

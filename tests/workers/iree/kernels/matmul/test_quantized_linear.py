@@ -1,5 +1,6 @@
 """Products with quantized weights against numpy: every format, and every row the same whatever is beside it."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
+from workers.iree.kernels.matmul.integer_dot import (
+    PLAIN_DOTS,
+    IntegerDots,
+    Vpdpbusd,
+    Vpmaddubsw,
+    Vpmaddwd,
+    choose_integer_dots,
+)
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 
@@ -62,10 +70,10 @@ class Products:
     """Compiles all formats and numbers of rows as one module, and runs them by name."""
 
     def __init__(
-        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dot: IntegerDot, formats: dict[str, GroupFormat]
+        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dots: IntegerDots, formats: dict[str, GroupFormat]
     ) -> None:
         self.device = Device("local-task", 0)
-        self.ops = TiledOps(dtype, arithmetic, dot)
+        self.ops = TiledOps(dtype, arithmetic, dots)
         self.packings = {name: Packing(format) for name, format in formats.items()}
         graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [self._live_graph()]
         for graph in graphs:
@@ -121,17 +129,21 @@ class Products:
 
 
 FEATURES = Cpu.of_host().features
-CASES: dict[str, tuple[str, Arithmetic, IntegerDot, tuple[str, ...]]] = {
-    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES), tuple(FORMATS)),
-    "exact": ("float32", FloatFma("f32", 16), choose_integer_dot(FEATURES), ("int8", "int4")),
-    "any CPU's": ("bfloat16", WidenedBf16(4), "plain", ("int8", "int4")),
+AVX2, AVX_VNNI = {"avx2"}, {"avx2", "avxvnni"}
+CASES: dict[str, tuple[str, Arithmetic, IntegerDots, tuple[str, ...]]] = {
+    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES), tuple(FORMATS)),
+    "exact": ("float32", FloatFma("f32", 16), choose_integer_dots(FEATURES), ("int8", "int4")),
+    "any CPU's": ("bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4")),
+    "AVX2": ("bfloat16", WidenedBf16(4), choose_integer_dots(AVX2), tuple(FORMATS)),
+    "AVX2, exact": ("float32", FloatFma("f32", 4), choose_integer_dots(AVX2), ("int8", "int4")),
+    "AVX-VNNI": ("bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), tuple(FORMATS)),
 }
 
 
 @pytest.fixture(params=list(CASES), scope="module")
 def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Products]:
-    dtype, arithmetic, dot, names = CASES[request.param]
-    made = Products(cache_dir, dtype, arithmetic, dot, {name: FORMATS[name] for name in names})
+    dtype, arithmetic, dots, names = CASES[request.param]
+    made = Products(cache_dir, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
     yield made
     made.close()
 
@@ -173,6 +185,19 @@ def test_zeros(products: Products) -> None:
     np.testing.assert_array_equal(products("int8", make(FORMATS["int8"]), np.zeros((1, INPUTS), np.float32)), 0)
 
 
+def test_the_largest_sums_do_not_overflow(products: Products) -> None:
+    for name, packing in products.packings.items():
+        made = make(packing.format)
+        largest = (1 << packing.format.bits) - 1
+        matrix = dataclasses.replace(made, levels=np.full_like(made.levels, largest))
+        x = np.full((5, INPUTS), 3.0, np.float32)
+        x[1::2] = -3.0
+        expected = rounded(x, min(packing.format.group, 64), 127) @ matrix.dequantize().astype(np.float64).T
+        np.testing.assert_allclose(products(name, matrix, x), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
 def test_choice() -> None:
-    assert choose_integer_dot({"avx512f", "avx512vnni"}) == "vpdpbusd"
-    assert choose_integer_dot({"avx512f", "avxvnni"}) == "plain"
+    assert choose_integer_dots({"avx2", "avx512f", "avx512vnni", "avxvnni"}) == IntegerDots(Vpdpbusd(16), Vpdpbusd(16))
+    assert choose_integer_dots(AVX_VNNI) == IntegerDots(Vpdpbusd(8), Vpdpbusd(8))
+    assert choose_integer_dots(AVX2) == IntegerDots(Vpmaddwd(), Vpmaddubsw())
+    assert choose_integer_dots({"neon"}) == PLAIN_DOTS

@@ -22,9 +22,9 @@ from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots, choose_integer_dots
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.matmul.quantized_matmul import IntegerDot, choose_integer_dot
 from workers.iree.kernels.moe.experts import MANY_WORKGROUPS, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.model.packed_matrix import PackedMatrix
@@ -45,20 +45,21 @@ class Kind:
 
     dtype: str
     arithmetic: Arithmetic
-    dot: IntegerDot
+    dots: IntegerDots
     up: GroupFormat | None
     down: GroupFormat | None
     tolerance: float
 
 
-HOST, VNNI = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dot(FEATURES)
+HOST, DOTS = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES)
 KINDS = {
-    "bfloat16": Kind("bfloat16", HOST, VNNI, None, None, 2e-2),
-    "float32": Kind("float32", FloatFma("f32", 16), VNNI, None, None, 2e-6),
-    "int8": Kind("bfloat16", HOST, VNNI, INT8, INT8, 3e-2),
-    "int4": Kind("bfloat16", HOST, VNNI, INT4, INT4, 3e-2),
-    "int4-exact": Kind("float32", FloatFma("f32", 16), VNNI, INT4, INT4, 5e-6),
-    "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), "plain", INT8, None, 3e-2),
+    "bfloat16": Kind("bfloat16", HOST, DOTS, None, None, 2e-2),
+    "float32": Kind("float32", FloatFma("f32", 16), DOTS, None, None, 2e-6),
+    "int8": Kind("bfloat16", HOST, DOTS, INT8, INT8, 3e-2),
+    "int4": Kind("bfloat16", HOST, DOTS, INT4, INT4, 3e-2),
+    "int4-exact": Kind("float32", FloatFma("f32", 16), DOTS, INT4, INT4, 5e-6),
+    "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), PLAIN_DOTS, INT8, None, 3e-2),
+    "int8-avx2": Kind("bfloat16", WidenedBf16(4), choose_integer_dots({"avx2"}), INT8, INT4, 3e-2),
 }
 
 
@@ -68,7 +69,7 @@ class Mixtures:
     def __init__(self, cache_dir: Path, kind: Kind) -> None:
         self.kind = kind
         self.device = Device("local-task", 0)
-        self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dot, threads=2)
+        self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dots, threads=2)
         random = np.random.default_rng(3)
         gate_up, down = ((EXPERTS.count * 2 * EXPERTS.ffn, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
         self.router, self.weights = (
