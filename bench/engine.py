@@ -44,7 +44,7 @@ from bench.measurement.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, W
 from bench.measurement.markdown import markdown
 from bench.measurement.peak import Peak
 from bench.measurement.rounds import Others, RefusedError, Series, interleave
-from bench.peers.llama_cpp import GREEDY, LlamaCpp, PeerError, complete
+from bench.peers.llama_cpp import CPU_OPTIONS, GREEDY, LlamaCpp, PeerError, complete
 from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.cores import usable_cores
@@ -114,7 +114,7 @@ class EngineBenchmark:
     def _setup(self, slots: int) -> Setup:
         args, precision = self._args, PRECISIONS[self._precision]
         graphs = args.cache_dir / "graphs"
-        return Setup(self._path, graphs, slots, CONTEXT, precision.dtype, precision.quantize, args.device)
+        return Setup(self._path, graphs, slots, CONTEXT, precision.dtype, precision.quantize, args.device, args.cpu)
 
     def _load(self, slots: int) -> tuple[Engine, int, str]:
         """The engine with as many slots as it accepts, their number, and why not more. Raises `RefusedError`."""
@@ -212,6 +212,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="runs of each figure, ours and llama.cpp's in turn; medians are printed",
     )
     parser.add_argument("--device", default="", help="of the IREE backend; empty is its default")
+    parser.add_argument(
+        "--cpu",
+        choices=list(CPU_OPTIONS),
+        default="host",
+        help="whose instructions both use; llama.cpp must be built for it",
+    )
     parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-server and llama-bench")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument(
@@ -232,7 +238,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end as well
     lines: list[Comparison] = []
     try:
-        peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores())
+        peer = None if args.alone else LlamaCpp.find(args.llama_cpp, usable_cores(), args.cpu)
         for model in args.models:
             for precision in args.precisions:
                 for line in EngineBenchmark(args, model, precision, peer).run():

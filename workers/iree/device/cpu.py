@@ -14,6 +14,7 @@ LLVM_NAMES = {
     "avx512_fp16": "avx512fp16",
     "avx512_vnni": "avx512vnni",
     "avx_vnni": "avxvnni",
+    "bmi1": "bmi",
     "asimdhp": "fullfp16",
 }
 """LLVM's names of features that Linux names otherwise."""
