@@ -40,6 +40,10 @@ class IntegerDot(Protocol):
         as int8."""
 
     @property
+    def looped(self) -> bool:
+        """Dots are a loop in the kernel; otherwise their code is repeated for each dot of a group."""
+
+    @property
     def narrow_dots(self) -> int:
         """Dots that a sum of int16 holds before `widen` must make it int32; 0 where sums are int32."""
 
@@ -63,6 +67,7 @@ class _Int32Sums:
     __slots__ = ()
     lanes: int
     pairs: ClassVar[bool] = False
+    looped: ClassVar[bool] = False
     narrow_dots: ClassVar[int] = 0
 
     @property
@@ -109,6 +114,7 @@ class Vpmaddwd(_Int32Sums):
 
     lanes: ClassVar[int] = YMM_LANES  # type: ignore[misc]
     pairs: ClassVar[bool] = True
+    looped: ClassVar[bool] = True
     together: ClassVar[int] = 1
     max_height: ClassVar[int] = 12
 
@@ -134,6 +140,7 @@ class Vpmaddubsw:
 
     lanes: ClassVar[int] = YMM_LANES
     pairs: ClassVar[bool] = False
+    looped: ClassVar[bool] = True
     narrow_dots: ClassVar[int] = 8
     together: ClassVar[int] = 1
     max_height: ClassVar[int] = 8

@@ -13,7 +13,6 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, Quanti
 from workers.iree.kernels.matmul.quantized_tile import (
     Prefetches,
     prefetch_ahead,
-    prefetch_lines,
     quantized_gemm_tile,
 )
 from workers.iree.kernels.matmul.row_blocks import RowBlocks
@@ -132,4 +131,4 @@ class _Work:
             return prefetch_ahead(matmul, self.operands, tile, byte)
         lines = -(-matmul.vectors // blocks.sharing)
         groups_before = turn * matmul.activations.groups + group
-        return prefetch_lines(self.operands, tile + 1, groups_before * (lines * CACHE_LINE), lines)
+        return Prefetches(self.operands, tile + 1, groups_before * (lines * CACHE_LINE), lines)

@@ -24,8 +24,19 @@ PREFETCH_DISTANCE = 8192
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
-Prefetches = list[Callable[[], None]]
-"""Each writes the prefetch of a cache line of what is read later."""
+
+@dataclass(frozen=True, slots=True)
+class Prefetches:
+    """Cache lines of the weights that are read later, from byte `at` of a tile on, which may lie beyond its end."""
+
+    operands: QuantizedOperands
+    tile: Value
+    at: Value
+    lines: int
+
+    def line(self, number: Value | int) -> None:
+        """Prefetch one of the lines."""
+        self.operands.weights.prefetch([self.tile, self.at + number * CACHE_LINE])
 
 
 def quantized_gemm_tile(
@@ -52,16 +63,7 @@ def quantized_gemm_tile(
 def prefetch_ahead(matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, at: Value) -> Prefetches:
     """Prefetch what is read `PREFETCH_DISTANCE` bytes after a group's levels, which begin at byte `at` of a tile; the
     next tile follows its end."""
-    return prefetch_lines(operands, tile, at + PREFETCH_DISTANCE, matmul.vectors)
-
-
-def prefetch_lines(operands: QuantizedOperands, tile: Value, at: Value, lines: int) -> Prefetches:
-    """Prefetch cache lines from byte `at` of a tile on, which may lie beyond its end."""
-
-    def one(line: int) -> Callable[[], None]:
-        return lambda: operands.weights.prefetch([tile, at + line * CACHE_LINE])
-
-    return [one(line) for line in range(lines)]
+    return Prefetches(operands, tile, at + PREFETCH_DISTANCE, matmul.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,41 @@ class _Group:
         for first in range(0, LANES // self.matmul.dot.lanes, together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):
-                for (row, _), total in self._limb(limb, parts, levels).items():
+                looped = self.matmul.dot.looped
+                sums = self._looped_limb(limb, parts) if looped else self._limb(limb, parts, levels)
+                for (row, _), total in sums.items():
                     totals.setdefault((row, limb), []).append(total)
         return totals
+
+    def _looped_limb(self, limb: int, parts: range) -> dict[tuple[int, int], Value]:
+        """Like `_limb`, as a loop over vectors of levels.
+
+        LLVM would sum the products of a group in the order of a tree, row after row, and load the levels for each.
+        """
+        dot, matmul = self.matmul.dot, self.matmul
+        rows = [(number, part) for number in range(len(self.rows)) for part in parts]
+        per_vector = matmul.dots // matmul.vectors
+        each = (dot.narrow_dots or matmul.dots) // per_vector
+        totals: list[Value] = []
+        for start in range(0, matmul.vectors, each):
+
+            def vector(number: Value, sums: list[Value]) -> list[Value]:
+                if limb == 0 and parts.start == 0:
+                    lines = self.prefetches.lines
+                    self.prefetches.line(number if lines == matmul.vectors else number * lines // matmul.vectors)
+                for run, levels in enumerate(self._levels(number, parts)):
+                    j = number * per_vector + run
+                    words = [self._words(limb, row, j) for row in range(len(self.rows))]
+                    sums = [
+                        dot.add(total, levels[part], words[row]) for total, (row, part) in zip(sums, rows, strict=True)
+                    ]
+                return sums
+
+            none = self.code.constant(0, dot.sum_type)
+            sums = self.code.loop(start, min(start + each, matmul.vectors), [none] * len(rows), vector)
+            wide = [dot.widen(total) for total in sums]
+            totals = [a + b for a, b in zip(totals, wide, strict=True)] if totals else wide
+        return dict(zip(rows, totals, strict=True))
 
     def _limb(self, limb: int, parts: range, levels: "list[_Levels]") -> dict[tuple[int, int], Value]:
         """Return int32 sums by row and part of the tile, for one limb of the rows. The first limb fills `levels`."""
@@ -149,17 +183,17 @@ class _Group:
 
     def _prefetch(self, dot: int) -> None:
         """Prefetch a few lines at a time: a core waits for no more than a dozen at once."""
-        dots, lines = self.matmul.dots, len(self.prefetches)
-        for prefetch in self.prefetches[dot * lines // dots : (dot + 1) * lines // dots]:
-            prefetch()
+        dots, lines = self.matmul.dots, self.prefetches.lines
+        for line in range(dot * lines // dots, (dot + 1) * lines // dots):
+            self.prefetches.line(line)
 
-    def _words(self, limb: int, row: int, dot: int) -> list[Value]:
+    def _words(self, limb: int, row: int, dot: Value | int) -> list[Value]:
         """Load the integers of a row for a dot of the group."""
         count = self.matmul.activations.words
         first = (self.number * self.matmul.dots + dot) * count
         return [self.operands.levels.load([limb, self.rows[row], first + word]) for word in range(count)]
 
-    def _levels(self, vector: int, parts: range) -> "list[_Levels]":
+    def _levels(self, vector: Value | int, parts: range) -> "list[_Levels]":
         """Load some parts of a vector of the group's levels, and unpack them: one or two dots."""
         dot, size = self.matmul.dot, self.matmul.packing.vector_bytes
         part_bytes = DOT_INPUTS * dot.lanes

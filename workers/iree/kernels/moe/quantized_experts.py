@@ -19,7 +19,6 @@ from workers.iree.kernels.matmul.quantized_tile import (
     PREFETCH_DISTANCE,
     Prefetches,
     prefetch_ahead,
-    prefetch_lines,
     quantized_gemm_tile,
 )
 from workers.iree.kernels.moe.experts import ExpertPartition
@@ -111,7 +110,7 @@ def _gate_and_up(
         def soon(_: Value, at: Value) -> Prefetches:
             straight = at + PREFETCH_DISTANCE
             further = (straight >= size).select(jump, 0)
-            return prefetch_lines(operands, tile, straight + further, matmul.vectors)
+            return Prefetches(operands, tile, straight + further, matmul.vectors)
 
         sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
         return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
