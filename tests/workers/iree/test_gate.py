@@ -19,8 +19,9 @@ from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.graph_plan import SAMPLE
+from workers.iree.device.cpu import Cpu, CpuError
 from workers.iree.runner import IreeRunner
-from workers.precision import Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, Quantize
 from workers.sampling.sample_spec import SampleSpec
 
 GREEDY = SampleSpec(Sampling(), 1)
@@ -144,6 +145,23 @@ def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), ("avx2", "int4")])
+def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, cpu: CpuTarget, kind: Quantize) -> None:
+    _skip_unless_possible(cpu)
+    path = make_mixture(tmp_path / "model")
+    report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16", cpu=cpu), longest=70, requests=32)
+    assert report.requests >= 32
+    assert min(report.cancelled, report.resumed, report.stopped) > 0
+
+
+def _skip_unless_possible(cpu: CpuTarget) -> None:
+    try:
+        Cpu.of(cpu)
+    except CpuError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields"),
     [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {}), ("granite", {})],
@@ -217,22 +235,31 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "dtype"),
+    ("family", "kind", "dtype", "cpu"),
     [
-        ("qwen3_moe", "int4", "bfloat16"),
-        ("qwen2", "int8", "float32"),
-        pytest.param("granite", "int8", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("granite", "int4", "bfloat16", marks=pytest.mark.slow),
+        ("qwen3_moe", "int4", "bfloat16", "host"),
+        ("qwen2", "int8", "float32", "host"),
+        ("qwen2", "int8", "bfloat16", "avx2"),
+        ("qwen2", "int4", "bfloat16", "avx-vnni"),
+        pytest.param("granite", "int8", "bfloat16", "host", marks=pytest.mark.slow),
+        pytest.param("granite", "int4", "bfloat16", "host", marks=pytest.mark.slow),
     ],
 )
 def test_logits_with_quantized_weights_are_bitwise_identical(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: Quantize, dtype: Dtype
+    load: Load,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kind: Quantize,
+    dtype: Dtype,
+    cpu: CpuTarget,
 ) -> None:
     """Layers with and without experts; down without groups, which is not quantized; and multipliers."""
+    _skip_unless_possible(cpu)
     path = tmp_path / "model"
     ffn = 48 if family == "qwen2" else 128
     path = make_mixture(path) if family == "qwen3_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)
-    runner = load(path, quantize=kind, dtype=dtype)
+    runner = load(path, quantize=kind, dtype=dtype, cpu=cpu)
     fetch_all(runner, "decode_1", "decode_4", "prefill_32")  # those between are the gate's; scores come from decoding
     assert runner.capabilities.quantization == kind
     check_logits(runner, monkeypatch)

@@ -10,6 +10,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.json_files import CheckpointError
+from workers.errors import LoadRefused
 from workers.process.describe import Described, describe
 
 
@@ -77,6 +78,22 @@ def test_cpus_that_round_identically_have_one_digest(checkpoint: Path, monkeypat
     assert digest("avx2", "fma", "hypervisor") == digest("avx2", "fma", "avx512vnni")
     assert digest("avx2", "fma") != digest("avx2", "fma", "avx512f")
     assert digest("avx512f", "avx512bf16") != digest("avx512f", "avx512bf16", "sse4a")
+
+
+def test_instructions_of_another_cpu_are_part_of_the_digest(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("iree.runtime")
+    from workers.iree.device.cpu import TARGETS, Cpu
+
+    features = frozenset[str]().union(*(features for _, features in TARGETS.values()))
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", features))
+    digests = {cpu: describe_model(checkpoint, backend="iree", cpu=cpu).digest for cpu in ("host", *TARGETS)}
+    assert digests["avx2"] == digests["avx-vnni"] != digests["avx512"] == digests["avx512-vnni"] == digests["host"]
+
+
+def test_instructions_are_refused_for_other_backends(checkpoint: Path) -> None:
+    pytest.importorskip("mlx.core")
+    with pytest.raises(LoadRefused, match="cpu: 'avx2' has no effect on the mlx backend"):
+        describe_model(checkpoint, backend="mlx", cpu="avx2")
 
 
 @pytest.mark.parametrize(
