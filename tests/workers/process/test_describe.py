@@ -88,6 +88,9 @@ def test_instructions_of_another_cpu_are_part_of_the_digest(checkpoint: Path, mo
     monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", features))
     digests = {cpu: describe_model(checkpoint, backend="iree", cpu=cpu).digest for cpu in ("host", *TARGETS)}
     assert digests["avx2"] == digests["avx-vnni"] != digests["avx512"] == digests["avx512-vnni"] == digests["host"]
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", features | {"avx512bf16", "sse4a"}))
+    assert describe_model(checkpoint, backend="iree", cpu="avx2").digest == digests["avx2"]
+    assert describe_model(checkpoint, backend="iree").digest != digests["host"]
 
 
 def test_instructions_are_refused_for_other_backends(checkpoint: Path) -> None:
