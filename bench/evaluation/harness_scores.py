@@ -1,9 +1,9 @@
 """Evaluates a model with lm-evaluation-harness, and compares the log-likelihoods with those of `/v1/score`.
 
-    python bench/evaluation.py [--model DIR] [--lm-eval COMMAND]
+    python bench/evaluation/harness_scores.py [--model DIR] [--lm-eval COMMAND]
 
 The harness is not part of Baton: `pip install 'lm_eval[api]' transformers`, here or in another environment, whose
-command is `--lm-eval` then. It talks to a server of this script, with four tasks of bench/evaluation_tasks: multiple
+command is `--lm-eval` then. It talks to a server of this script, with four tasks of bench/evaluation/tasks: multiple
 choice, a text token by token, and generated text by `local-completions`, and generated text by
 `local-chat-completions`. Nothing is downloaded. Printed are its scores, and the largest difference of a log-likelihood
 from `/v1/score`; over --tolerance the script fails. Without the harness nothing is run.
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
@@ -30,7 +30,7 @@ from bench.harness.http import server
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir
 from models import builtin_path
 
-TASKS = Path(__file__).resolve().parent / "evaluation_tasks"
+TASKS = Path(__file__).resolve().parent / "tasks"
 OF_COMPLETIONS = ("capitals_choice", "capitals_text", "capitals_completion")
 OF_CHATS = ("capitals_answer",)
 LIMIT_S = 600

@@ -1,10 +1,10 @@
-"""What the script reads of the harness's results. The harness itself is not installed for the tests."""
+"""Results of lm-evaluation-harness, which is not installed for the tests, as the script reads them."""
 
 from pathlib import Path
 
 import pytest
 
-from bench.evaluation import EvaluationError, Harness, Likelihood, likelihoods
+from bench.evaluation.harness_scores import EvaluationError, Harness, Likelihood, likelihoods
 
 CHOICE = {
     "arguments": {"gen_args_0": {"arg_0": "A", "arg_1": " b"}, "gen_args_1": {"arg_0": "A", "arg_1": " c"}},
