@@ -7,6 +7,9 @@ from msgspec import Meta, Struct
 from protocol.bounds import MAX_TOP_LOGPROBS, Label, Milliseconds, Name, Reason, StreamId, Tokens
 from protocol.request import Grammar, Input, Limits, Sampling
 
+TENANT_SALT = ":"
+"""In a tenant, between the client and what tells the client's tenants apart."""
+
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults=True, gc=False):
     """Answer to `Hello`. An empty `refusal` admits the worker; otherwise it is the reason why the worker must exit."""
@@ -32,7 +35,8 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     resume: Tokens = ()
     """Tokens already delivered to the client: generation continues after them, and they count as generated."""
     tenant: Label = ""
-    """Owner of the request; prefixes are never shared between tenants."""
+    """Owner of the request; prefixes are never shared between tenants. Those of one client are equal up to
+    `TENANT_SALT`."""
     grammar: Grammar | None = None
     unset: Annotated[tuple[SamplingDefault, ...], Meta(max_length=5)] = ()
     """Parameters that the client left open: the value that the checkpoint recommends, if any, replaces that of

@@ -255,6 +255,8 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=T
     text: Reason
     field: Label = ""
     """The request field at fault, when one is."""
+    retry_after_s: Count = 0
+    """Seconds after which the request may be sent again; 0 if the worker cannot tell."""
 
 
 class Tokenized(Struct, frozen=True, array_like=True, tag="tokenized", omit_defaults=True, gc=False):

@@ -28,8 +28,9 @@ class NotTogetherError(Exception):
 
 
 @contextmanager
-def server(setup: Setup) -> Iterator[str]:
-    """Run `baton serve` until the block ends, and yield its URL. Raises `NotReadyError`."""
+def server(setup: Setup, *words: str) -> Iterator[str]:
+    """Run `baton serve`, with further words on its command line, until the block ends, and yield its URL. Raises
+    `NotReadyError`."""
     port = free_port()
     options: dict[str, Any] = {
         "--backend": "iree",
@@ -45,7 +46,7 @@ def server(setup: Setup) -> Iterator[str]:
     options |= {"--quantize": setup.quantize} if setup.quantize else {}
     options |= {"--device": setup.device} if setup.device else {}
     command = [sys.executable, "-m", "cli", "serve", str(setup.path)]
-    command += [str(word) for option in options.items() for word in option]
+    command += [*(str(word) for option in options.items() for word in option), *words]
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:

@@ -8,7 +8,8 @@ at a time, of one token each. Windows of --seconds take turns:
   none      nothing is sent
   large     each request has a schema of some 75 KB, each a new one
   cached    as often as in the window before, with a grammar that the worker has compiled
-  runaway   each request has a schema that is refused at the limit of time
+  runaway   each request has a schema that would be refused at the limit of time, from a client with a key of its own,
+            whose new grammars are held back after the first three
 
 So `large` differs from `cached`, and `runaway` from `none`, in what is compiled alone. Printed are the times between
 the tokens of the streams, and the ratios of their median and of their 99th percentile to those of the other window of
@@ -21,9 +22,11 @@ import itertools
 import signal
 import statistics
 import sys
+import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,9 @@ MOST = 900
 TOGETHER_S = 0.0005
 """Chunks that come closer to each other were read at once: this process had no core in time."""
 PATH = "/v1/completions"
+KEYS = {"runaway": "attacker"}
+"""API keys of the requests of a window, if they are not those of the streams."""
+KEY = "client"
 
 
 @dataclass
@@ -100,7 +106,7 @@ class Clients:
         """Stream one answer after the other."""
         while True:
             body = self._body(MOST) | {"stream": True, "return_token_ids": True}
-            await request(self._url, PATH, "", body, Stamped(time.perf_counter(), shared=self._stamps))
+            await request(self._url, PATH, KEY, body, Stamped(time.perf_counter(), shared=self._stamps))
 
     async def window(self, kind: str, seconds: float) -> Window:
         """Send requests with grammars of this kind for so many seconds."""
@@ -112,7 +118,7 @@ class Clients:
         while (now := time.perf_counter()) - began < seconds:
             body = self._body(1) | {"stream": True, "guided_json": next(self._schemas[kind])}
             try:
-                await request(self._url, PATH, "", body)
+                await request(self._url, PATH, KEYS.get(kind, KEY), body)
             except BadAnswerError as error:
                 if kind != "runaway" or "to compile" not in str(error):
                     raise
@@ -179,6 +185,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed(parser, words, smoke=smoke)
 
 
+@contextmanager
+def keys_file() -> Iterator[str]:
+    """Yield the path of a file with the API keys."""
+    with tempfile.NamedTemporaryFile("w") as file:  # which nobody else can read
+        file.write("".join(f"{key}:{key}\n" for key in (KEY, *KEYS.values())))
+        file.flush()
+        yield file.name
+
+
 def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
@@ -187,7 +202,7 @@ def main() -> None:
     slots = 2 * args.streams  # those of output.py, which has the same graphs then
     setup = Setup(path, args.cache_dir / "graphs", slots, SMOKE_CONTEXT, quantize=args.quantize)
     Engine.load(setup).close()  # compiles every graph, which the server would do beside the streams
-    with server(setup) as url:
+    with keys_file() as keys, server(setup, "--api-keys-file", keys) as url:
         clients = Clients(url, args.rate)
         found = asyncio.run(measure(clients, args.streams, args.rounds, args.seconds))
     for line in lines(found):

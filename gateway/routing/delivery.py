@@ -162,9 +162,9 @@ class Delivery:
                 placement.suspend(sequence, Cause.LEFT, reason)
             case ErrorCode.STEP | ErrorCode.NOT_FINITE if not attributed:
                 placement.suspend(sequence, Cause.STEP, reason)
-            case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if sequence.waited:
+            case ErrorCode.OVERLOADED | ErrorCode.UNAVAILABLE if sequence.waited and not event.retry_after_s:
                 placement.postpone(sequence)
-            case ErrorCode.OVERLOADED if placement.redirect(sequence):
+            case ErrorCode.OVERLOADED if not event.retry_after_s and placement.redirect(sequence):
                 pass
             case _:
-                self._fail(sequence, RequestFailure(event.code, event.text, event.field))
+                self._fail(sequence, RequestFailure(event.code, event.text, event.field, event.retry_after_s))

@@ -40,8 +40,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """Why a sequence ended without an answer; `field` is the request field at fault, if there is one."""
+    """Why a sequence ended without an answer; `field` is the request field at fault, if there is one.
+    0 is an unknown `retry_after_s`."""
 
     code: ErrorCode
     text: str
     field: str = ""
+    retry_after_s: int = 0

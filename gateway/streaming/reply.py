@@ -23,7 +23,8 @@ def failure_error(failure: RequestFailure, fields: FieldNames, settings: Gateway
     """The error that a client gets for a failure. `fields` are the names of its dialect."""
     if failure.code is ErrorCode.INTERNAL:
         _log.error("internal_failure", text=failure.text)
-    return fields.error(failure.code, failure.text, failure.field, retry_after_s=settings.retry_after_s)
+    retry_after_s = failure.retry_after_s or settings.retry_after_s
+    return fields.error(failure.code, failure.text, failure.field, retry_after_s=retry_after_s)
 
 
 class StreamedReply:

@@ -55,6 +55,9 @@ OUTPUT: dict[str, list[str]] = {
         ),
         *(rf"^\| tiny bf16 prefill {n} +\| +{P} \| {NONE} \|.* {P} \| +\d+% \| +\w+ \|" for n in (128, 512)),
     ],
+    "bench/evaluation/harness_scores.py": [
+        r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
+    ],
     "bench/gateway.py": [
         *(rf"^ +4 +{rate}( +{P}){{6}}( +{P}x){{2}}$" for rate in (r"50\.0", "flat out")),
         r'^\{"open": 8, "errors": 0,',

@@ -188,7 +188,7 @@ EVENTS: dict[str, Event] = {
     "finished_stop_token": Finished(1, "stop", Usage(5, 3), stop=13),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
-    "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k"),
+    "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k", 7),
     "tokenized": Tokenized(8, 2, (9906, 13)),
     "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),

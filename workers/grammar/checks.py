@@ -78,7 +78,7 @@ class GrammarChecks:
             reply = self._late_result() or self._end_silent()
         if isinstance(reply, CheckEnded):
             self._credit.spend(usual_s + FORK_S)
-            raise GrammarRefused(_cause(reply.status))
+            raise GrammarRefused(_cause(reply.status), runaway=True)
         self._credit.spend(min(usual_s, reply.cpu_s))
         if reply.problem:
             raise GrammarRefused(reply.problem, reply.path)

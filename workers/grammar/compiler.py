@@ -1,5 +1,6 @@
 """Compiles the grammars of requests for one model, and keeps the last ones."""
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,16 +13,20 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from protocol.request import Grammar
+from workers.grammar.check_process import CheckResult
 from workers.grammar.checker import first_problem
 from workers.grammar.checks import GrammarChecks
 from workers.grammar.compile_credit import CompileCredit
 from workers.grammar.matcher import GrammarMatcher
 from workers.grammar.priority import run_demoted
 from workers.grammar.refusal import GrammarRefused
+from workers.grammar.runaway_limit import RunawayLimit
 from workers.grammar.source import parser_limits
 from workers.grammar.vocabulary import SpecialTokens, special_tokens
 
 CACHED_GRAMMARS = 64
+MAX_RUNAWAYS = 256
+"""Grammars that are known to run into the limits of the check process."""
 CACHED_CHARACTERS = 1 << 20
 """Characters of the sources of cached grammars. A compiled one takes up to a hundred bytes for each."""
 
@@ -38,6 +43,7 @@ class GrammarCompiler:
         self,
         load_vocabulary: Callable[[], LLTokenizer],
         make_checks: Callable[[SpecialTokens, CompileCredit], GrammarChecks] = GrammarChecks,
+        limit: RunawayLimit | None = None,
     ) -> None:
         """`load_vocabulary` is called for the first grammar: a large vocabulary takes a second and 100 MB. So is
         `make_checks`."""
@@ -51,6 +57,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         """Guards the cache and its matchers, which are copied and never advanced."""
         self._cache: OrderedDict[_Key, LLMatcher] = OrderedDict()
+        self._limit = limit or RunawayLimit()
+        self._runaways: OrderedDict[bytes, str] = OrderedDict()
+        """Why grammars with these digests were refused."""
         self._log = structlog.get_logger()
 
     @property
@@ -64,15 +73,18 @@ class GrammarCompiler:
         with self._lock:
             return _Key(grammar.kind, grammar.source) in self._cache
 
-    def matcher(self, grammar: Grammar, *, ignore_eos: bool = False) -> GrammarMatcher:
-        """Return a new matcher. Takes a second at most, once the vocabulary is loaded. Raises `GrammarRefused`."""
+    def matcher(self, grammar: Grammar, *, ignore_eos: bool = False, client: str | None = None) -> GrammarMatcher:
+        """Return a new matcher. Takes a second at most, once the vocabulary is loaded. Raises `GrammarRefused`.
+
+        A new grammar is held back by what others of the same `client` took. None holds nothing back.
+        """
         key = _Key(grammar.kind, grammar.source)
         found = self._copy(key)
         if found is None:
             with self._compiling:
                 found = self._copy(key)
                 if found is None:
-                    found = self._compile(grammar)
+                    found = self._compile(grammar, client)
                     self._keep(key, found.deep_copy())
         return GrammarMatcher(found, self._eos_mask(), grammar.field, ignore_eos=ignore_eos)
 
@@ -101,11 +113,11 @@ class GrammarCompiler:
             ):
                 self._cache.popitem(last=False)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar, client: str | None) -> LLMatcher:
         vocabulary = self._loaded()
         if self._checks is None:
             self._checks = self._make_checks(special_tokens(vocabulary), self._credit)
-        checked = self._checks.check(grammar)
+        checked = self._check(self._checks, grammar, client)
         make = partial(LLMatcher, vocabulary, checked.source, log_level=0, limits=parser_limits())
         # It takes about as long as the check. LLMatcher does not hold the GIL meanwhile.
         if checked.cpu_s <= self._credit.usual_s:
@@ -116,6 +128,26 @@ class GrammarCompiler:
         if problem := first_problem(matcher, vocabulary):
             raise GrammarRefused(problem)
         return matcher
+
+    def _check(self, checks: GrammarChecks, grammar: Grammar, client: str | None) -> CheckResult:
+        """Check a grammar, unless it is known to run into the limits, or too many others of its client did."""
+        digest = hashlib.blake2b(f"{grammar.kind}:{grammar.source}".encode()).digest()
+        if known := self._runaways.get(digest):
+            self._runaways.move_to_end(digest)
+            raise GrammarRefused(known, runaway=True)
+        if client is not None and (wait_s := self._limit.wait_s(client)):
+            text = f"earlier ones of this client took too long to compile: a new one may be sent in {wait_s} s"
+            raise GrammarRefused(text, retry_after_s=wait_s)
+        try:
+            return checks.check(grammar)
+        except GrammarRefused as error:
+            if error.runaway:
+                if client is not None:
+                    self._limit.count(client)
+                self._runaways[digest] = str(error)
+                if len(self._runaways) > MAX_RUNAWAYS:
+                    self._runaways.popitem(last=False)
+            raise
 
     def _loaded(self) -> LLTokenizer:
         if self._problem:

@@ -22,6 +22,8 @@ from workers.output_formats.segment_list import SegmentList
 MAX_HELD = 1 << 16
 MAX_SPACE = 64
 MAX_CHANNEL_HEADER = 1024
+_PIECE = 256
+"""Characters of the output that are parsed at once."""
 _SPACE = " \t\r\n"
 
 
@@ -100,8 +102,8 @@ class OutputMachine:
 
     def feed(self, text: str) -> None:
         """Parse further output."""
-        while text and not self.ended:
-            text = self._scan(text) if self._parser is None else self._feed_call(text)
+        for at in range(0, len(text), _PIECE):  # what follows a marker is copied
+            self._feed(text[at : at + _PIECE])
 
     def finish(self, *, stopped: bool) -> None:
         """Parse the end of the answer. `stopped`: the model ended it. Otherwise it was truncated, and a call with
@@ -116,6 +118,10 @@ class OutputMachine:
             self._write(held)
         space, self._space = self._space, ""
         self._emit(space)
+
+    def _feed(self, text: str) -> None:
+        while text and not self.ended:
+            text = self._scan(text) if self._parser is None else self._feed_call(text)
 
     def _begin(self, prompt: str) -> None:
         plan = self._plan

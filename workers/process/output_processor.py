@@ -180,7 +180,8 @@ class OutputProcessor:
         self._reached = max(self._reached, stream)
         for built in (prompt, constraint):
             if isinstance(built, PromptRefused):
-                return _refused(stream, built.code, str(built), built.field)
+                failed = Failed(stream, built.code, clip(str(built)), built.field, built.retry_after_s)
+                return SubmitResult(None, failed)
             if isinstance(built, BaseException):
                 raise built
         assert isinstance(prompt, TokenizedPrompt)

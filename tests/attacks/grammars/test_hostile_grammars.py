@@ -1,5 +1,6 @@
 """Hostile grammars: each is refused with its field, or its answer is bounded, and other streams do not notice."""
 
+import http.client
 import json
 import threading
 from collections.abc import Iterator
@@ -12,22 +13,29 @@ import pytest
 from tests.attacks.answers.posts import COMPLETIONS, JSON, completion
 from tests.attacks.grammars.hostile import HOSTILE
 from tests.attacks.server import AttackedServer, attacked_server
+from workers.grammar.runaway_limit import EACH_S, FREE
 
 STREAMED = 400
 """Tokens of the stream beside the attacks."""
+CLIENTS = ("", *HOSTILE)
+"""Clients with a key: the one of the stream, and one for each grammar, as new ones are held back after runaways."""
 
 
 def worker_pids(server: AttackedServer) -> list[int]:
-    workers = json.loads(server.request("GET", "/admin/workers")[1])["workers"]
+    workers = json.loads(server.request("GET", "/admin/workers", headers=headers(""))[1])["workers"]
     return [worker["pid"] for worker in workers]
 
 
 def tokens(server: AttackedServer, **fields: Any) -> list[int]:
     body = completion(max_tokens=STREAMED, temperature=0, return_token_ids=True, **fields)
-    status, answer = server.request("POST", COMPLETIONS, body, JSON)
+    status, answer = server.request("POST", COMPLETIONS, body, headers(""))
     assert status == 200, answer
     found: list[int] = json.loads(answer)["choices"][0]["token_ids"]
     return found
+
+
+def headers(client: str) -> dict[str, str]:
+    return JSON | {"authorization": f"Bearer k{CLIENTS.index(client)}"}
 
 
 class Stream(threading.Thread):
@@ -59,7 +67,10 @@ class Stream(threading.Thread):
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
     """One server for all attacks: what one of them leaves behind would show in the next."""
     folder: Path = tmp_path_factory.mktemp("server")
-    with attacked_server(folder) as server:
+    keys = folder / "keys"
+    keys.write_text("".join(f"c{index}:k{index}\n" for index in range(len(CLIENTS))))
+    keys.chmod(0o600)
+    with attacked_server(folder, "--api-keys-file", str(keys)) as server:
         pids = worker_pids(server)
         yield server
         assert worker_pids(server) == pids, "no grammar ends a worker"
@@ -77,7 +88,7 @@ def test_a_hostile_grammar_harms_nobody(shared: AttackedServer, expected: list[i
     stream.start()
     try:
         body = completion(max_tokens=12, seed=1, **hostile.fields)
-        status, answer = shared.request("POST", COMPLETIONS, body, JSON)
+        status, answer = shared.request("POST", COMPLETIONS, body, headers(name))
     finally:
         stream.end()
     assert stream.answers
@@ -96,7 +107,7 @@ def test_a_hostile_grammar_harms_nobody(shared: AttackedServer, expected: list[i
 def test_the_check_process_does_not_grow(shared: AttackedServer) -> None:
     """Neither it nor the worker keeps what hostile grammars took."""
     for name, hostile in HOSTILE.items():
-        status, _ = shared.request("POST", COMPLETIONS, completion(max_tokens=2, **hostile.fields), JSON)
+        status, _ = shared.request("POST", COMPLETIONS, completion(max_tokens=2, **hostile.fields), headers(name))
         assert status in (200, 400), name
     for pid in worker_pids(shared):
         worker = psutil.Process(pid)
@@ -104,3 +115,31 @@ def test_the_check_process_does_not_grow(shared: AttackedServer) -> None:
         assert len(children) <= 2, "the check process and its child"
         for process in (worker, *children):
             assert process.memory_info().rss < 1 << 30
+
+
+def test_a_client_is_held_back_after_runaways_and_no_other_one(tmp_path: Path) -> None:
+    """Neither for the grammars that it used before, nor with another salt for its cache."""
+    known, new = {"guided_regex": "[a-c]{3}"}, {"guided_regex": "[d-f]{3}"}
+    runaway = HOSTILE["a common multiple"].fields["guided_json"]
+    runaways = [{"guided_json": {"properties": {f"p{at}": runaway}}} for at in range(FREE)]
+    keys = tmp_path / "keys"
+    keys.write_text("attacker:k1\nother:k2\n")
+    keys.chmod(0o600)
+    with attacked_server(tmp_path, "--api-keys-file", str(keys)) as server:
+
+        def send(client: str, **fields: Any) -> tuple[int, str | None, Any]:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+            key = {"authorization": f"Bearer {client}"}
+            connection.request("POST", COMPLETIONS, completion(max_tokens=2, **fields), JSON | key)
+            response = connection.getresponse()
+            answer = response.status, response.getheader("retry-after"), json.loads(response.read())
+            connection.close()
+            return answer
+
+        assert send("k1", **known)[0] == 200
+        assert [send("k1", cache_salt=str(at), **each)[0] for at, each in enumerate(runaways)] == [400] * FREE
+        status, retry_after, held = send("k1", cache_salt="new", **new)
+        assert (status, held["error"]["code"], held["error"]["param"]) == (429, "overloaded", "guided_regex")
+        assert retry_after is not None
+        assert EACH_S - 10 < int(retry_after) <= EACH_S
+        assert send("k1", **known)[0] == send("k1")[0] == send("k2", **new)[0] == 200

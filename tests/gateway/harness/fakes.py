@@ -148,8 +148,8 @@ class FakeWorker(WorkerRef):
     ) -> None:
         self.say(Finished(stream, reason, usage, (), text, stop=stop))
 
-    def fail(self, stream: int, code: ErrorCode, text: str = "no", field: str = "") -> None:
-        self.say(Failed(stream, code, text, field))
+    def fail(self, stream: int, code: ErrorCode, text: str = "no", field: str = "", retry_after_s: int = 0) -> None:
+        self.say(Failed(stream, code, text, field, retry_after_s))
 
     def reach(self, stream: int | None = None) -> None:
         """Say up to which stream it has made the prompts; up to the last one, if nothing else is said."""

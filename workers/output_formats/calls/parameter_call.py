@@ -84,18 +84,18 @@ def _value(
         yield from chars.until((close,), lambda character: text.put(chars.shown(character)))
         text.end()
         return ""
-    parts: list[str] = []
-    yield from chars.until((close,), parts.append)
+    typed = _TypedValue()
+    yield from chars.until((close,), typed.parts.append)
     space = yield from chars.space()
     marker = ""
-    while _in_string(parts) and (yield from chars.peek()):
+    while typed.in_string() and (yield from chars.peek()):
         marker, begun = yield from _marker(chars, following)
         if marker:
             break
-        parts += close + space
-        yield from chars.until((close,), parts.append, begun)
+        typed.parts += close + space
+        yield from chars.until((close,), typed.parts.append, begun)
         space = yield from chars.space()
-    raw = "".join(map(chars.shown, parts)).removeprefix("\n").removesuffix("\n")
+    raw = "".join(map(chars.shown, typed.parts)).removeprefix("\n").removesuffix("\n")
     emit(cast(raw, types, json_untyped=json_untyped))
     return marker
 
@@ -110,10 +110,27 @@ def _marker(chars: Characters, markers: tuple[str, ...]) -> Generator[None, str,
     return "", taken
 
 
-def _in_string(parts: list[str]) -> bool:
-    """Return whether characters are the beginning of JSON that ends within a string."""
-    text = "".join(parts)
-    return text.lstrip()[:1] in ("{", "[") and _ESCAPED.sub("", text).count('"') % 2 == 1
+class _TypedValue:
+    """The characters of a value that may be JSON. Each is scanned once, however many markers it has."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self._scanned = 0
+        """Number of the parts that were scanned."""
+        self._first = ""
+        self._backslash = ""
+        """One at the end of these, which begins an escape."""
+        self._quotes = 0
+
+    def in_string(self) -> bool:
+        """Return whether the parts so far are the beginning of JSON that ends within a string."""
+        text = "".join(self.parts[self._scanned :])
+        self._scanned = len(self.parts)
+        self._first = self._first or text.lstrip()[:1]
+        unescaped = _ESCAPED.sub("", self._backslash + text)
+        self._backslash = "\\" if unescaped.endswith("\\") else ""
+        self._quotes += unescaped.count('"')
+        return self._first in ("{", "[") and self._quotes % 2 == 1
 
 
 class _TextValue:

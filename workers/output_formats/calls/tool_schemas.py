@@ -1,7 +1,7 @@
 """The tools of a request as the parsers of calls need them: their names and the types of their parameters."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from workers.output_formats.calls.characters import Malformed
@@ -12,6 +12,7 @@ MAX_UNIONS = 16
 """Levels of unions and references in which types are looked for."""
 _PYTHON = Notation(python=True, strict=True)
 _OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_TYPES = frozenset((*_OF_VALUE.values(), "array", "object"))
 
 
 class ToolSchemas:
@@ -26,6 +27,8 @@ class ToolSchemas:
             if isinstance(each, Mapping) and "name" in each
         }
         self.names = frozenset(self._parameters)
+        self._types: dict[tuple[str, str], tuple[str, ...]] = {}
+        """Those that were looked for, by tool and parameter."""
 
     def types(self, tool: str, parameter: str) -> tuple[str, ...] | None:
         """Return the JSON types that a parameter may have; None for a parameter that no schema names."""
@@ -33,27 +36,48 @@ class ToolSchemas:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping) or parameter not in properties:
             return None
-        return tuple(dict.fromkeys(_types(properties[parameter], schema, 0)))
+        place = tool, parameter
+        if place not in self._types:
+            self._types[place] = tuple(_Types(schema).of(properties[parameter]))
+        return self._types[place]
 
 
-def _types(schema: Any, root: Any, level: int) -> list[str]:
-    if not isinstance(schema, Mapping) or level > MAX_UNIONS:
-        return []
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(_referenced(reference, root), root, level + 1)
-    declared = schema.get("type")
-    types = [declared] if isinstance(declared, str) else []
-    if isinstance(declared, list):
-        types += [each for each in declared if isinstance(each, str)]
-    for union in ("anyOf", "oneOf", "allOf"):
-        choices = schema.get(union)
-        for choice in choices if isinstance(choices, list) else ():
-            types += _types(choice, root, level + 1)
-    if not types:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        found = values if isinstance(values, list) else []
-        types += [_OF_VALUE[type(each)] for each in found if type(each) in _OF_VALUE]
-    return [*types, "null"] if schema.get("nullable") else types
+class _Types:
+    """Finds the types of schemas under one root. Each schema is looked at once: references can make a small one an
+    exponentially large tree."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._found: dict[int, Collection[str]] = {}
+        """By the identity of the schema."""
+
+    def of(self, schema: Any, level: int = 0) -> Collection[str]:
+        """Return the types without repetition. Beyond JSON's, they are strings."""
+        if not isinstance(schema, Mapping) or level > MAX_UNIONS:
+            return ()
+        if (known := self._found.get(id(schema))) is None:
+            self._found[id(schema)] = ()  # for a schema that contains itself
+            known = self._found[id(schema)] = dict.fromkeys(self._each(schema, level))
+        return known
+
+    def _each(self, schema: Mapping[str, Any], level: int) -> Iterator[str]:
+        if isinstance(reference := schema.get("$ref"), str):
+            yield from self.of(_referenced(reference, self._root), level + 1)
+            return
+        declared = schema.get("type")
+        names = declared if isinstance(declared, list) else [declared]
+        types = [each if each in _TYPES else "string" for each in names if isinstance(each, str)]
+        for union in ("anyOf", "oneOf", "allOf"):
+            choices = schema.get(union)
+            for choice in choices if isinstance(choices, list) else ():
+                types += self.of(choice, level + 1)
+        if not types:
+            values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+            found = values if isinstance(values, list) else []
+            types += [_OF_VALUE[type(each)] for each in found if type(each) in _OF_VALUE]
+        yield from types
+        if schema.get("nullable"):
+            yield "null"
 
 
 def _referenced(reference: str, root: Any) -> Any:

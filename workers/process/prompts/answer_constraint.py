@@ -6,7 +6,7 @@ Grammars can be compiled on another thread than prompts are built on.
 from typing import TYPE_CHECKING
 
 from protocol.bounds import MAX_NAME
-from protocol.commands import Submit
+from protocol.commands import TENANT_SALT, Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Grammar
 from workers.engine.request import Constraint, ConstraintFailed
@@ -64,9 +64,14 @@ class AnswerConstraints:
         if self._grammars is None:
             problem = "the model has no tokenizer, which grammars need"
             raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave `{grammar.field}` out", grammar.field)
+        # A sequence that another worker began has a grammar that was compiled before.
+        client = None if submit.resume else submit.tenant.partition(TENANT_SALT)[0]
         try:
-            return self._grammars.matcher(grammar, ignore_eos=submit.limits.ignore_eos)
+            return self._grammars.matcher(grammar, ignore_eos=submit.limits.ignore_eos, client=client)
         except GrammarRefused as error:
+            if error.retry_after_s:
+                text = f"`{grammar.field}`: {error}"
+                raise PromptRefused(ErrorCode.OVERLOADED, text, grammar.field, error.retry_after_s) from error
             code = ErrorCode.UNSUPPORTED if error.unsupported else ErrorCode.INVALID
             if grammar.field == TOOLS_FIELD and isinstance(submit.input, ChatInput):
                 raise self._tools_refused(self._grammars, grammar, submit.input, code, error) from error

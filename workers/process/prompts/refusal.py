@@ -4,12 +4,13 @@ from protocol.errors import ErrorCode
 
 
 class PromptRefused(Exception):
-    """Raised for an invalid request. `field` is the invalid field."""
+    """Raised for an invalid request. `field` is the invalid field. With `retry_after_s`, it may be sent again then."""
 
-    def __init__(self, code: ErrorCode, text: str, field: str) -> None:
+    def __init__(self, code: ErrorCode, text: str, field: str, retry_after_s: int = 0) -> None:
         super().__init__(text)
         self.code = code
         self.field = field
+        self.retry_after_s = retry_after_s
 
 
 def unsupported(text: str, field: str) -> PromptRefused:

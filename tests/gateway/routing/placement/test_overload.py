@@ -61,6 +61,18 @@ async def test_a_new_request_is_refused_when_its_worker_is_overloaded() -> None:
     assert failure(group) is ErrorCode.OVERLOADED
 
 
+async def test_a_request_that_may_come_back_later_is_refused_and_its_worker_has_room() -> None:
+    world = World("a", "b")
+    group = world.open()
+    assert group.worker == "a"
+    world["a"].fail(number(group), ErrorCode.OVERLOADED, field="guided_json", retry_after_s=60)
+    assert failure(group) is ErrorCode.OVERLOADED
+    assert group.failure is not None
+    assert (group.failure.field, group.failure.retry_after_s) == ("guided_json", 60)
+    assert not world["b"].submits, "no other worker is asked"
+    assert world.open().worker == "a", "it is not full"
+
+
 async def test_a_new_request_that_one_worker_has_no_room_for_is_given_to_another() -> None:
     world = World("a", "b", "c")
     group = world.open()

@@ -37,7 +37,7 @@ class SlowCompiler:
     def cached(self, grammar: Grammar) -> bool:
         return grammar.source in self.compiled
 
-    def matcher(self, grammar: Grammar, *, ignore_eos: bool = False) -> AllowedTokens:
+    def matcher(self, grammar: Grammar, *, ignore_eos: bool = False, client: str | None = None) -> AllowedTokens:
         if threading.current_thread() is threading.main_thread():
             self.on_main_thread += 1
             assert self.cached(grammar)
