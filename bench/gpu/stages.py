@@ -103,14 +103,17 @@ def doctor(spec: StageSpec) -> Result:
 
 def gate(spec: StageSpec) -> Result:
     """Raises `AssertionError` if a request's tokens depend on others."""
-    folder = Path(spec.folder)
-    if spec.model in SHAPES:
-        path = make_model(folder, spec.model)
-    else:
-        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
-    local = Device(spec.device, 0).local
+    path, local = checkpoint(spec), Device(spec.device, 0).local
     report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
     return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps")
+
+
+def checkpoint(spec: StageSpec) -> Path:
+    """The stage's model, made in its folder."""
+    folder = Path(spec.folder)
+    if spec.model in SHAPES:
+        return make_model(folder, spec.model)
+    return make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
 
 
 def load(path: Path, spec: StageSpec) -> IreeRunner:
