@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.gpu import stages as child
 from bench.gpu.compile_only import TARGETS, check_compiles, target_of
-from bench.gpu.stages import SMOKE, Result, StageSizes, StageSpec
+from bench.gpu.stages import GPU_MEMORY_BYTES, SMOKE, Result, StageSizes, StageSpec
 from bench.harness.command_line import above_zero, command_line, parsed
 from bench.harness.options import add_cache_dir
 from bench.harness.shapes import SHAPES
@@ -79,7 +79,8 @@ class StageOutcome:
 
 def stages(device: str, dtype: Dtype, shapes: Sequence[str], cache: Path, *, smoke: bool = False) -> list[Stage]:
     """The stages, the most important first."""
-    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else StageSizes())
+    sizes = StageSizes() if device == GENERIC_DEVICE else StageSizes(memory_bytes=GPU_MEMORY_BYTES)
+    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else sizes)
     gates = SMOKE_GATES if smoke else GATES.get(device.partition("://")[0], GATES[""])
 
     def stage(name: str, limit_s: float, **fields: Any) -> Stage:

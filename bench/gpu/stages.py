@@ -60,11 +60,17 @@ class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests of a gate."""
     memory_bytes: int = 1 << 30
     """Bytes that a read of memory takes: more than any cache holds."""
+    copied_bytes: int = 1 << 30
+    """Bytes that a copy reads, and writes again."""
     passes: int = 8
     """Reads, of which the fastest counts."""
 
 
-SMOKE = StageSizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
+SMOKE = StageSizes(
+    slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, copied_bytes=1 << 20, passes=2
+)
+GPU_MEMORY_BYTES = 4 << 30
+"""What a GPU reads: it takes some milliseconds, beside which the start of a call is short."""
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,16 +146,15 @@ def memory(spec: StageSpec) -> Result:
 
 
 def _speeds(opened: Device, folder: Path, sizes: StageSizes) -> tuple[float, float]:
-    size = sizes.memory_bytes
-    values = struct((size // 4096, 1024), "float32")
+    values, some = (struct((size // 4096, 1024), "float32") for size in (sizes.memory_bytes, sizes.copied_bytes))
     read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
-    copy = Graph("copy", lambda x, _: (x + 1,), (values,), pure=True)
+    copy = Graph("copy", lambda x, _: (x + 1,), (some,), pure=True)
     compiler = Compiler(folder, opened.compile_flags(), opened.compile_target())
     loaded = opened.load(compiler.compile(lower_module([read, copy], {}, {})), None, "")
-    x = opened.upload(np.ones(values.shape, np.float32))
+    x, y = (opened.upload(np.ones(each.shape, np.float32)) for each in (values, some))
     read_s = fastest(lambda: loaded.call("read", x), sizes.passes)
-    copy_s = fastest(lambda: loaded.call("copy", x), sizes.passes)
-    return size / read_s, 2 * size / copy_s
+    copy_s = fastest(lambda: loaded.call("copy", y), sizes.passes)
+    return sizes.memory_bytes / read_s, 2 * sizes.copied_bytes / copy_s
 
 
 def fastest(call: Callable[[], Any], passes: int) -> float:
