@@ -4,9 +4,11 @@
     python bench/gpu_check.py --compile-only [cuda hip vulkan cuda:sm_90 ...]
 
   doctor   a matrix product on the device, as `baton doctor` has it computed
-  gate     small models of three families (greedy and seeded requests through 8 slots, against the same requests alone)
+  gate     small models of three families (greedy and seeded requests through 8 slots, against the same requests alone;
+           logits against JAX's on the CPU)
   memory   bytes a second that the device reads, the limit of a decode step
-  engine   a model of a shape of bench/engine.py: steps of the runner alone, decoding through the engine, a prompt
+  engine   a model of a shape of bench/engine.py: its logits, steps of the runner alone, decoding through the engine, a
+           prompt
   jax      the same traced graphs executed by JAX, where it sees the device (pip install 'jax[cuda12]')
 
 Every stage is a process of its own with a time limit, and ends with PASS, SKIP or FAIL and the reason; none stops the

@@ -1,4 +1,4 @@
-"""What `bench/gpu_check.py --compile-only` does: it compiles graphs for GPUs that this machine does not have."""
+"""`bench/gpu_check.py --compile-only`: compiles graphs for GPUs that this machine does not have."""
 
 import sys
 import tempfile
@@ -58,7 +58,7 @@ def check_compiles(targets: Sequence[tuple[str, str]], specs: Mapping[str, Seque
 
 
 Plan = tuple[tuple[str, ...], Callable[[], str]]
-"""Words that say what is compiled, and a call that does it and returns how much it was."""
+"""The target and the model in words, and a call that compiles and returns how much it was."""
 
 
 def _samples(driver: str, folder: Path) -> Iterator[Plan]:
@@ -69,7 +69,7 @@ def _samples(driver: str, folder: Path) -> Iterator[Plan]:
 
 
 def _stages(driver: str, architecture: str, specs: Sequence[StageSpec]) -> Iterator[Plan]:
-    """What the stages of a run will look for: a step needs the required graphs, a gate takes all."""
+    """The graphs that the stages of a run will look for: a step needs the required ones, a gate takes all."""
     for spec in specs:
         if spec.stage in ("gate", "engine"):
             path, flags, sizes = checkpoint(spec), gpu_flags(driver, architecture), spec.sizes

@@ -40,7 +40,7 @@ from workers.precision import Dtype
 from workers.sampling.sample_spec import SampleSpec
 
 ROUNDING = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
-"""How far logits may be from those in float32, as a share of the largest: twice as far as those of 24 layers were."""
+"""The distance that logits may have from those in float32, as a share of the largest: twice that of 24 layers."""
 
 
 class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ SMOKE = StageSizes(
     slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, copied_bytes=1 << 20, passes=2
 )
 GPU_MEMORY_BYTES = 4 << 30
-"""What a GPU reads: it takes some milliseconds, beside which the start of a call is short."""
+"""Bytes that a GPU reads: that takes a millisecond or more, beside which the start of a call is short."""
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -48,7 +48,7 @@ def test_other_targets_are_refused(text: str, capsys: pytest.CaptureFixture[str]
 
 @dataclass
 class _H100:
-    """What a recipe takes of a device."""
+    """An opened device, as far as a recipe asks."""
 
     uri: str = "cuda"
     local: bool = False
