@@ -1,18 +1,22 @@
 """The IREE runner on a GPU: whether it works, and how fast it is beside JAX on the same one, within ten minutes.
 
     python bench/gpu_check.py [--device cuda] [--shapes 110m] [--dtype bfloat16] [--minutes 10]
-    python bench/gpu_check.py --compile-only [cuda hip vulkan]
+    python bench/gpu_check.py --compile-only [cuda hip vulkan cuda:sm_90 ...]
 
   doctor   a matrix product on the device, as `baton doctor` has it computed
-  gate     small models of three families (greedy and seeded requests through 8 slots, against the same requests alone)
+  gate     small models of three families (greedy and seeded requests through 8 slots, against the same requests alone;
+           logits against JAX's on the CPU)
   memory   bytes a second that the device reads, the limit of a decode step
-  engine   a model of a shape of bench/engine.py: steps of the runner alone, decoding through the engine, a prompt
+  engine   a model of a shape of bench/engine.py: its logits, steps of the runner alone, decoding through the engine, a
+           prompt
   jax      the same traced graphs executed by JAX, where it sees the device (pip install 'jax[cuda12]')
 
 Every stage is a process of its own with a time limit, and ends with PASS, SKIP or FAIL and the reason; none stops the
 others. A table comes at the end, and the exit status is 1 if a stage failed. On a CPU `--device generic-task --shapes
 tiny` rehearses all of it, and `--smoke` does in seconds. With `--compile-only` every graph of a small model is compiled
-for these kinds of GPUs, which needs none.
+for these kinds of GPUs, which needs none. With an architecture, such as cuda:sm_90, the graphs of all stages are
+compiled into `--cache-dir`: the same checkout, with the same versions of IREE and JAX and a copy of that folder, then
+compiles next to nothing on the GPU's machine.
 """
 
 import argparse
@@ -23,8 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,26 +38,17 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.gpu import stages as child
-from bench.gpu.stages import SMOKE, Result, StageSizes, StageSpec
+from bench.gpu.compile_only import TARGETS, check_compiles, target_of
+from bench.gpu.stages import GPU_MEMORY_BYTES, SMOKE, Result, StageSizes, StageSpec
 from bench.harness.command_line import above_zero, command_line, parsed
 from bench.harness.options import add_cache_dir
 from bench.harness.shapes import SHAPES
 from bench.measurement.markdown import markdown
-from tests.checkpoints import make_checkpoint
-from workers.host.cores import usable_cores
-from workers.iree.build.recipe import Recipe
 from workers.iree.device.device import available_drivers
 from workers.iree.device.drivers import GENERIC_DEVICE
-from workers.iree.device.gpu import VULKAN_TARGETS, gpu_flags
 from workers.precision import Dtype
 
 STAGES = Path(child.__file__)
-TARGETS: Mapping[str, tuple[tuple[str, Dtype], ...]] = {
-    "cuda": (("sm_80", "bfloat16"),),
-    "hip": (("gfx942", "bfloat16"),),
-    "vulkan": (("", "float32"), *((target, "float16") for target in VULKAN_TARGETS.values())),
-}
-"""Targets of `--compile-only`: an A100, an MI300, any GPU with Vulkan, and those of vendors in float16."""
 GATES = {
     "vulkan": (("llama", "float32"), ("qwen2", "float32"), ("mistral", "float32")),
     "": (("llama", "float32"), ("qwen3", "bfloat16"), ("mistral", "float16")),
@@ -87,7 +81,8 @@ class StageOutcome:
 
 def stages(device: str, dtype: Dtype, shapes: Sequence[str], cache: Path, *, smoke: bool = False) -> list[Stage]:
     """The stages, the most important first."""
-    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else StageSizes())
+    sizes = StageSizes() if device == GENERIC_DEVICE else StageSizes(memory_bytes=GPU_MEMORY_BYTES)
+    base = StageSpec("", device, str(cache / "gpu"), sizes=SMOKE if smoke else sizes)
     gates = SMOKE_GATES if smoke else GATES.get(device.partition("://")[0], GATES[""])
 
     def stage(name: str, limit_s: float, **fields: Any) -> Stage:
@@ -170,27 +165,12 @@ def agreement(shape: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequen
     return f"{shape}: IREE and JAX agree on {same} of {sum(map(len, pairs))} tokens before the first difference"
 
 
-def compile_all(driver: str, architecture: str, dtype: Dtype, folder: Path) -> str:
-    path = make_checkpoint(folder / f"{driver}-{architecture}", layers=1)
-    recipe = Recipe(str(path), dtype, False, 2, 64, gpu_flags(driver, architecture), driver, str(folder / "cache"))
-    plan, compiler = recipe.plan(), recipe.compiler()
-    texts = [plan.module(names) for names in plan.everything()]
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        files = list(pool.map(compiler.compile, texts))
-    return f"{sum(map(len, plan.everything()))} graphs in {len(files)} modules"
-
-
-def check_compiles(drivers: Sequence[str]) -> bool:
-    good = True
-    with tempfile.TemporaryDirectory() as name:
-        for driver, (chip, dtype) in [(each, target) for each in drivers for target in TARGETS[each]]:
-            what = " ".join(part for part in ("compile", driver, chip, dtype) if part)
-            try:
-                print(f"PASS {what}: {compile_all(driver, chip, dtype, Path(name))}", flush=True)
-            except Exception as error:  # noqa: BLE001 - the message is the result
-                print(f"FAIL {what}: {type(error).__name__}: {str(error)[:1000]}", flush=True)
-                good = False
-    return good
+def target(text: str) -> tuple[str, str]:
+    """Raises `ArgumentTypeError`."""
+    try:
+        return target_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -202,16 +182,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=above_zero, default=10, help="for all stages together")
     add_cache_dir(parser)
-    parser.add_argument("--compile-only", nargs="*", choices=list(TARGETS), help="and run nothing; none is all")
+    parser.add_argument("--compile-only", nargs="*", type=target, help="and run nothing; none is all kinds")
     return parsed(parser, words, smoke={"device": GENERIC_DEVICE, "shapes": ["tiny"], "dtype": "float32"})
 
 
 def main() -> None:
     args = arguments()
-    if args.compile_only is not None:
-        sys.exit(not check_compiles(args.compile_only or list(TARGETS)))
-    print("drivers:", ", ".join(available_drivers()), flush=True)
     (args.cache_dir / "gpu").mkdir(parents=True, exist_ok=True)
+    if args.compile_only is not None:
+        targets = args.compile_only or [(driver, "") for driver in TARGETS]
+        specs = {name: stages(name, args.dtype, args.shapes, args.cache_dir, smoke=args.smoke) for name in TARGETS}
+        good = check_compiles(targets, {name: [each.spec for each in found] for name, found in specs.items()})
+        sys.exit(not good)
+    print("drivers:", ", ".join(available_drivers()), flush=True)
     planned = stages(args.device, args.dtype, args.shapes, args.cache_dir, smoke=args.smoke)
     outcomes = list(run_all(planned, args.minutes))
     print(f"\n{table(outcomes)}")

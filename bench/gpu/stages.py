@@ -7,7 +7,7 @@ The result is written to `out` as JSON. Any exception ends the process, and its 
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,30 +20,27 @@ from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from bench.gpu.executor import Executor, plain_plan
 from bench.harness.engine import Engine
 from bench.harness.shapes import SHAPES, make_model
 from bench.measurement.limits import step_bytes
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.engine.runner import DecodeRow
-from workers.iree.batch_inputs import RopeTable
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.lower import Graph, lower_module, struct
-from workers.iree.build.recipe import PLAIN_CAPACITY_MULTIPLE
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
-from workers.iree.model.decoder import rope_frequencies
-from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.plain_ops import PlainOps
-from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
 from workers.iree.probe import probe_driver
 from workers.iree.runner import IreeRunner
 from workers.load_options import LoadOptions
 from workers.precision import Dtype
 from workers.sampling.sample_spec import SampleSpec
+
+ROUNDING = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
+"""The distance that logits may have from those in float32, as a share of the largest: twice that of 24 layers."""
 
 
 class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,11 +57,17 @@ class StageSizes(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests of a gate."""
     memory_bytes: int = 1 << 30
     """Bytes that a read of memory takes: more than any cache holds."""
+    copied_bytes: int = 1 << 30
+    """Bytes that a copy reads, and writes again."""
     passes: int = 8
     """Reads, of which the fastest counts."""
 
 
-SMOKE = StageSizes(slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, passes=2)
+SMOKE = StageSizes(
+    slots=2, context=64, prefill=32, steps=4, requests=8, memory_bytes=1 << 20, copied_bytes=1 << 20, passes=2
+)
+GPU_MEMORY_BYTES = 4 << 30
+"""Bytes that a GPU reads: that takes a millisecond or more, beside which the start of a call is short."""
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,15 +105,21 @@ def doctor(spec: StageSpec) -> Result:
 
 
 def gate(spec: StageSpec) -> Result:
-    """Raises `AssertionError` if a request's tokens depend on others."""
+    """Raises `AssertionError` if a request's tokens depend on others, or if logits are wrong."""
+    path, local = checkpoint(spec), Device(spec.device, 0).local
+    report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
+    runner = load(path, spec)
+    far = compare(path, spec, runner)
+    runner.close()
+    return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps; logits off by {far:.2g}")
+
+
+def checkpoint(spec: StageSpec) -> Path:
+    """The stage's model, made in its folder."""
     folder = Path(spec.folder)
     if spec.model in SHAPES:
-        path = make_model(folder, spec.model)
-    else:
-        path = make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
-    local = Device(spec.device, 0).local
-    report = run_gate(lambda: load(path, spec), requests=spec.sizes.requests, resume=local)
-    return Result(f"{report.requests} requests, {report.tokens} tokens, {report.steps} steps")
+        return make_model(folder, spec.model)
+    return make_checkpoint(folder / f"{spec.model}-{spec.dtype}", spec.model)
 
 
 def load(path: Path, spec: StageSpec) -> IreeRunner:
@@ -126,6 +135,26 @@ def load(path: Path, spec: StageSpec) -> IreeRunner:
     return IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
 
 
+def compare(path: Path, spec: StageSpec, runner: IreeRunner) -> float:
+    """Return how far the logits of a prompt are from JAX's on the CPU in float32, as a share of the largest of them.
+
+    They come from the graph that scores prompts; those of the last token also from decode steps, and its greedy token
+    from the graphs that serve prompts. Raises `AssertionError` where rounding does not explain a difference.
+    """
+    tokens = tuple(np.random.default_rng(11).integers(3, 300, spec.sizes.context // 4).tolist())
+    wanted = Executor(*plain_plan(path, "float32", 1, spec.sizes.context), spec.sizes.context).logits(tokens)
+    chunk, largest = Chunk(0, tokens, 0, 0), np.abs(wanted).max()
+    found = np.concatenate([runner.logits(chunk), runner._score_row(chunk, len(tokens) - 1)])
+    runner.reset(0)
+    (token,) = runner.prefill([chunk], [SampleSpec(Sampling(), len(tokens))])
+    runner.reset(0)
+    short = wanted[-1].max() - wanted[-1, token] if token is not None else np.inf
+    far = float(max(np.abs(found - np.concatenate([wanted, wanted[-1:]])).max(), short / 2) / largest)
+    if not far <= ROUNDING[runner.capabilities.dtype]:
+        raise AssertionError(f"logits are off by {far:.2g} of the largest, in {runner.capabilities.dtype}")
+    return far
+
+
 def memory(spec: StageSpec) -> Result:
     """Bytes a second that the device reads, and reads and writes, in IREE's own code."""
     opened = Device(spec.device, 0)
@@ -137,16 +166,15 @@ def memory(spec: StageSpec) -> Result:
 
 
 def _speeds(opened: Device, folder: Path, sizes: StageSizes) -> tuple[float, float]:
-    size = sizes.memory_bytes
-    values = struct((size // 4096, 1024), "float32")
+    values, some = (struct((size // 4096, 1024), "float32") for size in (sizes.memory_bytes, sizes.copied_bytes))
     read = Graph("read", lambda x, _: (jnp.max(x, axis=1),), (values,), pure=True)
-    copy = Graph("copy", lambda x, _: (x + 1,), (values,), pure=True)
+    copy = Graph("copy", lambda x, _: (x + 1,), (some,), pure=True)
     compiler = Compiler(folder, opened.compile_flags(), opened.compile_target())
     loaded = opened.load(compiler.compile(lower_module([read, copy], {}, {})), None, "")
-    x = opened.upload(np.ones(values.shape, np.float32))
+    x, y = (opened.upload(np.ones(each.shape, np.float32)) for each in (values, some))
     read_s = fastest(lambda: loaded.call("read", x), sizes.passes)
-    copy_s = fastest(lambda: loaded.call("copy", x), sizes.passes)
-    return size / read_s, 2 * size / copy_s
+    copy_s = fastest(lambda: loaded.call("copy", y), sizes.passes)
+    return sizes.memory_bytes / read_s, 2 * sizes.copied_bytes / copy_s
 
 
 def fastest(call: Callable[[], Any], passes: int) -> float:
@@ -171,6 +199,7 @@ def engine(spec: StageSpec) -> Result:
         sampled = runner.decode([DecodeRow(slot, token, at, at, greedy) for slot, token in enumerate(tokens)])
         return [-1 if token is None else token for token in sampled]
 
+    far = compare(path, spec, runner)
     tokens, seconds = generate(step, runner.capabilities.vocab_size, sizes)
     for slot in range(sizes.slots):
         runner.reset(slot)
@@ -184,7 +213,7 @@ def engine(spec: StageSpec) -> Result:
         "step bytes": step_bytes(ModelConfig.from_dir(path), runner).total(sizes.slots, sizes.context),
     }
     runner.close()
-    return Result(f"{loaded:.0f} s to load", figures, tokens)
+    return Result(f"{loaded:.0f} s to load; logits off by {far:.2g}", figures, tokens)
 
 
 def generate(
@@ -209,9 +238,9 @@ def jax_executor(spec: StageSpec) -> Result:
     if found.platform != wanted:
         return Result(f"JAX sees {found.platform} and no {wanted} here: pip install 'jax[cuda12]'", skipped=True)
     path = make_model(Path(spec.folder), spec.model)
-    plan, weights = plain_plan(path, spec.dtype, sizes)
+    plan, weights = plain_plan(path, spec.dtype, sizes.slots, sizes.context)
     began = time.perf_counter()
-    executor = Executor(plan, weights, sizes)
+    executor = Executor(plan, weights, sizes.context)
     executor.decode([0] * sizes.slots, 0)
     loaded = time.perf_counter() - began
     tokens, seconds = generate(executor.decode, plan.config.vocab_size, sizes)
@@ -226,56 +255,6 @@ def jax_bandwidth(sizes: StageSizes) -> float:
     """Bytes a second that JAX's code reads, which may be more than what IREE's does."""
     x, read = jnp.ones((sizes.memory_bytes // 4096, 1024)), jax.jit(lambda x: jnp.max(x, axis=1))
     return sizes.memory_bytes / fastest(lambda: read(x).block_until_ready(), sizes.passes)
-
-
-def plain_plan(path: Path, dtype: Dtype, sizes: StageSizes) -> tuple[GraphPlan, Mapping[str, Any]]:
-    """The graphs of every device except a CPU's own, and the weights that they take, as numpy arrays."""
-    config = ModelConfig.from_dir(path)
-    ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
-    stored = stored_parameters(config, ops, files, "none")
-    cache = KvLayout.of(config, sizes.slots, sizes.context, PLAIN_CAPACITY_MULTIPLE)
-    plan = GraphPlan(config, ops, cache, stored, decode_buckets(sizes.slots)[-1:], prefill_chunks(sizes.context))
-    return plan, {each.name: pack_parameter(each, files, ops) for each in stored}
-
-
-class Executor:
-    """JAX in the place of IREE: a plan's graphs, weights on JAX's device, and a cache that is updated in place."""
-
-    def __init__(self, plan: GraphPlan, weights: Mapping[str, Any], sizes: StageSizes) -> None:
-        self._plan = plan
-        self._slots = sizes.slots
-        self._weights = jax.device_put(dict(weights))
-        self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
-        self._angles = RopeTable(*rope_frequencies(plan.config, sizes.context), sizes.context)
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def decode(self, tokens: Sequence[int], at: int) -> list[int]:
-        """Run a step of all slots at one position, and return the greedy tokens."""
-        step = self._function(f"decode_{self._slots}")
-        sampled, _, self._kv = step(*self._inputs(np.array([tokens]).T, at), self._weights)
-        greedy: list[int] = np.asarray(sampled).tolist()
-        return greedy
-
-    def prefill(self, rows: int) -> float:
-        """Seconds of a prefill chunk of one slot."""
-        last = jnp.zeros(self._plan.last_rows.shape, self._plan.last_rows.dtype)
-        inputs = self._inputs(np.full((1, rows), 5), 0)
-        began = time.perf_counter()
-        hidden, self._kv = self._function(f"prefill_{rows}")(
-            *inputs, np.array([rows - 1], np.int32), last, self._weights
-        )
-        np.asarray(hidden)
-        return time.perf_counter() - began
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        if name not in self._functions:
-            self._functions[name] = jax.jit(self._plan._graph(name).function, donate_argnums=KV)
-        return self._functions[name]
-
-    def _inputs(self, tokens: Any, start: int) -> tuple[Any, ...]:
-        rows = np.broadcast_to(np.arange(start, start + tokens.shape[1], dtype=np.int32), tokens.shape)
-        slots = np.arange(len(tokens), dtype=np.int32)
-        return (tokens.astype(np.int32), *self._angles.at(rows), rows, slots, self._kv)
 
 
 STAGES: dict[str, Callable[[StageSpec], Result]] = {

@@ -14,7 +14,7 @@ from workers.sampling.fixed_point import FAR, WEIGHT_ONE, distances, is_finite, 
 from workers.sampling.noise import Array, noise
 from workers.sampling.sample import sample_at
 from workers.sampling.sampling_arrays import SamplingArrays
-from workers.sampling.vocabulary_blocks import BLOCK, best_of, blocks_of, fold, sum_of, take
+from workers.sampling.vocabulary_blocks import BLOCK, best_of, blocks_of, first, fold, sum_of, take
 
 CELL = 16
 CELLS = 256
@@ -121,6 +121,4 @@ def _token(xp: Any, chosen: Array, lane: Array) -> Array:
 
 def _first_lane(xp: Any, distance: Array) -> Array:
     """Return the first lane with the highest logit: int32 [B]."""
-    flat = distance.reshape(distance.shape[0], _LANES)
-    lanes = xp.arange(_LANES, dtype=xp.int32)[None, :]
-    return xp.min(xp.where(flat <= 0.0, lanes, _LANES - 1), axis=1).astype(xp.int32)
+    return first(xp, distance.reshape(distance.shape[0], _LANES) <= 0.0)

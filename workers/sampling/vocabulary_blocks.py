@@ -35,9 +35,12 @@ def best_of(xp: Any, blocks: Array) -> tuple[Array, Array]:
 
 
 def first(xp: Any, found: Array) -> Array:
-    """Return the index of the first True in each row, or the last index: bool [B, m] -> int32 [B]."""
+    """Return the index of the first True in each row, or the last index: bool [B, m] -> int32 [B].
+
+    Unsigned, as IREE begins minima and maxima of signed integers on a GPU with the unsigned neutral element: -1 or 0.
+    """
     size = found.shape[1]
-    indices = xp.arange(size, dtype=xp.int32)[None, :]
+    indices = xp.arange(size, dtype=xp.uint32)[None, :]
     return xp.min(xp.where(found, indices, size - 1), axis=1).astype(xp.int32)
 
 

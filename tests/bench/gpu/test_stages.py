@@ -1,8 +1,11 @@
 """The stages of a GPU's check on a CPU, so that only the GPU is new to them there."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,12 +14,16 @@ pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: p
 pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 
 import jax
+import numpy as np
 from msgspec.structs import replace
 
 from bench.gpu import stages
+from bench.gpu.executor import Executor, plain_plan
 from bench.gpu.stages import StageSizes, StageSpec
 from tests.compiling import compiling_here
+from workers.engine.runner import Chunk
 from workers.iree.device.drivers import GENERIC_DEVICE
+from workers.iree.runner import IreeRunner
 
 
 @pytest.fixture
@@ -56,3 +63,31 @@ def test_the_small_stages(tmp_path: Path, cache_dir: Path) -> None:
     assert stages.memory(spec).figures["bandwidth"] > 0
     with pytest.raises(ValueError, match="stage: 'dance' is not one of doctor, memory, gate, engine, jax"):
         stages.main(msgspec.json.encode(replace(spec, stage="dance")).decode())
+
+
+@pytest.mark.parametrize("wrong", ["", "score", "decode", "token", "no token", "nan"])
+def test_wrong_logits_fail_a_stage(tmp_path: Path, wrong: str) -> None:
+    """A gate alone compares a GPU with itself."""
+    spec = StageSpec("gate", GENERIC_DEVICE, str(tmp_path), "tiny", "float32", StageSizes(context=64))
+    path = stages.checkpoint(spec)
+
+    right_logits = functools.cache(Executor(*plain_plan(path, "float32", 1, 64), 64).logits)
+
+    def logits(chunk: Chunk) -> Any:
+        right = right_logits(chunk.tokens)
+        return {"score": right[:, ::-1], "nan": right * np.nan}.get(wrong, right)
+
+    def row(chunk: Chunk, at: int) -> Any:
+        return (logits(chunk) * (1.1 if wrong == "decode" else 1))[at : at + 1]
+
+    def prefill(chunks: list[Chunk], specs: Any) -> list[int | None]:
+        best = logits(chunks[0])[-1]
+        return [{"token": int(best.argmin()), "no token": None}.get(wrong, int(best.argmax()))]
+
+    runner = SimpleNamespace(logits=logits, _score_row=row, prefill=prefill, reset=lambda slot: None)
+    runner.capabilities = SimpleNamespace(dtype="float32")
+    if not wrong:
+        assert stages.compare(path, spec, cast(IreeRunner, runner)) == 0
+    else:
+        with pytest.raises(AssertionError, match="logits are off by"):
+            stages.compare(path, spec, cast(IreeRunner, runner))

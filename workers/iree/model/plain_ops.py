@@ -165,19 +165,29 @@ class PlainOps:
             mine = mine[:, step.slots]
         shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
-        q = q.reshape(batch, tokens, cache.heads, group, cache.head_dim)
-        score = jnp.einsum("bthgd,bhcd->bthgc", q, mine[0], preferred_element_type=jnp.float32)
+        # A key/value head's queries of all positions are the rows of one product, and the rows come before the columns:
+        # with the columns first, IREE stores results of an NVIDIA GPU's matrix instructions in each other's places.
+        q = jnp.swapaxes(q.reshape(batch, tokens, cache.heads, group, cache.head_dim), 1, 2)
+        q = q.reshape(batch, cache.heads, tokens * group, cache.head_dim)
+        score = _product(q, mine[0], 3)
         if config.attention_cap is not None:
             score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
-        last, at = step.rows[:, :, None, None, None], jnp.arange(cache.attended, dtype=jnp.int32)
+        last, at = jnp.repeat(step.rows, group, axis=1)[:, None, :, None], jnp.arange(cache.attended, dtype=jnp.int32)
         seen, window = at <= last, config.plan[layer].window
         if window is not None:
             seen = seen & (at > last - window)
         score = jnp.where(seen, score, NEGATIVE)
         weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
         mass = jnp.sum(weight, -1)
-        mixed = jnp.einsum("bthgc,bhcd->bthgd", weight.astype(self.dtype), mine[1], preferred_element_type=jnp.float32)
-        return (mixed / mass[..., None]).reshape(batch * tokens, -1).astype(self.dtype)
+        mixed = _product(weight.astype(self.dtype), mine[1], 2) / mass[..., None]
+        mixed = jnp.swapaxes(mixed.reshape(batch, cache.heads, tokens, group, cache.head_dim), 1, 2)
+        return mixed.reshape(batch * tokens, -1).astype(self.dtype)
+
+
+def _product(rows: jax.Array, others: jax.Array, axis: int) -> jax.Array:
+    """Products [B, H, M, K] x [B, H, N, K] (axis 3) or [B, H, K, N] (axis 2), as float32 [B, H, M, N]."""
+    dimensions = (((3,), (axis,)), ((0, 1), (0, 1)))
+    return lax.dot_general(rows, others, dimensions, preferred_element_type=jnp.float32)
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:

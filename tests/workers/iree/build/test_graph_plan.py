@@ -172,6 +172,18 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     assert ("sample",) not in plan.everything()
 
 
+def test_no_graph_of_other_devices_takes_a_minimum_of_signed_integers(tmp_path: Path) -> None:
+    """On an H100 each was -1, and each maximum at least 0: IREE began them with the neutral element of unsigned ones.
+
+    `workers.sampling.vocabulary_blocks.first` was one, so that no token was the greedy one.
+    """
+    plan = make_plan(make_checkpoint(tmp_path, layers=1), PlainOps("float16"))
+    reduction = re.compile(r"applies (stablehlo\.\w+) across dimensions = \[.*\] : \(tensor<(?:\d+x)*(\w+)>")
+    found = {match for group in plan.everything() for match in reduction.findall(plan.module(group))}
+    assert {("stablehlo.minimum", "ui32"), ("stablehlo.maximum", "f32")} <= found
+    assert not found & {("stablehlo.minimum", "i32"), ("stablehlo.maximum", "i32")}
+
+
 def test_a_description_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
     """A key with an address or an unordered set in it would never be found again."""
     path = make_checkpoint(tmp_path, rope_scaling=LLAMA3_SCALING)

@@ -1,5 +1,6 @@
 """Other devices than the CPU, without one: what their drivers say, their flags, and that graphs compile for each."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,21 @@ def test_a_prompt_in_float16_compiles_for_vulkan(tmp_path: Path, cache_dir: Path
     path, flags = make_checkpoint(tmp_path / "model", layers=1), gpu_flags("vulkan", VULKAN_TARGETS[0x10DE])
     recipe = Recipe(str(path), "float16", False, 2, 32, flags, "vulkan", str(cache_dir))
     assert recipe.compiler().compile(recipe.plan().module(("prefill_32", "head_1"))).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_products_by_matrix_instructions_are_stored_in_order(tmp_path: Path) -> None:
+    """On an H100 others had results in each other's places, padding among them: attention with groups of 7 was NaN."""
+    path = make_checkpoint(tmp_path / "model", hidden=448, heads=7, kv_heads=1, head_dim=64, layers=1)
+    chosen = tmp_path / "chosen"
+    flags = (*gpu_flags("cuda", "sm_80"), f"--iree-hal-dump-executable-configurations-to={chosen}")
+    recipe = Recipe(str(path), "bfloat16", False, 2, 128, flags, "cuda", str(tmp_path / "cache"))
+    recipe.compiler().compile(recipe.plan().module(("decode_2", "prefill_128")))
+    products = [line for file in chosen.iterdir() for line in file.read_text().splitlines() if "mma_kind" in line]
+    assert len(products) >= 8  # five of a layer and the head, for decode and prefill, those that are equal once
+    for line in products:
+        rows, columns, out = (
+            dims.split(", ") for dims in re.findall(r"affine_map<\([^)]*\) -> \(([^)]*)\)>", line)[:3]
+        )
+        assert out[-1] in columns
+        assert out[-1] not in rows
