@@ -11,10 +11,12 @@ from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused
 from workers.process.backends import cache_dir
 from workers.process.describe import describe
-from workers.process.spec import WorkerSpec
+from workers.process.spec import ScriptedSpec, WorkerSpec
 
 BUILTIN_NAME = "baton-tiny"
 SCRIPTED_NAME = "scripted"
+SCRIPTED_STEPS_PER_S = 10_000.0
+"""Decode steps a second of a scripted worker: half of the frames that a gateway accepts from a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         threads=settings.threads,
         workers=max(1, workers),
         log_level=settings.log_level,
+        scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
 
 

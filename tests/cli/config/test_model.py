@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.transport.rate_limit import PeerRate
 from cli.config import model as chosen
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
@@ -41,6 +42,12 @@ def test_a_failed_download_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(chosen, "resolve_model", refuse)
     with pytest.raises(CommandFailed, match="could not be fetched"):
         ChosenModel.choose(Settings(model="org/name"))
+
+
+def test_a_scripted_worker_is_not_faster_than_its_link_accepts() -> None:
+    """A fast CPU makes more steps than `PeerRate` allows, and the gateway would drop the worker."""
+    spec = worker_spec(Settings(backend="scripted"), ChosenModel("m", Path()))
+    assert 0 < spec.scripted.tokens_per_second <= PeerRate().frames_per_s / 2
 
 
 def test_the_scripted_backend_needs_no_model() -> None:
