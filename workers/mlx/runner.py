@@ -33,6 +33,7 @@ from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantiz
 from workers.mlx.kv import LayerCache, Segment, SlotKV
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
+from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
@@ -88,7 +89,10 @@ class MlxRunner:
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
-            _evaluate_weights(model, getattr(mx, kind), progress)
+            cast_parameters(model, getattr(mx, kind))
+            if chosen.type == mx.cpu:
+                transpose_matrices(model)
+            _evaluate_weights(model, progress)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,
@@ -302,9 +306,8 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
     return name, available[name]
 
 
-def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Progress) -> None:
-    """Read the weights into memory, floating-point ones as `dtype`, a few tensors at a time."""
-    cast_parameters(model, dtype)
+def _evaluate_weights(model: Any, progress: Progress) -> None:
+    """Read the weights into memory, a few tensors at a time."""
     arrays = [array for _, array in tree_flatten(model.parameters())]
     for first in range(0, len(arrays), TENSORS_PER_STEP):
         progress("weights", first, len(arrays))
