@@ -30,9 +30,11 @@ from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.kv import LayerCache, Segment, SlotKV
+from workers.mlx.attention import Group, LayerCache
+from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
+from workers.mlx.row_groups import Segment, group_segments
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
@@ -45,6 +47,9 @@ from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 PREFILL_CHUNKS = (32, 128, 512)
 REPORTED_ROWS = 32
 """Rows whose logits are computed at once for their log-probabilities."""
+CPU_PADDING = 64
+"""Most rows by which the lengths of decode rows that attend together may differ on a CPU, where a masked key costs as
+much as any other. On a GPU a call costs more than the keys of a whole step of growth."""
 TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
@@ -61,7 +66,8 @@ class MlxRunner:
         self._model = model
         self._config = config
         self._device = device
-        self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
+        self._kv = _kv_cache(config, capabilities)
+        self._padding = CPU_PADDING if device.type == mx.cpu else GROWTH
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
@@ -121,7 +127,7 @@ class MlxRunner:
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
-            mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
+            mx.eval(self._kv.arrays)
             if not wanted:
                 return [None] * len(chunks)
             rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
@@ -165,7 +171,7 @@ class MlxRunner:
                     raise NotFiniteError
                 if some := targets[at : at + REPORTED_ROWS]:
                     reports += self._reports(logits[: len(some)], some)
-            mx.eval(self._slots[chunk.slot].arrays)
+            mx.eval(self._kv.arrays)
             # By a call of one row, as `prefill` makes it.
             last = mx.array([len(chunk.tokens) - 1], dtype=mx.int32)
             (token,) = [None] if spec is None else self._sample(self._head(hidden[last]), with_masks([spec]))
@@ -185,17 +191,17 @@ class MlxRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owned():
-            check_copy(self.capabilities, lambda slot: self._slots[slot].length, source, target, length)
-            self._slots[target] = self._slots[source].prefix(length)
+            check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
+            self._kv.copy_prefix(source, target, length)
 
     def reset(self, slot: int) -> None:
         with self._owned():
-            self._slots[slot] = SlotKV(self._config.layers)
+            self._kv.reset(slot)
 
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
-        return {"weights": weights, "kv": sum(slot.nbytes for slot in self._slots)}
+        return {"weights": weights, "kv": self._kv.nbytes}
 
     def settle(self) -> None:
         """Return at once: nothing is prepared in the background."""
@@ -204,7 +210,7 @@ class MlxRunner:
         with self._owned():
             self._model = None
             self._sampled = None
-            self._slots = []
+            self._kv = _kv_cache(self._config, self.capabilities)
             mx.clear_cache()
 
     @contextmanager
@@ -220,18 +226,30 @@ class MlxRunner:
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
-        check_chunks(self.capabilities, lambda slot: self._slots[slot].length, chunks)
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
-        segments = [Segment(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
-        offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(number, segments, offset, layer.window) for number, layer in enumerate(self._config.plan)]
-        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
-        for segment in segments:
-            segment.slot.length = segment.start + segment.count
+        check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
+        self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
+        segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
+        grouped = group_segments(segments, self._padding)
+        groups = [
+            Group(self._kv.slab(segments[indices[0]].capacity), [segments[index] for index in indices])
+            for indices in grouped
+        ]
+        order = [index for indices in grouped for index in indices]
+        hidden = self._hidden([chunks[index] for index in order], groups)
+        for chunk in chunks:
+            self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
+        return hidden if order == sorted(order) else hidden[_rows_as_given(chunks, order)]
+
+    def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[Group]) -> mx.array:
+        """Write the KV of chunks in the order of their groups, and return their last hidden states."""
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
+        offset = mx.array(positions, dtype=mx.int32)
+        caches = [LayerCache(number, groups, offset, layer.window) for number, layer in enumerate(self._config.plan)]
+        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
         return hidden[:, 0]
 
     def _head(self, hidden: mx.array) -> mx.array:
@@ -262,6 +280,18 @@ class MlxRunner:
         tokens: list[int] = np.array(sampled).tolist()
         self._sampled = logits, tokens
         return [token if token >= 0 else None for token in tokens]
+
+
+def _kv_cache(config: ModelConfig, capabilities: RunnerCapabilities) -> KvCache:
+    dtype = getattr(mx, capabilities.dtype)
+    return KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
+
+
+def _rows_as_given(chunks: Sequence[Chunk], order: Sequence[int]) -> mx.array:
+    """Indices that put the rows of chunks, computed in this order, back into the order of the chunks."""
+    first = dict(zip(order, accumulate((len(chunks[index].tokens) for index in order), initial=0), strict=False))
+    rows = [first[index] + offset for index, chunk in enumerate(chunks) for offset in range(len(chunk.tokens))]
+    return mx.array(rows, dtype=mx.int32)
 
 
 def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
