@@ -9,7 +9,7 @@ from workers.mlx.kv import Slab
 from workers.mlx.row_groups import Segment
 
 
-class Group:
+class AttentionGroup:
     """Segments that attend in one call: a chunk of a prompt, or decode rows at adjacent places of a slab.
 
     Decode rows of several lengths are padded to the longest. On a CPU that does not change a bit: MLX adds one term
@@ -75,7 +75,9 @@ class LayerCache:
     `offset` holds the RoPE position of every row, [rows] int32.
     """
 
-    def __init__(self, layer: int, groups: Sequence[Group], offset: mx.array, window: int | None = None) -> None:
+    def __init__(
+        self, layer: int, groups: Sequence[AttentionGroup], offset: mx.array, window: int | None = None
+    ) -> None:
         """`window` is the attention window in rows, the query's own included; None is no window."""
         self.offset = offset
         self._layer = layer

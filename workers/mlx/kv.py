@@ -122,6 +122,12 @@ class KvCache:
         self._move({slot: []}, 0)
         self.lengths[slot] = 0
 
+    def reset_all(self) -> None:
+        """Clear all slots and free their memory."""
+        self._slabs = {}
+        self._capacities = [0] * len(self.lengths)
+        self.lengths = [0] * len(self.lengths)
+
     def _move(self, rows: Mapping[int, list[list[mx.array]]], capacity: int) -> None:
         """Move slots to the slab of `capacity`, with these keys and values of each layer. 0 is no slab."""
         for left in {self._capacities[slot] for slot in rows} - {0}:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ def group_segments(segments: Sequence[Segment], padding: int) -> list[list[int]]
         else:
             groups.append([index])
     return groups
+
+
+def rows_as_given(counts: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Indices that put rows back: segments of so many rows each were computed in this order."""
+    first = dict(zip(order, accumulate((counts[index] for index in order), initial=0), strict=False))
+    return [first[index] + row for index, count in enumerate(counts) for row in range(count)]
 
 
 def _joins(group: Sequence[Segment], new: Segment, padding: int) -> bool:

@@ -1,6 +1,5 @@
 """The MLX runner: mlx-lm's models and loaders, a KV cache per slot, and one ragged forward for all rows of a step."""
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.config import WeightDtype
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -29,12 +27,13 @@ from workers.engine.runner import (
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.load_options import LoadOptions, Progress
-from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.attention import Group, LayerCache
+from workers.mlx.architecture import load_architecture, quantize_matrices
+from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
-from workers.mlx.row_groups import Segment, group_segments
+from workers.mlx.row_groups import Segment, group_segments, rows_as_given
+from workers.mlx.stored_weights import weight_bytes
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
@@ -66,7 +65,8 @@ class MlxRunner:
         self._model = model
         self._config = config
         self._device = device
-        self._kv = _kv_cache(config, capabilities)
+        dtype = getattr(mx, capabilities.dtype)
+        self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
         self._padding = CPU_PADDING if device.type == mx.cpu else GROWTH
         self._thread = threading.get_ident()
         self._steps = 0
@@ -210,7 +210,7 @@ class MlxRunner:
         with self._owned():
             self._model = None
             self._sampled = None
-            self._kv = _kv_cache(self._config, self.capabilities)
+            self._kv.reset_all()
             mx.clear_cache()
 
     @contextmanager
@@ -231,7 +231,7 @@ class MlxRunner:
         segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
         grouped = group_segments(segments, self._padding)
         groups = [
-            Group(self._kv.slab(segments[indices[0]].capacity), [segments[index] for index in indices])
+            AttentionGroup(self._kv.slab(segments[indices[0]].capacity), [segments[index] for index in indices])
             for indices in grouped
         ]
         order = [index for indices in grouped for index in indices]
@@ -241,9 +241,11 @@ class MlxRunner:
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
-        return hidden if order == sorted(order) else hidden[_rows_as_given(chunks, order)]
+        if order == sorted(order):
+            return hidden
+        return hidden[mx.array(rows_as_given([segment.count for segment in segments], order), dtype=mx.int32)]
 
-    def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[Group]) -> mx.array:
+    def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup]) -> mx.array:
         """Write the KV of chunks in the order of their groups, and return their last hidden states."""
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
@@ -280,36 +282,6 @@ class MlxRunner:
         tokens: list[int] = np.array(sampled).tolist()
         self._sampled = logits, tokens
         return [token if token >= 0 else None for token in tokens]
-
-
-def _kv_cache(config: ModelConfig, capabilities: RunnerCapabilities) -> KvCache:
-    dtype = getattr(mx, capabilities.dtype)
-    return KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
-
-
-def _rows_as_given(chunks: Sequence[Chunk], order: Sequence[int]) -> mx.array:
-    """Indices that put the rows of chunks, computed in this order, back into the order of the chunks."""
-    first = dict(zip(order, accumulate((len(chunks[index].tokens) for index in order), initial=0), strict=False))
-    rows = [first[index] + offset for index, chunk in enumerate(chunks) for offset in range(len(chunk.tokens))]
-    return mx.array(rows, dtype=mx.int32)
-
-
-def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
-    """Bytes that the loaded weights take, from the headers of the files.
-
-    A quantized matrix has integers, and a scale and a bias for each group, in float32 where `kind` would round them.
-    Raises `CheckpointError`.
-    """
-    weights, itemsize = open_weights(path), getattr(mx, kind).size
-    quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
-    total = 0.0
-    for name in weights:
-        own, shape = weights.format(name), weights.shape(name)
-        fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
-        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
-        scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
-        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
-    return int(total)
 
 
 def _quantization(config: ModelConfig, quantize: Quantize) -> str:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workers.mlx.attention import FreshRows, Group, LayerCache
+from workers.mlx.attention import FreshRows, AttentionGroup, LayerCache
 from workers.mlx.kv import Slab
 from workers.mlx.row_groups import Segment
 
@@ -35,7 +35,7 @@ def slab_of(places: int, dtype: mx.Dtype) -> Slab:
 def attend(slab: Slab, groups: list[list[int]], window: int | None, cap: float | None, dtype: mx.Dtype) -> mx.array:
     """Attention of a decode row at each place, computed in these groups."""
     count = len(STARTS)
-    made = [Group(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group]) for group in groups]
+    made = [AttentionGroup(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group]) for group in groups]
     queries, keys, values = (
         random((count, heads, 1, WIDTH), 90 + part, dtype) for part, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.mlx.row_groups import Segment, group_segments
+from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 
 
 def row(place: int, start: int = 10, capacity: int = 256, count: int = 1) -> Segment:
@@ -25,3 +25,9 @@ def row(place: int, start: int = 10, capacity: int = 256, count: int = 1) -> Seg
 )
 def test_groups(segments: list[Segment], groups: list[list[int]]) -> None:
     assert group_segments(segments, 64) == groups
+
+
+def test_rows_are_put_back() -> None:
+    counts, order = [1, 3, 2], [2, 0, 1]
+    computed = [(index, row) for index in order for row in range(counts[index])]
+    assert [computed[at] for at in rows_as_given(counts, order)] == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
