@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workers.mlx.attention import FreshRows, AttentionGroup, LayerCache
+from workers.mlx.attention import AttentionGroup, FreshRows, LayerCache
 from workers.mlx.kv import Slab
 from workers.mlx.row_groups import Segment
 
