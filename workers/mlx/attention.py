@@ -16,8 +16,9 @@ class AttentionGroup:
     after the other there, and masked terms are zeros.
     """
 
-    def __init__(self, slab: Slab, segments: Sequence[Segment]) -> None:
+    def __init__(self, slab: Slab, segments: Sequence[Segment], *, cpu: bool) -> None:
         self.slab = slab
+        self._cpu = cpu
         self.rows = sum(segment.count for segment in segments)
         self.places = slice(segments[0].place, segments[0].place + len(segments))
         self.end = max(segment.end for segment in segments)
@@ -46,8 +47,11 @@ class AttentionGroup:
         if cap is not None:
             output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))
         else:
-            mask = self._mask(window, first_seen)
-            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask)
+            mask, shape = self._mask(window, first_seen), asked.shape
+            if self._cpu and shape[2] == 1:
+                # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
+                asked = asked.reshape(shape[0], keys.shape[1], -1, shape[3])
+            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(shape)
         return _as_sequence(output) if self._alone else output
 
     def _mask(self, window: int | None, first_seen: int) -> mx.array | str | None:
@@ -76,13 +80,14 @@ class LayerCache:
     """
 
     def __init__(
-        self, layer: int, groups: Sequence[AttentionGroup], offset: mx.array, window: int | None = None
+        self, layer: int, groups: Sequence[AttentionGroup], offset: mx.array, window: int | None = None, *, cpu: bool
     ) -> None:
         """`window` is the attention window in rows, the query's own included; None is no window."""
         self.offset = offset
         self._layer = layer
         self._groups = groups
         self._window = window
+        self._cpu = cpu
 
     def make_mask(self, *_: object, **__: object) -> None:
         """Return no mask: `attend` makes one for each group."""
@@ -115,7 +120,10 @@ class LayerCache:
             group.attend(self._layer, queries[span], self._window, scale, cap)
             for group, span in zip(self._groups, spans, strict=True)
         ]
-        return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+        output = mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+        if self._cpu:
+            mx.async_eval(output)  # type: ignore[no-untyped-call]  # while Python builds the next layer
+        return output
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ class MlxRunner:
         self._device = device
         dtype = getattr(mx, capabilities.dtype)
         self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
-        self._padding = CPU_PADDING if device.type == mx.cpu else GROWTH
+        self._cpu = device.type == mx.cpu
+        self._padding = CPU_PADDING if self._cpu else GROWTH
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
@@ -231,7 +232,9 @@ class MlxRunner:
         segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
         grouped = group_segments(segments, self._padding)
         groups = [
-            AttentionGroup(self._kv.slab(segments[indices[0]].capacity), [segments[index] for index in indices])
+            AttentionGroup(
+                self._kv.slab(segments[indices[0]].capacity), [segments[at] for at in indices], cpu=self._cpu
+            )
             for indices in grouped
         ]
         order = [index for indices in grouped for index in indices]
@@ -250,7 +253,10 @@ class MlxRunner:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
         offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(number, groups, offset, layer.window) for number, layer in enumerate(self._config.plan)]
+        caches = [
+            LayerCache(number, groups, offset, layer.window, cpu=self._cpu)
+            for number, layer in enumerate(self._config.plan)
+        ]
         hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
         return hidden[:, 0]
 

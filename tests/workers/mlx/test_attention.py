@@ -35,11 +35,14 @@ def slab_of(places: int, dtype: mx.Dtype) -> Slab:
 def attend(slab: Slab, groups: list[list[int]], window: int | None, cap: float | None, dtype: mx.Dtype) -> mx.array:
     """Attention of a decode row at each place, computed in these groups."""
     count = len(STARTS)
-    made = [AttentionGroup(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group]) for group in groups]
+    made = [
+        AttentionGroup(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group], cpu=True)
+        for group in groups
+    ]
     queries, keys, values = (
         random((count, heads, 1, WIDTH), 90 + part, dtype) for part, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
     )
-    return LayerCache(0, made, mx.array(STARTS), window).attend(queries, keys, values, 0.25, cap)
+    return LayerCache(0, made, mx.array(STARTS), window, cpu=True).attend(queries, keys, values, 0.25, cap)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=["float32", "bfloat16", "float16"])
@@ -52,6 +55,23 @@ def test_padding_changes_no_bit(dtype: mx.Dtype, window: int | None, cap: float 
     assert mx.array_equal(together, alone)
     halves = attend(slab_of(count, dtype), [[*range(5)], [*range(5, count)]], window, cap, dtype)
     assert mx.array_equal(halves, alone)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_rows_are_those_of_plain_attention(cpu: bool) -> None:
+    """On the path of a GPU too, which gives MLX all heads as they are."""
+    slab, start, window = slab_of(2, mx.float32), 70, 40
+    groups = [AttentionGroup(slab, [Segment(start, 1, CAPACITY, place) for place in (0, 1)], cpu=cpu)]
+    queries, keys, values = (random((2, heads, 1, WIDTH), heads, mx.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    output = LayerCache(0, groups, mx.array([start] * 2), window, cpu=cpu).attend(queries, keys, values, 0.25)
+    for place in (0, 1):
+        held = [np.array(part[place, :, start + 1 - window : start + 1]) for part in slab.buffers[0]]
+        np.testing.assert_array_equal(held[0][:, -1], np.array(keys[place, :, 0]))
+        wide_keys, wide_values = (part.repeat(HEADS // KV_HEADS, axis=0) for part in held)
+        scores = np.einsum("hd,hkd->hk", np.array(queries[place, :, 0]), wide_keys) * 0.25
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        expected = np.einsum("hk,hkd->hd", shares / shares.sum(axis=-1, keepdims=True), wide_values)
+        np.testing.assert_allclose(np.array(output[place, :, 0]), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
@@ -67,7 +87,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 
 def test_fresh_rows_are_no_array() -> None:
     """A model that does not call the bound attention must fail, not attend to the new rows only."""
-    cache = LayerCache(0, [], mx.array([0]))
+    cache = LayerCache(0, [], mx.array([0]), cpu=True)
     keys, values = cache.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
     assert isinstance(keys, FreshRows)
     attention: Any = mx.fast.scaled_dot_product_attention
