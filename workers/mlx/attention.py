@@ -108,17 +108,17 @@ class LayerCache:
 
         With a `cap`, scores s become cap * tanh(s / cap).
         """
-        spans, first = [], 0
+        slices, first = [], 0
         for group in self._groups:
-            spans.append(slice(first, first + group.rows))
+            slices.append(slice(first, first + group.rows))
             first += group.rows
         # All are written before any is read: a buffer that a reader holds would be copied by the next write.
-        for group, span in zip(self._groups, spans, strict=True):
-            group.write(self._layer, 0, keys[span])
-            group.write(self._layer, 1, values[span])
+        for group, rows in zip(self._groups, slices, strict=True):
+            group.write(self._layer, 0, keys[rows])
+            group.write(self._layer, 1, values[rows])
         outputs = [
-            group.attend(self._layer, queries[span], self._window, scale, cap)
-            for group, span in zip(self._groups, spans, strict=True)
+            group.attend(self._layer, queries[rows], self._window, scale, cap)
+            for group, rows in zip(self._groups, slices, strict=True)
         ]
         output = mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
         if self._cpu:
