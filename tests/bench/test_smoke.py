@@ -81,7 +81,7 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^\| {name} +\| +{P} \| +{P} \|" for name in ("rss", "device", "objects", "descriptors", "threads")),
         *(rf"^\| {name} +\| +0 \| +0 \| +0 \| +ok \|$" for name in ("slots", "kv_tokens")),
     ],
-    "bench/mlx_runner.py": [rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "rows 1", "rows 2")],
+    "bench/mlx_runner.py": [rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "mlx-lm 1", "mlx-lm 2", "rows 1", "rows 2")],
     "bench/mutation.py": [
         r"^\| workers/engine/chunking\.py +\| +2 \|( +\d \|){4}$",
         r"^\| all +\| +2 \|( +\d \|){4}$",

@@ -25,11 +25,9 @@ from workers.mlx.parts import (
     ragged_attention,
 )
 from workers.mlx.rotary import Rotary, no_positions
-from workers.mlx.stored_weights import load_weights
+from workers.mlx.stored_weights import QUANTIZED_GROUP, load_weights
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
-QUANTIZED_GROUP = 64
-"""Group size of the matrices that `--quantize` makes."""
 
 
 @dataclass(frozen=True, slots=True)

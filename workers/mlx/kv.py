@@ -1,165 +1,157 @@
-"""The KV cache of one slot, whose buffers grow with the sequence, behind mlx-lm's cache interface."""
+"""The KV cache of all slots. Slots of equal capacity share a buffer, so that one call can attend to several of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import mlx.core as mx
 
 GROWTH = 256
-"""Rows by which a slot's buffers grow: one copy every 256 tokens, and at most 255 unused rows."""
+"""Rows by which a slot's capacity grows: one copy every 256 tokens, and at most 255 unused rows."""
+LIVE_PER_FREE_PLACE = 4
+"""Places in use for each place that a buffer may keep free: at most a quarter more memory, and few copies."""
 
 
-class SlotKV:
-    """Keys and values of one sequence in every layer: [1, kv_heads, capacity, head_dim] each.
+def capacity_for(rows: int) -> int:
+    """The capacity of a slot that holds so many rows."""
+    return -(-rows // GROWTH) * GROWTH
 
-    Slots share no buffer, so no slot can read another's rows, and a write reuses the buffer in place. The first
-    `length` rows are filled; the runner sets it after each forward. Rows behind it are never attended to.
+
+class Slab:
+    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, head_dim].
+
+    Each slot has a place. A place that is taken is cleared first, so that no slot reads another's rows.
     """
 
     def __init__(self, layers: int) -> None:
-        self.length = 0
-        self._keys: list[mx.array | None] = [None] * layers
-        self._values: list[mx.array | None] = [None] * layers
+        self.slots: list[int | None] = []
+        """The slot at each place; None is a free place."""
+        self.buffers: list[list[mx.array]] = [[] for _ in range(layers)]
+        """Keys and values of each layer. A write replaces the array, which reuses its memory if nothing else has it."""
+
+    def rows(self, layer: int, slot: int, length: int) -> list[mx.array]:
+        """The first rows of a slot's keys and values, [1, kv_heads, length, head_dim] each."""
+        place = self.slots.index(slot)
+        return [buffer[place : place + 1, :, :length] for buffer in self.buffers[layer]]
+
+    def take(self, newcomers: Mapping[int, list[list[mx.array]]]) -> None:
+        """Give slots a place each, filled with their keys and values of each layer, [1, kv_heads, capacity, head_dim].
+
+        Copies the buffers if there are too few free places. One layer is evaluated at a time.
+        """
+        free = [place for place, slot in enumerate(self.slots) if slot is None]
+        reused, appended = dict(zip(newcomers, free, strict=False)), [*newcomers][len(free) :]
+        for layer, buffers in enumerate(self.buffers):
+            for part in (0, 1):
+                for slot, place in reused.items():
+                    buffers[part][place : place + 1] = newcomers[slot][layer][part]
+                if appended:
+                    more = [newcomers[slot][layer][part] for slot in appended]
+                    held = buffers[part : part + 1] if self.slots else []
+                    buffers[part : part + 1] = [mx.concatenate([*held, *more])]
+            mx.eval(buffers)
+        for slot, place in reused.items():
+            self.slots[place] = slot
+        self.slots += appended
+
+    def leave(self, gone: Iterable[int]) -> None:
+        """Free the places of slots. Copies the buffers if too many places would be free."""
+        leaving = set(gone)
+        slots = [None if slot in leaving else slot for slot in self.slots]
+        live = [place for place, slot in enumerate(slots) if slot is not None]
+        if (len(slots) - len(live)) * LIVE_PER_FREE_PLACE <= len(live):
+            self.slots = slots
+            return
+        self.slots = [slots[place] for place in live]
+        for layer, buffers in enumerate(self.buffers):
+            self.buffers[layer] = [buffer[mx.array(live)] for buffer in buffers] if live else []
+            mx.eval(self.buffers[layer])
+
+
+class KvCache:
+    """Keys and values of all slots.
+
+    The first `lengths[slot]` rows of a slot are filled; the runner sets it after each forward. Rows behind them are
+    never attended to, and are finite: a masked row of a batch is multiplied by 0.
+    """
+
+    def __init__(self, layers: int, slots: int, heads: int, width: int, dtype: mx.Dtype) -> None:
+        self.lengths = [0] * slots
+        self._layers, self._heads, self._width, self._dtype = layers, heads, width, dtype
+        self._slabs: dict[int, Slab] = {}
+        self._capacities = [0] * slots
 
     @property
     def arrays(self) -> list[mx.array]:
         """The buffers, which must be evaluated after a write."""
-        return [array for array in (*self._keys, *self._values) if array is not None]
+        return [array for slab in self._slabs.values() for buffers in slab.buffers for array in buffers]
 
     @property
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.arrays)
 
-    def prefix(self, length: int) -> "SlotKV":
-        """Copy the first `length` rows into a new slot and evaluate them. Rows behind them are zero."""
-        copy = SlotKV(len(self._keys))
-        if length:
-            copy._keys = [_take(held, length) for held in self._keys]
-            copy._values = [_take(held, length) for held in self._values]
-            mx.eval(copy.arrays)
-        copy.length = length
-        return copy
+    def place(self, slot: int) -> tuple[int, int]:
+        """The capacity of a slot that has rows, and its place in the slab of that capacity."""
+        capacity = self._capacities[slot]
+        return capacity, self._slabs[capacity].slots.index(slot)
 
-    def write(self, layer: int, start: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Put [1, kv_heads, n, head_dim] at rows `start ..` and return the layer's rows up to the last of them."""
-        end = start + keys.shape[2]
-        held_keys = self._keys[layer] = _put(self._keys[layer], start, end, keys)
-        held_values = self._values[layer] = _put(self._values[layer], start, end, values)
-        return held_keys[..., :end, :], held_values[..., :end, :]
+    def slab(self, capacity: int) -> Slab:
+        return self._slabs[capacity]
 
+    def reserve(self, writes: Mapping[int, tuple[int, int]]) -> None:
+        """Make room for rows `start .. end` of slots, `writes[slot] = start, end`.
 
-def _put(buffer: mx.array | None, start: int, end: int, new: mx.array) -> mx.array:
-    held = 0 if buffer is None else buffer.shape[2]
-    if buffer is None or end > held:
-        grown = -(-end // GROWTH) * GROWTH
-        _, heads, _, width = new.shape
-        more = mx.zeros((1, heads, grown - held, width), dtype=new.dtype)
-        buffer = more if buffer is None else mx.concatenate([buffer, more], axis=2)
-    # An assignment to a slice is done in place when nothing else holds the buffer.
-    buffer[..., start:end, :] = new
-    return buffer
-
-
-def _take(buffer: mx.array | None, length: int) -> mx.array | None:
-    """Copy the first rows of a buffer into a new one, with zeros behind them."""
-    return None if buffer is None else _put(None, 0, length, buffer[..., :length, :])
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The rows of one slot in a forward: `count` tokens that go to cache rows `start ..`."""
-
-    slot: SlotKV
-    start: int
-    count: int
-
-
-class LayerCache:
-    """The cache that one layer of an mlx-lm model uses during one forward over the rows of several slots.
-
-    The model computes on [rows, 1, hidden], so only attention and RoPE tell a decode row from a row of a prompt chunk.
-    `offset` holds the RoPE position of every row, [rows] int32.
-    """
-
-    def __init__(self, layer: int, segments: Sequence[Segment], offset: mx.array, window: int | None = None) -> None:
-        """`window` is the attention window in rows, the query's own included; None is no window."""
-        self.offset = offset
-        self._layer = layer
-        self._segments = segments
-        self._window = window
-
-    def make_mask(self, *_: Any, **__: Any) -> None:
-        """Return no mask: `attend` makes one for each segment."""
-        return
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["FreshRows", "FreshRows"]:
-        """Wrap the new rows, [rows, kv_heads, 1, head_dim], for `attend`.
-
-        A model that does not call the attention that was bound to it fails on the wrapper, instead of attending to
-        these rows only.
+        Rows that are written again are cleared with those behind them.
         """
-        return FreshRows(self, keys), FreshRows(self, values)
+        grown = {}
+        for slot, (start, end) in writes.items():
+            if start < self.lengths[slot]:
+                self._clear(slot, start, self.lengths[slot])
+            if end > self._capacities[slot]:
+                grown[slot] = capacity_for(end)
+        for capacity in sorted(set(grown.values())):
+            joining = [slot for slot, new in grown.items() if new == capacity]
+            self._move({slot: self._copy(slot, self.lengths[slot], capacity) for slot in joining}, capacity)
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
-    ) -> mx.array:
-        """Write each segment's rows and attend, causally, to its own slot: [rows, heads, 1, head_dim].
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` rows of `source` those of `target`. Rows behind them are zero."""
+        capacity = capacity_for(length)
+        self._move({target: self._copy(source, length, capacity)}, capacity)
+        self.lengths[target] = length
 
-        With a `cap`, scores s become cap * tanh(s / cap).
-        """
-        outputs, first = [], 0
-        for segment in self._segments:
-            rows = slice(first, first + segment.count)
-            first += segment.count
-            held = segment.slot.write(self._layer, segment.start, _as_sequence(keys[rows]), _as_sequence(values[rows]))
-            first_seen = 0 if self._window is None else max(0, segment.start + 1 - self._window)
-            seen_keys, seen_values = (part[..., first_seen:, :] for part in held)
-            asked = _as_sequence(queries[rows])
-            if cap is None:
-                mask = self._mask(segment, first_seen)
-                output = mx.fast.scaled_dot_product_attention(asked, seen_keys, seen_values, scale=scale, mask=mask)
-            else:
-                output = _capped(asked, seen_keys, seen_values, scale, cap, self._seen(segment, first_seen))
-            outputs.append(_as_sequence(output))
-        return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+    def reset(self, slot: int) -> None:
+        """Clear a slot and free its memory."""
+        self._move({slot: []}, 0)
+        self.lengths[slot] = 0
 
-    def _mask(self, segment: Segment, first_seen: int) -> mx.array | str | None:
-        """The mask between a segment's queries and the slot's keys from `first_seen` on; None where all are seen."""
-        if segment.count == 1:
-            return None
-        end = segment.start + segment.count
-        if self._window is None or end <= self._window:
-            return "causal"  # MLX aligns the last query with the last key, as a chunk behind a prefix needs
-        return self._seen(segment, first_seen)
+    def reset_all(self) -> None:
+        """Clear all slots and free their memory."""
+        self._slabs = {}
+        self._capacities = [0] * len(self.lengths)
+        self.lengths = [0] * len(self.lengths)
 
-    def _seen(self, segment: Segment, first_seen: int) -> mx.array:
-        """The mask as booleans, [queries, keys]."""
-        end = segment.start + segment.count
-        queries, keys = mx.arange(segment.start, end)[:, None], mx.arange(first_seen, end)[None]
-        seen = keys <= queries
-        return seen if self._window is None else seen & (keys > queries - self._window)
+    def _move(self, rows: Mapping[int, list[list[mx.array]]], capacity: int) -> None:
+        """Move slots to the slab of `capacity`, with these keys and values of each layer. 0 is no slab."""
+        for left in {self._capacities[slot] for slot in rows} - {0}:
+            slab = self._slabs[left]
+            slab.leave(slot for slot in rows if self._capacities[slot] == left)
+            if not slab.slots:
+                del self._slabs[left]
+        for slot in rows:
+            self._capacities[slot] = capacity
+        if capacity:
+            self._slabs.setdefault(capacity, Slab(self._layers)).take(rows)
 
+    def _copy(self, slot: int, length: int, capacity: int) -> list[list[mx.array]]:
+        """Copy the first rows of a slot, of each layer, with zeros behind them."""
+        zeros = mx.zeros((1, self._heads, capacity - length, self._width), dtype=self._dtype)
+        copies = []
+        for layer in range(self._layers):
+            held = self._slabs[self._capacities[slot]].rows(layer, slot, length) if length else [zeros, zeros]
+            copies.append([mx.concatenate([part, zeros], axis=2) for part in held] if length else held)
+            mx.eval(copies[-1])
+        return copies
 
-@dataclass(frozen=True, slots=True)
-class FreshRows:
-    """New keys or values, passed from the cache to the attention."""
-
-    cache: LayerCache
-    rows: mx.array
-
-
-def _capped(queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float, seen: mx.array) -> mx.array:
-    """Attention with capped scores, as in transformers' Gemma 2: queries [1, heads, n, head_dim], keys and values
-    [1, kv_heads, m, head_dim]."""
-    _, heads, count, width = queries.shape
-    grouped = queries.reshape(1, keys.shape[1], -1, count, width)
-    scores = (grouped * scale) @ keys[:, :, None].swapaxes(-1, -2)
-    scores = mx.where(seen, mx.tanh(scores / cap) * cap, -mx.inf)
-    output = mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]
-    return output.reshape(1, heads, count, width)
-
-
-def _as_sequence(rows: mx.array) -> mx.array:
-    """[rows, heads, 1, width] <-> [1, heads, rows, width]."""
-    return rows.transpose(2, 1, 0, 3)
+    def _clear(self, slot: int, start: int, end: int) -> None:
+        capacity, place = self.place(slot)
+        for buffers in self._slabs[capacity].buffers:
+            for part in (0, 1):
+                buffers[part][place : place + 1, :, start:end] = 0

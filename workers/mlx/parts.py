@@ -9,7 +9,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.mlx.kv import FreshRows
+from workers.mlx.attention import FreshRows
 
 
 def ragged_attention(

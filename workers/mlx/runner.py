@@ -1,6 +1,5 @@
 """The MLX runner: mlx-lm's models and loaders, a KV cache per slot, and one ragged forward for all rows of a step."""
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.config import WeightDtype
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -29,10 +27,14 @@ from workers.engine.runner import (
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.load_options import LoadOptions, Progress
-from workers.mlx.architecture import QUANTIZED_GROUP, load_architecture, quantize_matrices
-from workers.mlx.kv import LayerCache, Segment, SlotKV
+from workers.mlx.architecture import load_architecture, quantize_matrices
+from workers.mlx.attention import AttentionGroup, LayerCache
+from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
+from workers.mlx.row_groups import Segment, group_segments, rows_as_given
+from workers.mlx.stored_weights import weight_bytes
+from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
@@ -44,6 +46,9 @@ from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 PREFILL_CHUNKS = (32, 128, 512)
 REPORTED_ROWS = 32
 """Rows whose logits are computed at once for their log-probabilities."""
+CPU_PADDING = 64
+"""Most rows by which the lengths of decode rows that attend together may differ on a CPU, where a masked key costs as
+much as any other. On a GPU a call costs more than the keys of a whole step of growth."""
 TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
@@ -60,7 +65,10 @@ class MlxRunner:
         self._model = model
         self._config = config
         self._device = device
-        self._slots = [SlotKV(config.layers) for _ in range(capabilities.slots)]
+        dtype = getattr(mx, capabilities.dtype)
+        self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
+        self._cpu = device.type == mx.cpu
+        self._padding = CPU_PADDING if self._cpu else GROWTH
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
@@ -88,7 +96,10 @@ class MlxRunner:
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
-            _evaluate_weights(model, getattr(mx, kind), progress)
+            cast_parameters(model, getattr(mx, kind))
+            if chosen.type == mx.cpu:
+                transpose_matrices(model)
+            _evaluate_weights(model, progress)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,
@@ -117,7 +128,7 @@ class MlxRunner:
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
-            mx.eval([array for chunk in chunks for array in self._slots[chunk.slot].arrays])
+            mx.eval(self._kv.arrays)
             if not wanted:
                 return [None] * len(chunks)
             rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
@@ -161,7 +172,7 @@ class MlxRunner:
                     raise NotFiniteError
                 if some := targets[at : at + REPORTED_ROWS]:
                     reports += self._reports(logits[: len(some)], some)
-            mx.eval(self._slots[chunk.slot].arrays)
+            mx.eval(self._kv.arrays)
             # By a call of one row, as `prefill` makes it.
             last = mx.array([len(chunk.tokens) - 1], dtype=mx.int32)
             (token,) = [None] if spec is None else self._sample(self._head(hidden[last]), with_masks([spec]))
@@ -181,17 +192,17 @@ class MlxRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owned():
-            check_copy(self.capabilities, lambda slot: self._slots[slot].length, source, target, length)
-            self._slots[target] = self._slots[source].prefix(length)
+            check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
+            self._kv.copy_prefix(source, target, length)
 
     def reset(self, slot: int) -> None:
         with self._owned():
-            self._slots[slot] = SlotKV(self._config.layers)
+            self._kv.reset(slot)
 
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
-        return {"weights": weights, "kv": sum(slot.nbytes for slot in self._slots)}
+        return {"weights": weights, "kv": self._kv.nbytes}
 
     def settle(self) -> None:
         """Return at once: nothing is prepared in the background."""
@@ -200,7 +211,7 @@ class MlxRunner:
         with self._owned():
             self._model = None
             self._sampled = None
-            self._slots = []
+            self._kv.reset_all()
             mx.clear_cache()
 
     @contextmanager
@@ -216,18 +227,37 @@ class MlxRunner:
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
-        check_chunks(self.capabilities, lambda slot: self._slots[slot].length, chunks)
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
-        segments = [Segment(self._slots[chunk.slot], chunk.start, len(chunk.tokens)) for chunk in chunks]
-        offset = mx.array(positions, dtype=mx.int32)
-        caches = [LayerCache(number, segments, offset, layer.window) for number, layer in enumerate(self._config.plan)]
-        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
-        for segment in segments:
-            segment.slot.length = segment.start + segment.count
+        check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
+        self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
+        segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
+        grouped = group_segments(segments, self._padding)
+        groups = [
+            AttentionGroup(
+                self._kv.slab(segments[indices[0]].capacity), [segments[at] for at in indices], cpu=self._cpu
+            )
+            for indices in grouped
+        ]
+        order = [index for indices in grouped for index in indices]
+        hidden = self._hidden([chunks[index] for index in order], groups)
+        for chunk in chunks:
+            self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
+        if order == sorted(order):
+            return hidden
+        return hidden[mx.array(rows_as_given([segment.count for segment in segments], order), dtype=mx.int32)]
+
+    def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup]) -> mx.array:
+        """Write the KV of chunks in the order of their groups, and return their last hidden states."""
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
+        offset = mx.array(positions, dtype=mx.int32)
+        caches = [
+            LayerCache(number, groups, offset, layer.window, cpu=self._cpu)
+            for number, layer in enumerate(self._config.plan)
+        ]
+        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
         return hidden[:, 0]
 
     def _head(self, hidden: mx.array) -> mx.array:
@@ -260,24 +290,6 @@ class MlxRunner:
         return [token if token >= 0 else None for token in tokens]
 
 
-def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
-    """Bytes that the loaded weights take, from the headers of the files.
-
-    A quantized matrix has integers, and a scale and a bias for each group, in float32 where `kind` would round them.
-    Raises `CheckpointError`.
-    """
-    weights, itemsize = open_weights(path), getattr(mx, kind).size
-    quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
-    total = 0.0
-    for name in weights:
-        own, shape = weights.format(name), weights.shape(name)
-        fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
-        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
-        scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
-        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
-    return int(total)
-
-
 def _quantization(config: ModelConfig, quantize: Quantize) -> str:
     if config.quantization is not None:
         return config.quantization.widths
@@ -302,9 +314,8 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
     return name, available[name]
 
 
-def _evaluate_weights(model: Any, dtype: mx.Dtype, progress: Progress) -> None:
-    """Read the weights into memory, floating-point ones as `dtype`, a few tensors at a time."""
-    cast_parameters(model, dtype)
+def _evaluate_weights(model: Any, progress: Progress) -> None:
+    """Read the weights into memory, a few tensors at a time."""
     arrays = [array for _, array in tree_flatten(model.parameters())]
     for first in range(0, len(arrays), TENSORS_PER_STEP):
         progress("weights", first, len(arrays))

@@ -142,10 +142,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, load: Load) -> None
 
 
 def test_attention_sinks_are_refused() -> None:
-    from workers.mlx.kv import FreshRows, LayerCache
+    from workers.mlx.attention import FreshRows, LayerCache
 
     rows = mx.zeros((1, 2, 1, 4))
-    fresh = FreshRows(LayerCache(0, [], mx.array([0])), rows)
+    fresh = FreshRows(LayerCache(0, [], mx.array([0]), cpu=True), rows)
     with pytest.raises(NotImplementedError, match="sinks"):
         ragged_attention(rows, fresh, fresh, None, 1.0, None, sinks=mx.zeros(2))
 

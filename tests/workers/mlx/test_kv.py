@@ -1,53 +1,112 @@
-"""A slot's buffers: they grow, are written in place, and belong to one sequence."""
-
-from typing import Any
+"""The KV cache: capacities grow in steps, slots of one capacity share buffers, and no slot gets another's rows."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from workers.mlx.kv import GROWTH, FreshRows, LayerCache, Segment, SlotKV
+from workers.mlx.kv import GROWTH, KvCache
+
+HEADS, WIDTH, LAYERS = 2, 4, 2
+SLOT_BYTES = LAYERS * 2 * HEADS * WIDTH * 4
+"""Bytes of a row of one slot, in float32."""
 
 
-def rows(first: int, count: int) -> mx.array:
-    """[1, 2 heads, count, 4]: each row holds its own number."""
-    return mx.broadcast_to(mx.arange(first, first + count, dtype=mx.float32)[None, None, :, None], (1, 2, count, 4))
+def fill(kv: KvCache, slot: int, start: int, end: int, first: float = 0) -> None:
+    """Write rows that hold `first`, `first` + 1, ..., the values negated."""
+    kv.reserve({slot: (start, end)})
+    capacity, place = kv.place(slot)
+    numbers = mx.arange(first, first + end - start, dtype=mx.float32)[None, :, None]
+    for buffers in kv.slab(capacity).buffers:
+        for part, sign in enumerate((1, -1)):
+            buffers[part][place, :, start:end] = mx.broadcast_to(sign * numbers, (HEADS, end - start, WIDTH))
+    kv.lengths[slot] = end
 
 
-def test_an_empty_slot_holds_nothing() -> None:
-    slot = SlotKV(3)
-    assert (slot.nbytes, slot.arrays, slot.length) == (0, [], 0)
+def held(kv: KvCache, slot: int, layer: int = 1) -> list[float]:
+    """The numbers in all rows of a slot."""
+    capacity, place = kv.place(slot)
+    keys, values = (np.array(part[place]) for part in kv.slab(capacity).buffers[layer])
+    np.testing.assert_array_equal(keys, -values)
+    numbers: list[float] = keys[1, :, 3].tolist()
+    return numbers
+
+
+@pytest.fixture
+def kv() -> KvCache:
+    mx.set_default_device(mx.cpu)
+    return KvCache(LAYERS, 8, HEADS, WIDTH, mx.float32)
+
+
+def test_an_empty_cache_holds_nothing(kv: KvCache) -> None:
+    assert (kv.nbytes, kv.arrays, kv.lengths) == (0, [], [0] * 8)
 
 
 @pytest.mark.parametrize(("count", "capacity"), [(1, GROWTH), (GROWTH, GROWTH), (GROWTH + 1, 2 * GROWTH)])
-def test_buffers_grow_in_steps(count: int, capacity: int) -> None:
-    slot = SlotKV(1)
-    keys, values = slot.write(0, 0, rows(0, count), rows(9, count))
-    assert keys.shape == values.shape == (1, 2, count, 4)
-    assert [array.shape for array in slot.arrays] == [(1, 2, capacity, 4)] * 2
-    assert slot.nbytes == 2 * 2 * capacity * 4 * 4
+def test_capacity_grows_in_steps(kv: KvCache, count: int, capacity: int) -> None:
+    fill(kv, 3, 0, count)
+    assert kv.place(3) == (capacity, 0)
+    assert kv.nbytes == capacity * SLOT_BYTES
+    kv.reset(3)
+    assert (kv.nbytes, kv.lengths[3]) == (0, 0)
 
 
-def test_growth_keeps_what_was_written() -> None:
-    slot = SlotKV(1)
-    slot.write(0, 0, rows(0, GROWTH - 1), rows(0, GROWTH - 1))
-    keys, values = slot.write(0, GROWTH - 1, rows(GROWTH - 1, 3), rows(GROWTH - 1, 3))
-    for held in (keys, values):
-        np.testing.assert_array_equal(np.array(held)[0, 1, :, 0], np.arange(GROWTH + 2))
+def test_growth_keeps_what_was_written(kv: KvCache) -> None:
+    for slot in (0, 1, 2):
+        fill(kv, slot, 0, GROWTH - 1, 1000 * slot)
+    for slot in (2, 0):
+        fill(kv, slot, GROWTH - 1, GROWTH + 2, 1000 * slot + GROWTH - 1)
+    for slot in (0, 2):
+        expected = [*range(1000 * slot, 1000 * slot + GROWTH + 2), *[0] * (GROWTH - 2)]
+        assert held(kv, slot) == expected
+    assert held(kv, 1) == [*range(1000, 1000 + GROWTH - 1), 0]
+    assert kv.nbytes == (GROWTH + 2 * 2 * GROWTH) * SLOT_BYTES
 
 
-def test_rows_are_written_over() -> None:
-    slot = SlotKV(1)
-    slot.write(0, 0, rows(0, 8), rows(0, 8))
-    keys, _ = slot.write(0, 3, rows(100, 2), rows(100, 2))
-    np.testing.assert_array_equal(np.array(keys)[0, 0, :, 0], [0, 1, 2, 100, 101])
+def test_slots_that_grow_together_are_moved_together(kv: KvCache) -> None:
+    for slot in range(3):
+        fill(kv, slot, 0, GROWTH, 1000 * slot)
+    kv.reserve(dict.fromkeys((1, 2, 0), (GROWTH, GROWTH + 1)))
+    assert [kv.place(slot) for slot in (1, 2, 0)] == [(2 * GROWTH, place) for place in range(3)]
+    assert [held(kv, slot)[GROWTH - 2 : GROWTH + 1] for slot in range(3)] == [
+        [1000 * slot + 254, 1000 * slot + 255, 0] for slot in range(3)
+    ]
+    assert kv.nbytes == 3 * 2 * GROWTH * SLOT_BYTES
 
 
-def test_fresh_rows_are_no_array() -> None:
-    """A model that does not call the bound attention must fail, not attend to the new rows only."""
-    cache = LayerCache(0, [Segment(SlotKV(1), 0, 1)], mx.array([0]))
-    keys, values = cache.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
-    assert isinstance(keys, FreshRows)
-    attention: Any = mx.fast.scaled_dot_product_attention
-    with pytest.raises(TypeError):
-        attention(mx.zeros((1, 2, 1, 4)), keys, values, scale=1.0)
+def test_rows_that_are_written_again_are_cleared_with_those_behind_them(kv: KvCache) -> None:
+    fill(kv, 0, 0, 8)
+    fill(kv, 1, 0, 8)
+    fill(kv, 0, 3, 5, 100)
+    assert held(kv, 0)[:9] == [0, 1, 2, 100, 101, 0, 0, 0, 0]
+    assert held(kv, 1)[:9] == [*range(8), 0]
+
+
+def test_a_free_place_is_kept_for_each_four_in_use_and_cleared_before_it_is_taken(kv: KvCache) -> None:
+    for slot in range(6):
+        fill(kv, slot, 0, 10, 100 * slot)
+    kv.reset(2)
+    assert kv.nbytes == 6 * GROWTH * SLOT_BYTES
+    fill(kv, 7, 0, 1, 700)
+    assert kv.place(7) == (GROWTH, 2)
+    assert held(kv, 7) == [700, *[0] * (GROWTH - 1)]
+    kv.reset(7)
+    kv.reset(0)
+    assert kv.nbytes == 4 * GROWTH * SLOT_BYTES
+    assert [held(kv, slot)[:3] for slot in (1, 3, 4, 5)] == [
+        [100 * slot + i for i in range(3)] for slot in (1, 3, 4, 5)
+    ]
+
+
+@pytest.mark.parametrize("target", [1, 2, 0])
+def test_a_copied_prefix_has_zeros_behind_it(kv: KvCache, target: int) -> None:
+    for slot in (0, 1):
+        fill(kv, slot, 0, GROWTH + 9, 1000 * slot)
+    kv.copy_prefix(1, target, 5)
+    assert kv.lengths[target] == 5
+    assert held(kv, target) == [1000, 1001, 1002, 1003, 1004, *[0] * (GROWTH - 5)]
+    if target != 1:
+        assert held(kv, 1)[: GROWTH + 10] == [*range(1000, 1000 + GROWTH + 9), 0]
+    kv.copy_prefix(target, target, 0)
+    assert kv.lengths[target] == 0
+    fill(kv, target, 0, 1, 7)
+    assert held(kv, target)[:2] == [7, 0]

@@ -13,7 +13,7 @@ from tests.quantized import requantize
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.engine.runner import Chunk
-from workers.mlx.runner import weight_bytes
+from workers.mlx.stored_weights import weight_bytes
 
 TOKENS = tuple(range(5, 25))
 

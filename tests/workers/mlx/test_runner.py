@@ -23,6 +23,8 @@ from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.errors import LoadRefused
+from workers.mlx.kv import GROWTH
+from workers.mlx.runner import MlxRunner
 from workers.sampling.sample_spec import SampleSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,6 +49,12 @@ GREEDY = SampleSpec(Sampling(), 0)
 
 def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(map(int, np.random.default_rng(seed).integers(3, 500, length)))
+
+
+def slot_rows(runner: MlxRunner, slot: int, count: int) -> Any:
+    """The first rows of keys and values in every layer, [layers, keys and values, kv_heads, rows, head_dim]."""
+    capacity, place = runner._kv.place(slot)
+    return np.array([[part[place, :, :count] for part in layer] for layer in runner._kv.slab(capacity).buffers])
 
 
 @pytest.fixture
@@ -105,13 +113,12 @@ def test_a_call_that_fails_halfway_leaves_other_slots_as_they_are(
     runner.reset(0)
     for slot in (0, 1):
         runner.prefill([Chunk(slot, tokens[:50], 0, 0)], [None])
-    held = [np.array(array) for array in runner._slots[0].arrays]
+    held = slot_rows(runner, 0, 50)
     with monkeypatch.context() as patched:
         patched.setattr(type(runner._model.layers[1].mlp), "__call__", Mock(side_effect=[mx.zeros(64), RuntimeError]))
         with pytest.raises(RuntimeError):
             runner.prefill([Chunk(1, tokens[50:], 50, 50), Chunk(2, tokens[:9], 0, 0)], [GREEDY, None])
-    for array, before in zip(runner._slots[0].arrays, held, strict=True):
-        np.testing.assert_array_equal(np.array(array), before)
+    np.testing.assert_array_equal(slot_rows(runner, 0, 50), held)
     for slot in (1, 2):
         runner.reset(slot)
     runner.copy_prefix(0, 1, 50)
@@ -126,7 +133,9 @@ def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: L
     runner.copy_prefix(0, 2, 37)
     runner.reset(0)
     expected = runner.logits(Chunk(1, tokens, 0, 0))
-    assert all(not np.array(array.astype(mx.float32))[..., 37:, :].any() for array in runner._slots[2].arrays)
+    rows = slot_rows(runner, 2, GROWTH)
+    assert rows[..., :37, :].any(axis=-1).all()
+    assert not rows[..., 37:, :].any()
     np.testing.assert_array_equal(runner.logits(Chunk(2, tokens[37:], 37, 37)), expected[37:])
     with pytest.raises(ValueError, match="length: 61 rows of a slot with 60"):
         runner.copy_prefix(2, 3, 61)
@@ -233,6 +242,39 @@ def test_a_step_writes_in_place(path: Path, load: Load) -> None:
     mx.reset_peak_memory()
     runner.decode([DecodeRow(0, 5, 2001, 2001, GREEDY)])
     assert mx.get_peak_memory() - before < one_buffer
+
+
+def test_a_step_of_several_slots_writes_in_place(path: Path, load: Load) -> None:
+    runner = load(path, context=512)
+    for slot in range(4):
+        runner.prefill([Chunk(slot, tokens_of(280 + slot), 0, 0)], [None])
+    runner.decode([DecodeRow(slot, 5, 280 + slot, 280 + slot, GREEDY) for slot in range(4)])
+    one_buffer = runner.memory()["kv"] // 4
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    runner.decode([DecodeRow(slot, 5, 281 + slot, 281 + slot, GREEDY) for slot in range(4)])
+    assert mx.get_peak_memory() - before < one_buffer
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_several_lengths_get_the_logits_that_they_get_alone(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
+) -> None:
+    """In any order, padded to the longest or grouped by length."""
+    path = make_checkpoint(tmp_path, family, fields={"sliding_window": 50} if family == "gemma2" else {})
+    runner, starts = load(path, slots=8, dtype=dtype), (3, 120, 1, 64, 47, 255, 48)
+    for slot, start in enumerate(starts):
+        runner.prefill([Chunk(slot, tokens_of(start, slot), 0, 0)], [None])
+    rows = [Chunk(slot, (9 + slot,), start, start) for slot, start in enumerate(starts)]
+    alone = [runner.logits(row)[0] for row in rows]
+    for padding in (GROWTH, 16):
+        monkeypatch.setattr(runner, "_padding", padding)
+        for order in ((0, 1, 2, 3, 4, 5, 6), (5, 0, 3, 2), (6, 4, 1)):
+            with runner._owned():
+                together = np.array(runner._head(runner._forward([rows[slot] for slot in order])))
+            np.testing.assert_array_equal(together, [alone[slot] for slot in order])
 
 
 def test_rows_written_again_replace_the_old(path: Path, load: Load) -> None:

@@ -26,9 +26,9 @@ class IntegerDot(Protocol):
     def lanes(self) -> int:
         """Outputs of a register of sums."""
 
-    @property
-    def together(self) -> int:
-        """Registers of sums for each row that are summed side by side; the others of a tile follow after a group."""
+    def together(self, rows: int) -> int:
+        """Return how many registers of sums are summed side by side for each row of a block of so many; the others of a
+        tile follow after a group."""
 
     @property
     def max_height(self) -> int:
@@ -90,8 +90,7 @@ class Vpdpbusd(_Int32Sums):
 
     lanes: int
 
-    @property
-    def together(self) -> int:
+    def together(self, rows: int) -> int:
         return LANES // self.lanes
 
     @property
@@ -102,6 +101,12 @@ class Vpdpbusd(_Int32Sums):
         (level,), (word,), taken = levels, words, Type("i8", DOT_INPUTS * self.lanes)
         name, takes = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", (total.type, taken, taken)
         return intrinsic(name, [total, level, word.broadcast(self.lanes).bitcast("i8")], takes, total.type)
+
+
+def _halves_together(rows: int) -> int:
+    """Return how many halves of a tile are summed at once: both where registers suffice, as they share the loop and the
+    activations."""
+    return 2 if rows <= 2 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,10 @@ class Vpmaddwd(_Int32Sums):
     lanes: ClassVar[int] = YMM_LANES  # type: ignore[misc]
     pairs: ClassVar[bool] = True
     looped: ClassVar[bool] = True
-    together: ClassVar[int] = 1
     max_height: ClassVar[int] = 12
+
+    def together(self, rows: int) -> int:
+        return _halves_together(rows)
 
     def operands(self, levels: Value) -> list[Value]:
         words = levels.bitcast("i16")
@@ -142,8 +149,10 @@ class Vpmaddubsw:
     pairs: ClassVar[bool] = False
     looped: ClassVar[bool] = True
     narrow_dots: ClassVar[int] = 8
-    together: ClassVar[int] = 1
     max_height: ClassVar[int] = 8
+
+    def together(self, rows: int) -> int:
+        return _halves_together(rows)
 
     @property
     def sum_type(self) -> Type:
@@ -167,8 +176,10 @@ class PlainDot(_Int32Sums):
     """Any CPU: multiplications of int32, which the compiler chooses instructions for."""
 
     lanes: ClassVar[int] = LANES  # type: ignore[misc]
-    together: ClassVar[int] = 1
     max_height: ClassVar[int] = 8
+
+    def together(self, rows: int) -> int:
+        return 1
 
     def add(self, total: Value, levels: Sequence[Value], words: Sequence[Value]) -> Value:
         (level,), (word,) = levels, words

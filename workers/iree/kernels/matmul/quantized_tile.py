@@ -117,7 +117,7 @@ class _Group:
         exact in any order.
         """
         totals: _Totals = {}
-        together = self.matmul.dot.together
+        together = self.matmul.dot.together(len(self.rows))
         for first in range(0, LANES // self.matmul.dot.lanes, together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):

@@ -1,0 +1,42 @@
+"""Matrices stored transposed: bit-identical to mlx's own on a CPU, and no second copy in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.workers.mlx.conftest import Load
+from workers.mlx.transposed import TransposedEmbedding, TransposedLinear
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> Any:
+    with mx.stream(mx.cpu):
+        yield
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 8, 33])
+def test_outputs_are_bit_identical(rows: int, bias: bool) -> None:
+    linear, x = nn.Linear(96, 200, bias=bias), mx.random.normal((rows, 1, 96), key=mx.random.key(rows))
+    assert mx.array_equal(TransposedLinear(linear)(x), linear(x))
+
+
+def test_an_embedding_gives_the_same_rows_and_logits() -> None:
+    embedding, tokens = nn.Embedding(70, 32), mx.array([[3], [69], [3], [0]])
+    transposed = TransposedEmbedding(embedding)
+    assert mx.array_equal(transposed(tokens), embedding(tokens))
+    assert mx.array_equal(transposed.as_linear(embedding(tokens)), embedding.as_linear(embedding(tokens)))
+
+
+@pytest.mark.parametrize(("dtype", "transposed"), [("float32", True), ("bfloat16", False)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_float32_is_transposed(tmp_path: Path, load: Load, dtype: str, transposed: bool, tied: bool) -> None:
+    model: Any = load(make_checkpoint(tmp_path, "gemma3_text" if tied else "llama", tied=tied), dtype=dtype)._model
+    modules = dict(model.named_modules())
+    assert isinstance(modules["model.layers.0.mlp.down_proj"], TransposedLinear) is transposed
+    embeddings = [module for module in modules.values() if isinstance(module, TransposedEmbedding)]
+    assert len(embeddings) == (transposed and tied)

@@ -1,0 +1,150 @@
+"""Attention of rows of several slots, behind mlx-lm's cache interface: a call for each group of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from workers.mlx.kv import Slab
+from workers.mlx.row_groups import Segment
+
+
+class AttentionGroup:
+    """Segments that attend in one call: a chunk of a prompt, or decode rows at adjacent places of a slab.
+
+    Decode rows of several lengths are padded to the longest. On a CPU that does not change a bit: MLX adds one term
+    after the other there, and masked terms are zeros.
+    """
+
+    def __init__(self, slab: Slab, segments: Sequence[Segment], *, cpu: bool) -> None:
+        self.slab = slab
+        self._cpu = cpu
+        self.rows = sum(segment.count for segment in segments)
+        self.places = slice(segments[0].place, segments[0].place + len(segments))
+        self.end = max(segment.end for segment in segments)
+        self._start = min(segment.start for segment in segments)
+        self._written = slice(self._start, self.end)
+        self._alone = len(segments) == 1
+        self._starts = mx.array([segment.start for segment in segments], dtype=mx.int32)
+        self._indices = mx.arange(self.places.start, self.places.stop)
+        self._masks: dict[int | None, mx.array] = {}
+
+    def write(self, layer: int, part: int, rows: mx.array) -> None:
+        """Write keys (0) or values (1), [rows, kv_heads, 1, head_dim]."""
+        # An assignment is done in place when nothing else holds the buffer.
+        buffer = self.slab.buffers[layer][part]
+        if self._alone:
+            buffer[self.places, :, self._written] = _as_sequence(rows)
+        else:
+            buffer[self._indices, :, self._starts] = rows[:, :, 0].astype(buffer.dtype)
+        self.slab.buffers[layer][part] = buffer
+
+    def attend(self, layer: int, queries: mx.array, window: int | None, scale: float, cap: float | None) -> mx.array:
+        """Attend to the rows of the slots: [rows, heads, 1, head_dim] -> the same shape."""
+        first_seen = 0 if window is None else max(0, self._start + 1 - window)
+        keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
+        asked = _as_sequence(queries) if self._alone else queries
+        if cap is not None:
+            output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))
+        else:
+            mask, shape = self._mask(window, first_seen), asked.shape
+            if self._cpu and shape[2] == 1:
+                # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
+                asked = asked.reshape(shape[0], keys.shape[1], -1, shape[3])
+            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(shape)
+        return _as_sequence(output) if self._alone else output
+
+    def _mask(self, window: int | None, first_seen: int) -> mx.array | str | None:
+        """The mask between queries and keys from `first_seen` on; None where all are seen."""
+        if self._alone and self.rows == 1:
+            return None
+        if self._alone and (window is None or self.end <= window):
+            return "causal"  # MLX aligns the last query with the last key, as a chunk behind a prefix needs
+        return self._seen(window, first_seen)
+
+    def _seen(self, window: int | None, first_seen: int) -> mx.array:
+        """The mask as booleans, [slots, 1, queries, keys]. Layers share it."""
+        if window not in self._masks:
+            positions = self._starts[:, None] + mx.arange(self.rows if self._alone else 1)
+            queries, keys = positions[:, None, :, None], mx.arange(first_seen, self.end)
+            seen = keys <= queries
+            self._masks[window] = seen if window is None else seen & (keys > queries - window)
+        return self._masks[window]
+
+
+class LayerCache:
+    """The cache that one layer of an mlx-lm model uses during one forward over the rows of several slots.
+
+    The model computes on [rows, 1, hidden], so only attention and RoPE tell a decode row from a row of a prompt chunk.
+    `offset` holds the RoPE position of every row, [rows] int32.
+    """
+
+    def __init__(
+        self, layer: int, groups: Sequence[AttentionGroup], offset: mx.array, window: int | None = None, *, cpu: bool
+    ) -> None:
+        """`window` is the attention window in rows, the query's own included; None is no window."""
+        self.offset = offset
+        self._layer = layer
+        self._groups = groups
+        self._window = window
+        self._cpu = cpu
+
+    def make_mask(self, *_: object, **__: object) -> None:
+        """Return no mask: `attend` makes one for each group."""
+        return
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["FreshRows", "FreshRows"]:
+        """Wrap the new rows, [rows, kv_heads, 1, head_dim], for `attend`.
+
+        A model that does not call the attention that was bound to it fails on the wrapper, instead of attending to
+        these rows only.
+        """
+        return FreshRows(self, keys), FreshRows(self, values)
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
+    ) -> mx.array:
+        """Write each group's rows and attend, causally, each row to its own slot: [rows, heads, 1, head_dim].
+
+        With a `cap`, scores s become cap * tanh(s / cap).
+        """
+        slices, first = [], 0
+        for group in self._groups:
+            slices.append(slice(first, first + group.rows))
+            first += group.rows
+        # All are written before any is read: a buffer that a reader holds would be copied by the next write.
+        for group, rows in zip(self._groups, slices, strict=True):
+            group.write(self._layer, 0, keys[rows])
+            group.write(self._layer, 1, values[rows])
+        outputs = [
+            group.attend(self._layer, queries[rows], self._window, scale, cap)
+            for group, rows in zip(self._groups, slices, strict=True)
+        ]
+        output = mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+        if self._cpu:
+            mx.async_eval(output)  # type: ignore[no-untyped-call]  # while Python builds the next layer
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRows:
+    """New keys or values, passed from the cache to the attention."""
+
+    cache: LayerCache
+    rows: mx.array
+
+
+def _capped(queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float, seen: mx.array) -> mx.array:
+    """Attention with capped scores, as in transformers' Gemma 2: queries [slots, heads, n, head_dim], keys and values
+    [slots, kv_heads, m, head_dim], seen [slots, 1, n, m]."""
+    slots, heads, count, width = queries.shape
+    grouped = queries.reshape(slots, keys.shape[1], -1, count, width)
+    scores = (grouped * scale) @ keys[:, :, None].swapaxes(-1, -2)
+    scores = mx.where(seen[:, None], mx.tanh(scores / cap) * cap, -mx.inf)
+    output = mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]
+    return output.reshape(slots, heads, count, width)
+
+
+def _as_sequence(rows: mx.array) -> mx.array:
+    """[rows, heads, 1, width] <-> [1, heads, rows, width]."""
+    return rows.transpose(2, 1, 0, 3)
