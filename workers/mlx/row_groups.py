@@ -1,4 +1,4 @@
-"""Which segments of a forward attend together; pure."""
+"""Grouping of the segments of a forward that attend together; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

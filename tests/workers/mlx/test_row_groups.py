@@ -1,4 +1,4 @@
-"""Which segments attend together."""
+"""Grouping of segments that attend together."""
 
 import pytest
 
