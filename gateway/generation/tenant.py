@@ -5,15 +5,17 @@ import hashlib
 from protocol.commands import TENANT_SALT
 
 
-def tenant_of(key: bytes, salt: str) -> str:
+def tenant_of(key: bytes, salt: str, *, checked: bool = True) -> str:
     """The tenant of a request: KV is shared by requests with the same API key and the same `cache_salt`.
 
     It is a digest of the key, which does not reveal it, and behind `TENANT_SALT` one of the salt. Each is empty without
-    one.
+    one. A key that the server has not `checked`, as it has none, counts as a part of the salt: anyone can send any
+    number of them, so they keep KV apart and make no new client.
     """
     secret = hashlib.blake2b(key).digest()
-    owner = _digest(secret, "") if key else ""
-    return f"{owner}{TENANT_SALT}{_digest(secret, salt)}" if salt else owner
+    owner = _digest(secret, "") if key and checked else ""
+    apart = salt or (key and not checked)
+    return f"{owner}{TENANT_SALT}{_digest(secret, salt)}" if apart else owner
 
 
 def _digest(secret: bytes, text: str) -> str:

@@ -88,11 +88,17 @@ class Router(Actor[WorkerNotice | Terminated]):
     # Requests of clients.
 
     def open(
-        self, request: GenerationRequest, request_id: str, body: HeldBody | None = None, key: bytes = b""
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        body: HeldBody | None = None,
+        key: bytes = b"",
+        *,
+        checked: bool = True,
     ) -> RequestGroup:
-        """Admit all sequences of a request, of a client with this API key. They wait while their model has no worker
-        but may get one. The `body` counts as often as workers get it: once for each sequence of a prompt, or for
-        each sequence if the prompts share it. Raises `RequestError`."""
+        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`. They
+        wait while their model has no worker but may get one. The `body` counts as often as workers get it: once for
+        each sequence of a prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
         model = request.model
         body = body or HeldBody(self.bodies)
         if self._draining:
@@ -110,7 +116,13 @@ class Router(Actor[WorkerNotice | Terminated]):
         body.grow((request.body_copies - 1) * body.size)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         group.sequences = sequences = [
-            LiveSequence(self._submit(group, each, key), index, group, now=self._clock(), echo=each.echo)
+            LiveSequence(
+                self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked)),
+                index,
+                group,
+                now=self._clock(),
+                echo=each.echo,
+            )
             for index, each in enumerate(request.sequences)
         ]
         refusal = self._placement.admit(model, sequences)
@@ -134,9 +146,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             raise self.no_model(query.model)
         return await self._queries.ask(query, request_id)
 
-    def _submit(self, group: RequestGroup, wanted: SequenceRequest, key: bytes) -> Submit:
+    def _submit(self, group: RequestGroup, wanted: SequenceRequest, tenant: str) -> Submit:
         self._admitted += 1
-        tenant = tenant_of(key, wanted.cache_salt)
         return Submit(
             self._admitted,
             group.request_id,

@@ -89,7 +89,8 @@ class GenerateEndpoint:
         request = decoded.request
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
-        group = self._router.open(request, exchange.request_id, body, exchange.key)
+        checked = bool(exchange.client)
+        group = self._router.open(request, exchange.request_id, body, exchange.key, checked=checked)
         exchange.record.admitted = True
         return group, decoded
 

@@ -36,6 +36,9 @@ FORK_S = 0.005
 """Processor time that a new child takes."""
 MAX_SLOWDOWN = 10
 """Wall time for a unit of processor time, up to which a grammar keeps its priority."""
+RUNAWAY_SIGNALS = frozenset({signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
+"""What ends a child whose grammar takes too much time, memory or stack. Other ends have other causes, such as a kill
+from outside: the same grammar may be sent again."""
 _READ_BYTES = 1 << 16
 
 
@@ -78,7 +81,7 @@ class GrammarChecks:
             reply = self._late_result() or self._end_silent()
         if isinstance(reply, CheckEnded):
             self._credit.spend(usual_s + FORK_S)
-            raise GrammarRefused(_cause(reply.status), runaway=True)
+            raise GrammarRefused(_cause(reply.status), runaway=-reply.status in RUNAWAY_SIGNALS)
         self._credit.spend(min(usual_s, reply.cpu_s))
         if reply.problem:
             raise GrammarRefused(reply.problem, reply.path)

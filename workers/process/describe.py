@@ -39,19 +39,19 @@ class Described:
 
 
 def describe(spec: WorkerSpec) -> Described:
-    """Read the description of the model, not its weights. Raises `UnknownFormat`, and what `choose_backend` and the
-    checkpoint raise."""
+    """Read the description of the model, not its weights. Raises `UnknownFormat`, `LoadRefused` for a `cpu`
+    that the backend or this machine does not have, and what `choose_backend` and the checkpoint raise."""
     choose_formats(spec.reasoning_parser, spec.tool_parser)
-    if spec.backend == "scripted":
+    backend = choose_backend(spec)
+    if backend != "iree" and spec.cpu != "host":
+        raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave --cpu out")
+    if backend == "scripted":
         return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
 
-    backend = choose_backend(spec)
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
     context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
-    if backend != "iree" and spec.cpu != "host":
-        raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave --cpu out")
     device, computes = _device(spec, backend, config)
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)

@@ -4,6 +4,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,27 +118,41 @@ def test_the_check_process_does_not_grow(shared: AttackedServer) -> None:
             assert process.memory_info().rss < 1 << 30
 
 
+RUNAWAYS = [
+    {"guided_json": {"properties": {f"p{at}": HOSTILE["a common multiple"].fields["guided_json"]}}}
+    for at in range(FREE)
+]
+"""As many as a client may send."""
+
+
+def send_as(server: AttackedServer, key: str, **fields: Any) -> tuple[int, str | None, Any]:
+    """Send a completion with a key: its status, `Retry-After` and answer."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+    sent = JSON | {"authorization": f"Bearer {key}"}
+    connection.request("POST", COMPLETIONS, completion(max_tokens=2, **fields), sent)
+    response = connection.getresponse()
+    answer = response.status, response.getheader("retry-after"), json.loads(response.read())
+    connection.close()
+    return answer
+
+
+def test_keys_that_nobody_checks_make_no_new_clients(tmp_path: Path) -> None:
+    with attacked_server(tmp_path) as server:
+        for index, runaway in enumerate(RUNAWAYS):
+            assert send_as(server, f"made-up-{index}", **runaway)[0] == 400
+        assert send_as(server, "another", guided_regex="[d-f]{3}")[0] == 429
+
+
 def test_a_client_is_held_back_after_runaways_and_no_other_one(tmp_path: Path) -> None:
     """Neither for the grammars that it used before, nor with another salt for its cache."""
     known, new = {"guided_regex": "[a-c]{3}"}, {"guided_regex": "[d-f]{3}"}
-    runaway = HOSTILE["a common multiple"].fields["guided_json"]
-    runaways = [{"guided_json": {"properties": {f"p{at}": runaway}}} for at in range(FREE)]
     keys = tmp_path / "keys"
     keys.write_text("attacker:k1\nother:k2\n")
     keys.chmod(0o600)
     with attacked_server(tmp_path, "--api-keys-file", str(keys)) as server:
-
-        def send(client: str, **fields: Any) -> tuple[int, str | None, Any]:
-            connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
-            key = {"authorization": f"Bearer {client}"}
-            connection.request("POST", COMPLETIONS, completion(max_tokens=2, **fields), JSON | key)
-            response = connection.getresponse()
-            answer = response.status, response.getheader("retry-after"), json.loads(response.read())
-            connection.close()
-            return answer
-
+        send = partial(send_as, server)
         assert send("k1", **known)[0] == 200
-        assert [send("k1", cache_salt=str(at), **each)[0] for at, each in enumerate(runaways)] == [400] * FREE
+        assert [send("k1", cache_salt=str(at), **each)[0] for at, each in enumerate(RUNAWAYS)] == [400] * FREE
         status, retry_after, held = send("k1", cache_salt="new", **new)
         assert (status, held["error"]["code"], held["error"]["param"]) == (429, "overloaded", "guided_regex")
         assert retry_after is not None

@@ -1,6 +1,7 @@
 """Sharing of a cache: by the key that a client shows and the salt that it gives."""
 
 from gateway.generation.tenant import tenant_of
+from protocol.commands import TENANT_SALT
 
 
 def test_only_the_same_key_and_the_same_salt_are_one_tenant() -> None:
@@ -18,3 +19,10 @@ def test_no_salt_imitates_another_key() -> None:
     assert "key" not in theirs
     assert tenant_of(b"", theirs) != theirs
     assert tenant_of(b"ke", "ysalt") != theirs
+
+
+def test_a_key_that_is_not_checked_keeps_kv_apart_and_makes_no_client() -> None:
+    tenants = {tenant_of(key, salt, checked=False) for key in (b"one", b"two") for salt in ("", "salt")}
+    assert len(tenants) == 4
+    assert {tenant.partition(TENANT_SALT)[0] for tenant in tenants} == {""}
+    assert tenant_of(b"", "", checked=False) == ""

@@ -17,9 +17,9 @@ from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
+from tests.workers.iree.cpus import skip_unless_possible
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.graph_plan import SAMPLE
-from workers.iree.device.cpu import Cpu, CpuError
 from workers.iree.runner import IreeRunner
 from workers.precision import CpuTarget, Dtype, Quantize
 from workers.sampling.sample_spec import SampleSpec
@@ -147,18 +147,11 @@ def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize)
 @pytest.mark.slow
 @pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), ("avx2", "int4")])
 def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, cpu: CpuTarget, kind: Quantize) -> None:
-    _skip_unless_possible(cpu)
+    skip_unless_possible(cpu)
     path = make_mixture(tmp_path / "model")
     report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16", cpu=cpu), longest=70, requests=32)
     assert report.requests >= 32
     assert min(report.cancelled, report.resumed, report.stopped) > 0
-
-
-def _skip_unless_possible(cpu: CpuTarget) -> None:
-    try:
-        Cpu.of(cpu)
-    except CpuError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.slow
@@ -255,7 +248,7 @@ def test_logits_with_quantized_weights_are_bitwise_identical(
     cpu: CpuTarget,
 ) -> None:
     """Layers with and without experts; down without groups, which is not quantized; and multipliers."""
-    _skip_unless_possible(cpu)
+    skip_unless_possible(cpu)
     path = tmp_path / "model"
     ffn = 48 if family == "qwen2" else 128
     path = make_mixture(path) if family == "qwen3_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)

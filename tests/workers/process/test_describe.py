@@ -97,6 +97,8 @@ def test_instructions_are_refused_for_other_backends(checkpoint: Path) -> None:
     pytest.importorskip("mlx.core")
     with pytest.raises(LoadRefused, match="cpu: 'avx2' has no effect on the mlx backend"):
         describe_model(checkpoint, backend="mlx", cpu="avx2")
+    with pytest.raises(LoadRefused, match="cpu: 'avx2' has no effect on the scripted backend"):
+        describe_model(checkpoint, backend="scripted", cpu="avx2")
 
 
 @pytest.mark.parametrize(

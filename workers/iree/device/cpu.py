@@ -58,6 +58,8 @@ class Cpu:
         if target == "host":
             return host
         _, features = TARGETS[target]
+        if not host.features:
+            raise CpuError(f"cpu: {target!r} cannot be checked: this system does not list its CPU's instructions")
         if lacking := sorted(features - host.features):
             raise CpuError(f"cpu: {target!r} needs {', '.join(lacking)}, which this machine's CPU does not have")
         return cls(host.machine, features, target)

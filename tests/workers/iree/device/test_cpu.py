@@ -36,6 +36,12 @@ def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         Cpu.of("avx2")
 
 
+def test_instructions_that_no_system_lists_are_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", frozenset()))
+    with pytest.raises(CpuError, match="cpu: 'avx2' cannot be checked"):
+        Cpu.of("avx2")
+
+
 def test_a_device_compiles_for_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", TARGETS["avx2"][1] | {"avx512f"}))
     device = Device("local-sync", 1, "avx2")

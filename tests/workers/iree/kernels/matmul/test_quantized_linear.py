@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.workers.iree.cpus import skip_unless_possible
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
@@ -28,6 +29,7 @@ from workers.iree.kernels.matmul.integer_dot import (
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
+from workers.precision import CpuTarget
 
 INPUTS, OUTPUTS = 384, 40
 ROWS = (1, 5, 21)
@@ -70,9 +72,15 @@ class Products:
     """Compiles all formats and numbers of rows as one module, and runs them by name."""
 
     def __init__(
-        self, cache_dir: Path, dtype: str, arithmetic: Arithmetic, dots: IntegerDots, formats: dict[str, GroupFormat]
+        self,
+        cache_dir: Path,
+        cpu: CpuTarget,
+        dtype: str,
+        arithmetic: Arithmetic,
+        dots: IntegerDots,
+        formats: dict[str, GroupFormat],
     ) -> None:
-        self.device = Device("local-task", 0)
+        self.device = Device("local-task", 0, cpu)
         self.ops = TiledOps(dtype, arithmetic, dots)
         self.packings = {name: Packing(format) for name, format in formats.items()}
         graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [self._live_graph()]
@@ -129,21 +137,23 @@ class Products:
 
 
 FEATURES = Cpu.of_host().features
+HOST_DOTS = choose_integer_dots(FEATURES)
 AVX2, AVX_VNNI = {"avx2"}, {"avx2", "avxvnni"}
-CASES: dict[str, tuple[str, Arithmetic, IntegerDots, tuple[str, ...]]] = {
-    "this CPU's": ("bfloat16", arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES), tuple(FORMATS)),
-    "exact": ("float32", FloatFma("f32", 16), choose_integer_dots(FEATURES), ("int8", "int4")),
-    "any CPU's": ("bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4")),
-    "AVX2": ("bfloat16", WidenedBf16(4), choose_integer_dots(AVX2), tuple(FORMATS)),
-    "AVX2, exact": ("float32", FloatFma("f32", 4), choose_integer_dots(AVX2), ("int8", "int4")),
-    "AVX-VNNI": ("bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), tuple(FORMATS)),
+CASES: dict[str, tuple[CpuTarget, str, Arithmetic, IntegerDots, tuple[str, ...]]] = {
+    "this CPU's": ("host", "bfloat16", arithmetic_of(FEATURES, "bfloat16"), HOST_DOTS, tuple(FORMATS)),
+    "exact": ("host", "float32", FloatFma("f32", 16), HOST_DOTS, ("int8", "int4")),
+    "any CPU's": ("host", "bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4")),
+    "AVX2": ("avx2", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX2), tuple(FORMATS)),
+    "AVX2, exact": ("avx2", "float32", FloatFma("f32", 4), choose_integer_dots(AVX2), ("int8", "int4")),
+    "AVX-VNNI": ("avx-vnni", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), tuple(FORMATS)),
 }
 
 
 @pytest.fixture(params=list(CASES), scope="module")
 def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Products]:
-    dtype, arithmetic, dots, names = CASES[request.param]
-    made = Products(cache_dir, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
+    cpu, dtype, arithmetic, dots, names = CASES[request.param]
+    skip_unless_possible(cpu)
+    made = Products(cache_dir, cpu, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
     yield made
     made.close()
 

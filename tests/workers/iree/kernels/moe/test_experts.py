@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.workers.iree.cpus import skip_unless_possible
 from workers.checkpoints.architectures.parts import Experts
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
@@ -29,6 +30,7 @@ from workers.iree.kernels.moe.experts import MANY_WORKGROUPS, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
+from workers.precision import CpuTarget
 
 HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
 """10 tiles and 6: two at once. Five experts for up to 42 pairs."""
@@ -49,6 +51,7 @@ class Kind:
     up: GroupFormat | None
     down: GroupFormat | None
     tolerance: float
+    cpu: CpuTarget = "host"
 
 
 HOST, DOTS = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES)
@@ -59,7 +62,7 @@ KINDS = {
     "int4": Kind("bfloat16", HOST, DOTS, INT4, INT4, 3e-2),
     "int4-exact": Kind("float32", FloatFma("f32", 16), DOTS, INT4, INT4, 5e-6),
     "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), PLAIN_DOTS, INT8, None, 3e-2),
-    "int8-avx2": Kind("bfloat16", WidenedBf16(4), choose_integer_dots({"avx2"}), INT8, INT4, 3e-2),
+    "int8-avx2": Kind("bfloat16", WidenedBf16(4), choose_integer_dots({"avx2"}), INT8, INT4, 3e-2, "avx2"),
 }
 
 
@@ -68,7 +71,7 @@ class Mixtures:
 
     def __init__(self, cache_dir: Path, kind: Kind) -> None:
         self.kind = kind
-        self.device = Device("local-task", 0)
+        self.device = Device("local-task", 0, kind.cpu)
         self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dots, threads=2)
         random = np.random.default_rng(3)
         gate_up, down = ((EXPERTS.count * 2 * EXPERTS.ffn, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
@@ -156,6 +159,7 @@ def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @pytest.fixture(params=list(KINDS), scope="module")
 def mixtures(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Mixtures]:
+    skip_unless_possible(KINDS[request.param].cpu)
     made = Mixtures(cache_dir, KINDS[request.param])
     yield made
     made.close()
