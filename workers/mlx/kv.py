@@ -98,9 +98,10 @@ class KvCache:
                 self._drop({capacity})
 
     def _move(self, sources: Mapping[int, tuple[int, int]], capacity: int) -> None:
-        """Give slots a place in the slab of `capacity`, with `sources[slot] = source, length`: the first rows of another.
+        """Give slots a place in the slab of `capacity` (0 is none), filled with the first rows of slots.
 
-        0 is no slab. The keys or the values of one layer move at a time, so that no more than these are held twice.
+        `sources[slot]` is the slot that is copied and the number of rows. The keys or the values of one layer move at a
+        time, so that no more than these are held twice.
         """
         changed = {capacity, *(self._capacities[slot] for slot in sources)} - {0}
         if capacity and capacity not in self._slabs:

@@ -135,7 +135,7 @@ def test_rows_that_a_failed_call_lost_are_refused(path: Path, load: Load, monkey
     for slot in (0, 1):
         runner.prefill([Chunk(slot, tokens[:50], 0, 0)], [None])
     with monkeypatch.context() as patched:
-        patched.setattr(mx, "eval", Mock(side_effect=[MemoryError, MemoryError, None]))
+        patched.setattr(mx, "eval", Mock(side_effect=[MemoryError, None, MemoryError]))
         with pytest.raises(MemoryError):
             runner.prefill([Chunk(1, tokens[50:60], 50, 50)], [None])
     for slot in (0, 1):
