@@ -12,13 +12,14 @@ from workers.mlx.row_groups import Segment
 class AttentionGroup:
     """Segments that attend in one call: a chunk of a prompt, or decode rows at adjacent places of a slab.
 
-    Decode rows of several lengths are padded to the longest. On a CPU that does not change a bit: MLX adds one term
-    after the other there, and masked terms are zeros.
+    Decode rows of several lengths are padded to the longest. On a CPU under Linux that does not change a bit: MLX adds
+    one term after the other there, and masked terms are zeros.
     """
 
-    def __init__(self, slab: Slab, segments: Sequence[Segment], *, cpu: bool) -> None:
+    def __init__(self, slab: Slab, segments: Sequence[Segment], *, by_kv_head: bool) -> None:
+        """`by_kv_head`: multiply the decode queries of heads that share a KV head as one matrix."""
         self.slab = slab
-        self._cpu = cpu
+        self._by_kv_head = by_kv_head
         self.rows = sum(segment.count for segment in segments)
         self.places = slice(segments[0].place, segments[0].place + len(segments))
         self.end = max(segment.end for segment in segments)
@@ -48,7 +49,7 @@ class AttentionGroup:
             output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))
         else:
             mask, shape = self._mask(window, first_seen), asked.shape
-            if self._cpu and shape[2] == 1:
+            if self._by_kv_head and shape[2] == 1:
                 # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
                 asked = asked.reshape(shape[0], keys.shape[1], -1, shape[3])
             output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(shape)

@@ -1,13 +1,13 @@
 """The KV cache of all slots. Slots of equal capacity share a buffer, so that one call can attend to several of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 GROWTH = 256
-"""Rows by which a slot's capacity grows: one copy every 256 tokens, and at most 255 unused rows."""
-LIVE_PER_FREE_PLACE = 4
-"""Places in use for each place that a buffer may keep free: at most a quarter more memory, and few copies."""
+"""Rows by which a slot's capacity grows: at most 255 are unused. Whenever a slot joins or leaves a buffer, the rows of
+its neighbours there are copied too, so that no place is kept free."""
 
 
 def capacity_for(rows: int) -> int:
@@ -15,55 +15,14 @@ def capacity_for(rows: int) -> int:
     return -(-rows // GROWTH) * GROWTH
 
 
+@dataclass(slots=True)
 class Slab:
-    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, head_dim].
+    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, head_dim]."""
 
-    Each slot has a place. A place that is taken is cleared first, so that no slot reads another's rows.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self.slots: list[int | None] = []
-        """The slot at each place; None is a free place."""
-        self.buffers: list[list[mx.array]] = [[] for _ in range(layers)]
-        """Keys and values of each layer. A write replaces the array, which reuses its memory if nothing else has it."""
-
-    def rows(self, layer: int, slot: int, length: int) -> list[mx.array]:
-        """The first rows of a slot's keys and values, [1, kv_heads, length, head_dim] each."""
-        place = self.slots.index(slot)
-        return [buffer[place : place + 1, :, :length] for buffer in self.buffers[layer]]
-
-    def take(self, newcomers: Mapping[int, list[list[mx.array]]]) -> None:
-        """Give slots a place each, filled with their keys and values of each layer, [1, kv_heads, capacity, head_dim].
-
-        Copies the buffers if there are too few free places. One layer is evaluated at a time.
-        """
-        free = [place for place, slot in enumerate(self.slots) if slot is None]
-        reused, appended = dict(zip(newcomers, free, strict=False)), [*newcomers][len(free) :]
-        for layer, buffers in enumerate(self.buffers):
-            for part in (0, 1):
-                for slot, place in reused.items():
-                    buffers[part][place : place + 1] = newcomers[slot][layer][part]
-                if appended:
-                    more = [newcomers[slot][layer][part] for slot in appended]
-                    held = buffers[part : part + 1] if self.slots else []
-                    buffers[part : part + 1] = [mx.concatenate([*held, *more])]
-            mx.eval(buffers)
-        for slot, place in reused.items():
-            self.slots[place] = slot
-        self.slots += appended
-
-    def leave(self, gone: Iterable[int]) -> None:
-        """Free the places of slots. Copies the buffers if too many places would be free."""
-        leaving = set(gone)
-        slots = [None if slot in leaving else slot for slot in self.slots]
-        live = [place for place, slot in enumerate(slots) if slot is not None]
-        if (len(slots) - len(live)) * LIVE_PER_FREE_PLACE <= len(live):
-            self.slots = slots
-            return
-        self.slots = [slots[place] for place in live]
-        for layer, buffers in enumerate(self.buffers):
-            self.buffers[layer] = [buffer[mx.array(live)] for buffer in buffers] if live else []
-            mx.eval(self.buffers[layer])
+    slots: list[int]
+    """The slot at each place."""
+    buffers: list[list[mx.array]]
+    """Keys and values of each layer. A write replaces the array, which reuses its memory if nothing else has it."""
 
 
 class KvCache:
@@ -71,6 +30,9 @@ class KvCache:
 
     The first `lengths[slot]` rows of a slot are filled; the runner sets it after each forward. Rows behind them are
     never attended to, and are finite: a masked row of a batch is multiplied by 0.
+
+    If MLX fails while slots are moved, all slots of the slabs that would have changed are empty afterwards: some layers
+    may have moved and others not, and no slot may read another's rows.
     """
 
     def __init__(self, layers: int, slots: int, heads: int, width: int, dtype: mx.Dtype) -> None:
@@ -101,25 +63,24 @@ class KvCache:
 
         Rows that are written again are cleared with those behind them.
         """
-        grown = {}
+        grown: dict[int, list[int]] = {}
         for slot, (start, end) in writes.items():
             if start < self.lengths[slot]:
-                self._clear(slot, start, self.lengths[slot])
+                self._clear(slot, start)
             if end > self._capacities[slot]:
-                grown[slot] = capacity_for(end)
-        for capacity in sorted(set(grown.values())):
-            joining = [slot for slot, new in grown.items() if new == capacity]
-            self._move({slot: self._copy(slot, self.lengths[slot], capacity) for slot in joining}, capacity)
+                grown.setdefault(capacity_for(end), []).append(slot)
+        for capacity, slots in sorted(grown.items()):
+            self._move({slot: (slot, self.lengths[slot]) for slot in slots}, capacity)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Make the first `length` rows of `source` those of `target`. Rows behind them are zero."""
-        capacity = capacity_for(length)
-        self._move({target: self._copy(source, length, capacity)}, capacity)
+        self._move({target: (source, length)}, capacity_for(length))
         self.lengths[target] = length
 
     def reset(self, slot: int) -> None:
         """Clear a slot and free its memory."""
-        self._move({slot: []}, 0)
+        if self._capacities[slot]:
+            self._move({slot: (slot, 0)}, 0)
         self.lengths[slot] = 0
 
     def reset_all(self) -> None:
@@ -128,30 +89,81 @@ class KvCache:
         self._capacities = [0] * len(self.lengths)
         self.lengths = [0] * len(self.lengths)
 
-    def _move(self, rows: Mapping[int, list[list[mx.array]]], capacity: int) -> None:
-        """Move slots to the slab of `capacity`, with these keys and values of each layer. 0 is no slab."""
-        for left in {self._capacities[slot] for slot in rows} - {0}:
-            slab = self._slabs[left]
-            slab.leave(slot for slot in rows if self._capacities[slot] == left)
-            if not slab.slots:
+    def recover(self) -> None:
+        """Empty the slots of all slabs that cannot be evaluated, after a call that failed."""
+        for capacity, slab in list(self._slabs.items()):
+            try:
+                mx.eval(slab.buffers)
+            except (RuntimeError, ValueError, MemoryError):  # what MLX raises; the caller raises what came first
+                self._drop({capacity})
+
+    def _move(self, sources: Mapping[int, tuple[int, int]], capacity: int) -> None:
+        """Give slots a place in the slab of `capacity` (0 is none), filled with the first rows of slots.
+
+        `sources[slot]` is the slot that is copied and the number of rows. The keys or the values of one layer move at a
+        time, so that no more than these are held twice.
+        """
+        changed = {capacity, *(self._capacities[slot] for slot in sources)} - {0}
+        if capacity and capacity not in self._slabs:
+            self._slabs[capacity] = Slab([], [[mx.array(0)] * 2 for _ in range(self._layers)])
+        try:
+            for layer in range(self._layers):
+                for part in (0, 1):
+                    self._move_part(layer, part, sources, capacity)
+                mx.clear_cache()  # a GPU's memory of the old buffers
+        except BaseException:
+            self._drop(changed)
+            raise
+        for left in changed - {capacity}:
+            self._slabs[left].slots = [slot for slot in self._slabs[left].slots if slot not in sources]
+            if not self._slabs[left].slots:
                 del self._slabs[left]
-        for slot in rows:
-            self._capacities[slot] = capacity
         if capacity:
-            self._slabs.setdefault(capacity, Slab(self._layers)).take(rows)
+            self._slabs[capacity].slots += [slot for slot in sources if self._capacities[slot] != capacity]
+        for slot in sources:
+            self._capacities[slot] = capacity
 
-    def _copy(self, slot: int, length: int, capacity: int) -> list[list[mx.array]]:
-        """Copy the first rows of a slot, of each layer, with zeros behind them."""
+    def _move_part(self, layer: int, part: int, sources: Mapping[int, tuple[int, int]], capacity: int) -> None:
+        """Move the keys (0) or values (1) of a layer."""
+        copies = {}
+        if capacity:
+            copies = {slot: self._copy(layer, part, *source, capacity) for slot, source in sources.items()}
+            mx.eval(list(copies.values()))
+        for left in {self._capacities[slot] for slot in sources} - {0, capacity}:
+            slab = self._slabs[left]
+            stay = [place for place, slot in enumerate(slab.slots) if slot not in sources]
+            slab.buffers[layer][part] = slab.buffers[layer][part][mx.array(stay)] if stay else mx.array(0)
+            mx.eval(slab.buffers[layer][part])
+        if not capacity:
+            return
+        slab = self._slabs[capacity]
+        for place, slot in enumerate(slab.slots):
+            if slot in copies:
+                slab.buffers[layer][part][place : place + 1] = copies.pop(slot)
+        if copies:
+            held = [slab.buffers[layer][part]] if slab.slots else []
+            slab.buffers[layer][part] = mx.concatenate([*held, *copies.values()])
+        mx.eval(slab.buffers[layer][part])
+
+    def _copy(self, layer: int, part: int, slot: int, length: int, capacity: int) -> mx.array:
+        """Copy the first rows of a slot's keys or values, with zeros behind them: [1, kv_heads, capacity, head_dim]."""
         zeros = mx.zeros((1, self._heads, capacity - length, self._width), dtype=self._dtype)
-        copies = []
-        for layer in range(self._layers):
-            held = self._slabs[self._capacities[slot]].rows(layer, slot, length) if length else [zeros, zeros]
-            copies.append([mx.concatenate([part, zeros], axis=2) for part in held] if length else held)
-            mx.eval(copies[-1])
-        return copies
+        if not length:
+            return zeros
+        held, place = self.place(slot)
+        buffer = self._slabs[held].buffers[layer][part]
+        return mx.concatenate([buffer[place : place + 1, :, :length], zeros], axis=2)
 
-    def _clear(self, slot: int, start: int, end: int) -> None:
+    def _drop(self, capacities: Set[int]) -> None:
+        """Empty all slots of these slabs."""
+        for capacity in capacities:
+            for slot in self._slabs.pop(capacity).slots:
+                self._capacities[slot] = self.lengths[slot] = 0
+
+    def _clear(self, slot: int, start: int) -> None:
+        """Clear the rows of a slot from `start` on."""
         capacity, place = self.place(slot)
         for buffers in self._slabs[capacity].buffers:
             for part in (0, 1):
-                buffers[part][place : place + 1, :, start:end] = 0
+                buffers[part][place : place + 1, :, start : self.lengths[slot]] = 0
+        self.lengths[slot] = start

@@ -1,5 +1,6 @@
 """The MLX runner: mlx-lm's models and loaders, a KV cache per slot, and one ragged forward for all rows of a step."""
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ REPORTED_ROWS = 32
 """Rows whose logits are computed at once for their log-probabilities."""
 CPU_PADDING = 64
 """Most rows by which the lengths of decode rows that attend together may differ on a CPU, where a masked key costs as
-much as any other. On a GPU a call costs more than the keys of a whole step of growth."""
+much as any other. On a GPU a call costs more than the keys of a whole step of growth. 0 if sums are not in order."""
 TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
@@ -68,7 +69,8 @@ class MlxRunner:
         dtype = getattr(mx, capabilities.dtype)
         self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
         self._cpu = device.type == mx.cpu
-        self._padding = CPU_PADDING if self._cpu else GROWTH
+        self._in_order = _adds_in_order(device)
+        self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
@@ -97,7 +99,7 @@ class MlxRunner:
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
             cast_parameters(model, getattr(mx, kind))
-            if chosen.type == mx.cpu:
+            if _adds_in_order(chosen):
                 transpose_matrices(model)
             _evaluate_weights(model, progress)
         capabilities = RunnerCapabilities(
@@ -108,7 +110,8 @@ class MlxRunner:
             context=context,
             vocab_size=config.vocab_size,
             prefill_chunks=tuple(sorted({min(chunk, context) for chunk in PREFILL_CHUNKS})),
-            # On a CPU MLX adds one term after the other; kernels of other devices change with the number of rows.
+            # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
+            # change with the number of rows.
             exact_rows=name == "cpu",
             row_bytes=row_bytes,
             kv_rows=needed.kv // row_bytes,
@@ -217,13 +220,17 @@ class MlxRunner:
     @contextmanager
     def _owned(self) -> Iterator[None]:
         """Check the thread and select the device. MLX ties lazy arrays and streams to a thread: another one would hang
-        or read unfinished work."""
+        or read unfinished work. Slots whose rows a failed call has lost are empty afterwards."""
         if threading.get_ident() != self._thread:
             raise RuntimeError("an MLX runner is used only by the thread that loaded it")
         if self._model is None:
             raise RuntimeError("the runner is closed")
         with mx.stream(self._device):
-            yield
+            try:
+                yield
+            except BaseException:
+                self._kv.recover()
+                raise
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
@@ -233,7 +240,9 @@ class MlxRunner:
         grouped = group_segments(segments, self._padding)
         groups = [
             AttentionGroup(
-                self._kv.slab(segments[indices[0]].capacity), [segments[at] for at in indices], cpu=self._cpu
+                self._kv.slab(segments[indices[0]].capacity),
+                [segments[at] for at in indices],
+                by_kv_head=self._in_order,
             )
             for indices in grouped
         ]
@@ -312,6 +321,14 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
             f"--device {list(available)[-1]}{advice}. `baton doctor` shows which devices work here"
         )
     return name, available[name]
+
+
+def _adds_in_order(device: mx.Device) -> bool:
+    """Whether MLX adds one term after the other there, so that neither zeros nor another layout change a sum.
+
+    On macOS its CPU backend adds in SIMD lanes, and which terms share a lane depends on the number of keys.
+    """
+    return bool(device.type == mx.cpu) and sys.platform != "darwin"
 
 
 def _evaluate_weights(model: Any, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Matrices that are stored transposed, for float32 on a CPU.
+"""Matrices that are stored transposed, for float32 on a CPU under Linux.
 
 MLX's wheel for Linux links the reference BLAS. With the weights as checkpoints have them, [out, in], it computes one
 dot product after the other, each a chain of dependent additions. With [in, out] it adds a row of the matrix to all

@@ -1,5 +1,6 @@
-"""Attention over several slots in one call: each row gets the bits that it gets alone."""
+"""Attention over several slots in one call: on a CPU under Linux, each row gets the bits that it gets alone."""
 
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -26,17 +27,15 @@ def random(shape: tuple[int, ...], seed: int, dtype: mx.Dtype) -> mx.array:
 
 def slab_of(places: int, dtype: mx.Dtype) -> Slab:
     """A slab whose places are filled with finite numbers to their last row."""
-    slab = Slab(1)
-    shape = (1, KV_HEADS, CAPACITY, WIDTH)
-    slab.take({place: [[random(shape, 2 * place + part, dtype) for part in (0, 1)]] for place in range(places)})
-    return slab
+    shape = (places, KV_HEADS, CAPACITY, WIDTH)
+    return Slab([*range(places)], [[random(shape, part, dtype) for part in (0, 1)]])
 
 
 def attend(slab: Slab, groups: list[list[int]], window: int | None, cap: float | None, dtype: mx.Dtype) -> mx.array:
     """Attention of a decode row at each place, computed in these groups."""
     count = len(STARTS)
     made = [
-        AttentionGroup(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group], cpu=True)
+        AttentionGroup(slab, [Segment(STARTS[place], 1, CAPACITY, place) for place in group], by_kv_head=True)
         for group in groups
     ]
     queries, keys, values = (
@@ -45,6 +44,7 @@ def attend(slab: Slab, groups: list[list[int]], window: int | None, cap: float |
     return LayerCache(0, made, mx.array(STARTS), window, cpu=True).attend(queries, keys, values, 0.25, cap)
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="sums depend on the number of keys there, so nothing is padded")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("cap", [None, 3.0])
@@ -57,13 +57,13 @@ def test_padding_changes_no_bit(dtype: mx.Dtype, window: int | None, cap: float 
     assert mx.array_equal(halves, alone)
 
 
-@pytest.mark.parametrize("cpu", [True, False])
-def test_rows_are_those_of_plain_attention(cpu: bool) -> None:
+@pytest.mark.parametrize("by_kv_head", [True, False])
+def test_rows_are_those_of_plain_attention(by_kv_head: bool) -> None:
     """On the path of a GPU too, which gives MLX all heads as they are."""
     slab, start, window = slab_of(2, mx.float32), 70, 40
-    groups = [AttentionGroup(slab, [Segment(start, 1, CAPACITY, place) for place in (0, 1)], cpu=cpu)]
+    groups = [AttentionGroup(slab, [Segment(start, 1, CAPACITY, place) for place in (0, 1)], by_kv_head=by_kv_head)]
     queries, keys, values = (random((2, heads, 1, WIDTH), heads, mx.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    output = LayerCache(0, groups, mx.array([start] * 2), window, cpu=cpu).attend(queries, keys, values, 0.25)
+    output = LayerCache(0, groups, mx.array([start] * 2), window, cpu=True).attend(queries, keys, values, 0.25)
     for place in (0, 1):
         held = [np.array(part[place, :, start + 1 - window : start + 1]) for part in slab.buffers[0]]
         np.testing.assert_array_equal(held[0][:, -1], np.array(keys[place, :, 0]))

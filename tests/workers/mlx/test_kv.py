@@ -1,5 +1,8 @@
 """The KV cache: capacities grow in steps, slots of one capacity share buffers, and no slot gets another's rows."""
 
+from collections.abc import Callable
+from unittest.mock import Mock
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -81,13 +84,13 @@ def test_rows_that_are_written_again_are_cleared_with_those_behind_them(kv: KvCa
     assert held(kv, 1)[:9] == [*range(8), 0]
 
 
-def test_a_free_place_is_kept_for_each_four_in_use_and_cleared_before_it_is_taken(kv: KvCache) -> None:
+def test_no_place_is_kept_free(kv: KvCache) -> None:
     for slot in range(6):
         fill(kv, slot, 0, 10, 100 * slot)
     kv.reset(2)
-    assert kv.nbytes == 6 * GROWTH * SLOT_BYTES
+    assert kv.nbytes == 5 * GROWTH * SLOT_BYTES
     fill(kv, 7, 0, 1, 700)
-    assert kv.place(7) == (GROWTH, 2)
+    assert kv.place(7) == (GROWTH, 5)
     assert held(kv, 7) == [700, *[0] * (GROWTH - 1)]
     kv.reset(7)
     kv.reset(0)
@@ -95,6 +98,72 @@ def test_a_free_place_is_kept_for_each_four_in_use_and_cleared_before_it_is_take
     assert [held(kv, slot)[:3] for slot in (1, 3, 4, 5)] == [
         [100 * slot + i for i in range(3)] for slot in (1, 3, 4, 5)
     ]
+
+
+MOVES: dict[str, Callable[[KvCache], None]] = {
+    "reset": lambda kv: kv.reset(1),
+    "growth": lambda kv: kv.reserve({1: (9, GROWTH + 1), 2: (9, GROWTH + 1)}),
+    "growth of all": lambda kv: kv.reserve(dict.fromkeys((0, 1, 2, 3), (9, GROWTH + 1))),
+    "two capacities": lambda kv: kv.reserve({1: (9, GROWTH + 1), 2: (9, 2 * GROWTH + 1)}),
+    "new slot": lambda kv: kv.reserve({6: (0, 1)}),
+    "copy to a place": lambda kv: kv.copy_prefix(5, 1, 4),
+    "copy to a new slot": lambda kv: kv.copy_prefix(2, 6, 4),
+    "copy to another capacity": lambda kv: kv.copy_prefix(5, 1, GROWTH + 1),
+    "written again": lambda kv: kv.reserve({1: (3, 4), 2: (3, GROWTH + 1)}),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_move_that_fails_leaves_slots_their_own_rows_or_none(
+    kv: KvCache, monkeypatch: pytest.MonkeyPatch, move: Callable[[KvCache], None]
+) -> None:
+    """Whichever evaluation fails. Slots 0 to 3 are of one capacity, 4 and 5 of another."""
+    evaluate, failures = mx.eval, 0
+    while True:
+        kv.reset_all()
+        for slot in range(6):
+            fill(kv, slot, 0, 9 if slot < 4 else GROWTH + 9, 1000 * slot)
+        calls = [None] * failures + [MemoryError()]
+        with monkeypatch.context() as patched:
+            patched.setattr(mx, "eval", Mock(side_effect=lambda *arrays, calls=calls: _next(calls, evaluate, arrays)))
+            try:
+                move(kv)
+            except MemoryError:
+                failures += 1
+            else:
+                break
+        for slot in range(6):
+            for layer in range(LAYERS if kv.lengths[slot] else 0):
+                assert held(kv, slot, layer)[: kv.lengths[slot]] == [1000 * slot + i for i in range(kv.lengths[slot])]
+        assert kv.nbytes == sum(kv.place(slot)[0] for slot in range(6) if kv.lengths[slot]) * SLOT_BYTES
+        for slot in range(8):
+            kv.reset(slot)
+            fill(kv, slot, 0, 5, 1)
+            assert held(kv, slot, 0)[:6] == [1, 2, 3, 4, 5, 0]
+    assert failures >= LAYERS
+
+
+def _next(calls: list[Exception | None], evaluate: Callable[..., None], arrays: tuple[object, ...]) -> None:
+    if calls and (error := calls.pop(0)) is not None:
+        raise error
+    evaluate(*arrays)
+
+
+@pytest.mark.parametrize("growing", [8, 7, 1])
+def test_a_move_holds_no_more_than_a_layer_twice(growing: int) -> None:
+    mx.set_default_device(mx.cpu)
+    layers = 16
+    kv = KvCache(layers, 8, 2, 64, mx.float32)
+    kv.reserve(dict.fromkeys(range(8), (0, 512)))
+    kv.lengths = [512] * 8
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    kv.reserve(dict.fromkeys(range(growing), (512, 513)))
+    assert mx.get_peak_memory() - before < kv.nbytes - 8 * 512 * layers * 2 * 2 * 64 * 4 + 1.1 * kv.nbytes / layers
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    kv.reset(0)
+    assert mx.get_peak_memory() - before < 1.1 * before / layers
 
 
 @pytest.mark.parametrize("target", [1, 2, 0])

@@ -1,6 +1,7 @@
 """The MLX runner keeps the promises of `workers.engine.runner.Runner`."""
 
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.errors import LoadRefused
 from workers.mlx.kv import GROWTH
+from workers.mlx.row_groups import group_segments
 from workers.mlx.runner import MlxRunner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -124,6 +126,44 @@ def test_a_call_that_fails_halfway_leaves_other_slots_as_they_are(
     runner.copy_prefix(0, 1, 50)
     for slot in (0, 1):
         np.testing.assert_array_equal(runner.logits(Chunk(slot, tokens[50:], 50, 50)), expected[50:])
+
+
+def test_rows_that_a_failed_call_lost_are_refused(path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer that cannot be evaluated has the rows of all slots of its capacity."""
+    runner, tokens = load(path, context=512), tokens_of(300)
+    expected = runner.logits(Chunk(2, tokens, 0, 0))
+    for slot in (0, 1):
+        runner.prefill([Chunk(slot, tokens[:50], 0, 0)], [None])
+    with monkeypatch.context() as patched:
+        patched.setattr(mx, "eval", Mock(side_effect=[MemoryError, None, MemoryError]))
+        with pytest.raises(MemoryError):
+            runner.prefill([Chunk(1, tokens[50:60], 50, 50)], [None])
+    for slot in (0, 1):
+        with pytest.raises(ValueError, match="gap after 0 rows"):
+            runner.prefill([Chunk(slot, tokens[50:60], 50, 50)], [None])
+        runner.reset(slot)
+    np.testing.assert_array_equal(runner.logits(Chunk(2, tokens[299:], 299, 299)), expected[299:])
+    np.testing.assert_array_equal(runner.logits(Chunk(0, tokens, 0, 0)), expected)
+
+
+def test_rows_of_one_length_only_share_a_call_under_macos(
+    path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    runner, expected = load(path), [load(path, slots=1), load(path, slots=1), load(path, slots=1)]
+    starts = (20, 20, 21)
+    for slot, start in enumerate(starts):
+        runner.prefill([Chunk(slot, tokens_of(start, slot), 0, 0)], [None])
+        expected[slot].prefill([Chunk(0, tokens_of(start, slot), 0, 0)], [None])
+    groups = Mock(wraps=group_segments)
+    monkeypatch.setattr("workers.mlx.runner.group_segments", groups)
+    tokens = runner.decode([DecodeRow(slot, 5, start, start, GREEDY) for slot, start in enumerate(starts)])
+    segments, padding = groups.call_args.args
+    assert group_segments(segments, padding) == [[0, 1], [2]]
+    alone = [
+        one.decode([DecodeRow(0, 5, start, start, GREEDY)])[0] for one, start in zip(expected, starts, strict=True)
+    ]
+    assert tokens == alone
 
 
 def test_a_copied_slot_owns_its_rows_and_nothing_behind_them(path: Path, load: Load) -> None:
@@ -262,14 +302,14 @@ def test_a_step_of_several_slots_writes_in_place(path: Path, load: Load) -> None
 def test_rows_of_several_lengths_get_the_logits_that_they_get_alone(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
 ) -> None:
-    """In any order, padded to the longest or grouped by length."""
+    """In any order, padded to the longest or grouped by length. Under macOS nothing is padded."""
     path = make_checkpoint(tmp_path, family, fields={"sliding_window": 50} if family == "gemma2" else {})
     runner, starts = load(path, slots=8, dtype=dtype), (3, 120, 1, 64, 47, 255, 48)
     for slot, start in enumerate(starts):
         runner.prefill([Chunk(slot, tokens_of(start, slot), 0, 0)], [None])
     rows = [Chunk(slot, (9 + slot,), start, start) for slot, start in enumerate(starts)]
     alone = [runner.logits(row)[0] for row in rows]
-    for padding in (GROWTH, 16):
+    for padding in (0,) if sys.platform == "darwin" else (GROWTH, 16, 0):
         monkeypatch.setattr(runner, "_padding", padding)
         for order in ((0, 1, 2, 3, 4, 5, 6), (5, 0, 3, 2), (6, 4, 1)):
             with runner._owned():

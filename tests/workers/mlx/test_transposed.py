@@ -1,5 +1,6 @@
-"""Matrices stored transposed: bit-identical to mlx's own on a CPU, and no second copy in memory."""
+"""Matrices stored transposed: bit-identical to mlx's own on a CPU under Linux, and only there."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ def on_the_cpu() -> Any:
         yield
 
 
+exact = pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate's sums depend on the layout")
+
+
+@exact
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 8, 33])
 def test_outputs_are_bit_identical(rows: int, bias: bool) -> None:
@@ -25,6 +30,7 @@ def test_outputs_are_bit_identical(rows: int, bias: bool) -> None:
     assert mx.array_equal(TransposedLinear(linear)(x), linear(x))
 
 
+@exact
 def test_an_embedding_gives_the_same_rows_and_logits() -> None:
     embedding, tokens = nn.Embedding(70, 32), mx.array([[3], [69], [3], [0]])
     transposed = TransposedEmbedding(embedding)
@@ -32,9 +38,15 @@ def test_an_embedding_gives_the_same_rows_and_logits() -> None:
     assert mx.array_equal(transposed.as_linear(embedding(tokens)), embedding.as_linear(embedding(tokens)))
 
 
-@pytest.mark.parametrize(("dtype", "transposed"), [("float32", True), ("bfloat16", False)])
+@pytest.mark.parametrize(
+    ("platform", "dtype", "transposed"),
+    [("linux", "float32", True), ("linux", "bfloat16", False), ("darwin", "float32", False)],
+)
 @pytest.mark.parametrize("tied", [True, False])
-def test_only_float32_is_transposed(tmp_path: Path, load: Load, dtype: str, transposed: bool, tied: bool) -> None:
+def test_only_float32_under_linux_is_transposed(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, platform: str, dtype: str, transposed: bool, tied: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
     model: Any = load(make_checkpoint(tmp_path, "gemma3_text" if tied else "llama", tied=tied), dtype=dtype)._model
     modules = dict(model.named_modules())
     assert isinstance(modules["model.layers.0.mlp.down_proj"], TransposedLinear) is transposed
