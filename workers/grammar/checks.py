@@ -37,8 +37,8 @@ FORK_S = 0.005
 MAX_SLOWDOWN = 10
 """Wall time for a unit of processor time, up to which a grammar keeps its priority."""
 RUNAWAY_SIGNALS = frozenset({signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS})
-"""What ends a child whose grammar takes too much time, memory or stack. Other ends have other causes, such as a kill
-from outside: the same grammar may be sent again."""
+"""The signals that end a child whose grammar takes too much time, memory or stack. Other ends have other causes, such
+as a kill from outside: the same grammar may be sent again."""
 _READ_BYTES = 1 << 16
 
 

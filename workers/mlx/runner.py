@@ -324,7 +324,7 @@ def _choose_device(device: str) -> tuple[str, mx.Device]:
 
 
 def _adds_in_order(device: mx.Device) -> bool:
-    """Whether MLX adds one term after the other there, so that neither zeros nor another layout change a sum.
+    """Return whether MLX adds one term after the other there, so that neither zeros nor another layout change a sum.
 
     On macOS its CPU backend adds in SIMD lanes, and which terms share a lane depends on the number of keys.
     """
