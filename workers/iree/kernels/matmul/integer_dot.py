@@ -45,7 +45,7 @@ class IntegerDot(Protocol):
 
     @property
     def narrow_dots(self) -> int:
-        """Dots that a sum of int16 holds before `widen` must make it int32; 0 where sums are int32."""
+        """Dots that a sum of int16 holds before `widen` must make it int32, in a loop; 0 where sums are int32."""
 
     @property
     def sum_type(self) -> Type:

@@ -144,8 +144,8 @@ class _Group:
                     lines = self.prefetches.lines
                     self.prefetches.line(number if lines == matmul.vectors else number * lines // matmul.vectors)
                 for run, levels in enumerate(self._levels(number, parts)):
-                    j = number * per_vector + run
-                    words = [self._words(limb, row, j) for row in range(len(self.rows))]
+                    at = self._words_at(number * per_vector + run)
+                    words = [self._words(limb, row, at) for row in range(len(self.rows))]
                     sums = [
                         dot.add(total, levels[part], words[row]) for total, (row, part) in zip(sums, rows, strict=True)
                     ]
@@ -163,23 +163,19 @@ class _Group:
         none = self.code.constant(0, dot.sum_type)
         rows = [(number, part) for number in range(len(self.rows)) for part in parts]
         chains = max(1, MIN_CHAINS // len(rows))
-        each = dot.narrow_dots or dots
-        wide: dict[tuple[int, int], list[Value]] = {at: [] for at in rows}
-        for start in range(0, dots, each):
-            sums = {at: [none] * chains for at in rows}
-            for j in range(start, min(start + each, dots)):
-                if limb == 0 and parts.start == 0:
-                    self._prefetch(j)
-                if len(levels) == j:
-                    levels += self._levels(j * self.matmul.vectors // dots, parts)
-                for number in range(len(self.rows)):
-                    words = self._words(limb, number, j)
-                    for part in parts:
-                        chain = sums[number, part]
-                        chain[j % chains] = dot.add(chain[j % chains], levels[j][part], words)
-            for at in rows:
-                wide[at].append(dot.widen(reduce(add, sums[at])))
-        return {at: reduce(add, totals) for at, totals in wide.items()}
+        sums = {at: [none] * chains for at in rows}
+        for j in range(dots):
+            if limb == 0 and parts.start == 0:
+                self._prefetch(j)
+            if len(levels) == j:
+                levels += self._levels(j * self.matmul.vectors // dots, parts)
+            at_words = self._words_at(j)
+            for number in range(len(self.rows)):
+                words = self._words(limb, number, at_words)
+                for part in parts:
+                    chain = sums[number, part]
+                    chain[j % chains] = dot.add(chain[j % chains], levels[j][part], words)
+        return {at: reduce(add, each) for at, each in sums.items()}
 
     def _prefetch(self, dot: int) -> None:
         """Prefetch a few lines at a time: a core waits for no more than a dozen at once."""
@@ -187,11 +183,15 @@ class _Group:
         for line in range(dot * lines // dots, (dot + 1) * lines // dots):
             self.prefetches.line(line)
 
-    def _words(self, limb: int, row: int, dot: Value | int) -> list[Value]:
-        """Load the integers of a row for a dot of the group."""
+    def _words_at(self, dot: Value | int) -> list[Value]:
+        """Return where the integers of a row are for a dot of the group."""
         count = self.matmul.activations.words
         first = (self.number * self.matmul.dots + dot) * count
-        return [self.operands.levels.load([limb, self.rows[row], first + word]) for word in range(count)]
+        return [first + word for word in range(count)]
+
+    def _words(self, limb: int, row: int, words: Sequence[Value]) -> list[Value]:
+        """Load the integers of a row."""
+        return [self.operands.levels.load([limb, self.rows[row], at]) for at in words]
 
     def _levels(self, vector: Value | int, parts: range) -> "list[_Levels]":
         """Load some parts of a vector of the group's levels, and unpack them: one or two dots."""
