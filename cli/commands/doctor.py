@@ -24,7 +24,19 @@ from workers.host.probe import Probe, short
 from workers.process.backends import PACKAGES, cache_dir, missing_packages
 
 PROBE_SECONDS = 120.0
-CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_bf16",
+    "avx_vnni",
+    "avx512_vnni",
+    "amx_bf16",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
 
 
 def examine(settings: Settings, console: Console) -> bool:

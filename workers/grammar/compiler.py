@@ -136,7 +136,7 @@ class GrammarCompiler:
             self._runaways.move_to_end(digest)
             raise GrammarRefused(known, runaway=True)
         if client is not None and (wait_s := self._limit.wait_s(client)):
-            text = f"earlier ones of this client took too long to compile: a new one may be sent in {wait_s} s"
+            text = f"earlier grammars of this client took too long to compile: a new grammar may be sent in {wait_s} s"
             raise GrammarRefused(text, retry_after_s=wait_s)
         try:
             return checks.check(grammar)

@@ -44,7 +44,7 @@ def describe(spec: WorkerSpec) -> Described:
     choose_formats(spec.reasoning_parser, spec.tool_parser)
     backend = choose_backend(spec)
     if backend != "iree" and spec.cpu != "host":
-        raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave --cpu out")
+        raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
     if backend == "scripted":
         return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need

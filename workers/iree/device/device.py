@@ -76,7 +76,9 @@ class Device:
             )
         on_cpu = self.driver in LOCAL_DRIVERS
         if cpu != "host" and not on_cpu:
-            raise DeviceError(f"cpu: {cpu!r} has no effect on {self.uri!r}, which is not a CPU: leave --cpu out")
+            raise DeviceError(
+                f"cpu: {cpu!r} has no effect on {self.uri!r}, which is no CPU: leave the setting `cpu` out"
+            )
         self._cpu = Cpu.of(cpu)
         self.local = on_cpu and not generic
         """The host reads and writes the device's memory."""

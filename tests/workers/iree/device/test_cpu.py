@@ -53,5 +53,5 @@ def test_a_device_compiles_for_its_target(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_target_for_what_is_no_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.iree.device.device.available_drivers", lambda: ["cuda"])
-    with pytest.raises(DeviceError, match="cpu: 'avx2' has no effect on 'cuda', which is not a CPU"):
+    with pytest.raises(DeviceError, match="cpu: 'avx2' has no effect on 'cuda', which is no CPU"):
         Device("cuda", 0, "avx2")
