@@ -43,7 +43,7 @@ class CompileHere:
 def compiling_here() -> AbstractContextManager[Any]:
     """Context in which loaded runners compile in this process. Not for those that compile in the background."""
 
-    def process(builder: Builder, *, parallel: int, niceness: int = 0) -> CompileHere:
+    def process(builder: Builder, *, parallel: int, background: bool = False) -> CompileHere:
         return CompileHere(builder, parallel)
 
     return mock.patch.object(Builder, "process", process)

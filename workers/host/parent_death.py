@@ -1,8 +1,8 @@
 """Ends a child process with its parent. Imports the standard library alone, because it is a program as well:
 
-`python -I -S parent_death.py PARENT_PID [--nice=N] COMMAND...` runs a command that the kernel ends together with its
-parent (`tied`). A compiler that outlived its killed worker would keep the cores from the worker's replacement. This and
-the priority are set between two execs, because a `preexec_fn` forks the parent's threads and locks.
+`python -I -S parent_death.py PARENT_PID [--background] COMMAND...` runs a command that the kernel ends together with
+its parent (`tied`). A compiler that outlived its killed worker would keep the cores from the worker's replacement. This
+and the priority are set between two execs, because a `preexec_fn` forks the parent's threads and locks.
 """
 
 import ctypes
@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 PR_SET_PDEATHSIG = 1
-NICE = "--nice="
+BACKGROUND = "--background"
+LOWEST_PRIORITY = 19
 _READ_BYTES = 4096
 
 
@@ -76,9 +77,14 @@ class ParentWatch:
                 self._kill()
 
 
-def tied(command: Sequence[str], niceness: int = 0) -> list[str]:
-    """The command line that runs a command, which must be a path, so that it ends with this process (on Linux)."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{NICE}{niceness}", *command]
+def tied(command: Sequence[str], *, background: bool = False) -> list[str]:
+    """Return the command line that runs a command, which must be a path, so that it ends with this process (on Linux).
+
+    In the `background` it has the lowest priority, and on Linux the processor time that others leave (SCHED_IDLE): a
+    thread of a higher priority takes its core at once when it is woken, which is not so for a process that is only
+    nice. The processes that it starts inherit this.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *([BACKGROUND] if background else []), *command]
 
 
 def main(parent: int, command: list[str]) -> None:
@@ -88,9 +94,19 @@ def main(parent: int, command: list[str]) -> None:
             raise SystemExit(1)
     except OSError:
         pass  # a sandbox without this call: it may outlive its parent
-    if command[0].startswith(NICE):
-        os.nice(int(command.pop(0)[len(NICE) :]))
+    if command[0] == BACKGROUND:
+        command.pop(0)
+        _yield_to_others()
     os.execv(command[0], command)
+
+
+def _yield_to_others() -> None:
+    os.nice(LOWEST_PRIORITY)
+    if sys.platform == "linux":
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:
+            pass  # a sandbox without this call: it is nice at least
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from workers.iree.build.compile_client import BACKGROUND, Builder, CompileProcess, Group, build_all
+from workers.iree.build.compile_client import Builder, CompileProcess, Group, build_all
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
 from workers.load_options import Progress
@@ -215,7 +215,7 @@ class GraphRegistry:
         if (file := self.builder.find(group)) is not None:
             return file
         # Started without the lock, for which the engine's thread may wait: a process takes long to start.
-        process = self._process or self.builder.process(parallel=1, niceness=BACKGROUND)
+        process = self._process or self.builder.process(parallel=1, background=True)
         with self._changed:
             self._process = process  # from now on `close` can kill it
             if self._closing:

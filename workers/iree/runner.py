@@ -142,7 +142,7 @@ class IreeRunner:
 
     def _calls(self, chunks: Sequence[Chunk], output_indices: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
-        sizes, block = self._plan.chunks, self._plan.block
+        sizes, block = self._plan.prefill_sizes, self._plan.block
         runs = [
             run
             for chunk, index in zip(chunks, output_indices, strict=True)
@@ -164,7 +164,7 @@ class IreeRunner:
     def _head_logits(self, rows: rt.HalBufferView, count: int) -> list[rt.HalBufferView]:
         """Return greedy tokens and logits of at least the first `count` hidden rows."""
         size = self.graphs.covering("head", self._plan.head_sizes, count) or self._plan.head_sizes[-1]
-        return self._call(f"head_{size}", rows)
+        return self._call(f"head_{size}", rows, count)
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:

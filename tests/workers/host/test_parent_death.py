@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.host.parent_death import ParentWatch, tied
+from workers.host.parent_death import LOWEST_PRIORITY, ParentWatch, tied
 
 PATIENCE_S = 100.0
 ROOT = Path(__file__).parents[3]
@@ -100,10 +100,15 @@ def test_a_tied_command_dies_with_its_parent() -> None:
     os.close(writing)
 
 
-def test_a_tied_command_may_have_a_lower_priority() -> None:
-    command = tied([sys.executable, "-c", "import os; print(os.nice(0))"], niceness=3)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == min(os.nice(0) + 3, 19)
+@pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
+def test_a_tied_command_in_the_background_gets_what_others_leave() -> None:
+    """And so does what it starts."""
+    inner = "import os; print(os.nice(0), os.sched_getscheduler(0))"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    for background, expected in ((True, [LOWEST_PRIORITY, os.SCHED_IDLE]), (False, [os.nice(0), os.SCHED_OTHER])):
+        command = tied([sys.executable, "-c", outer], background=background)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert [int(word) for word in done.stdout.split()] == expected
 
 
 def test_a_tied_command_is_not_started_for_a_dead_parent() -> None:

@@ -37,7 +37,7 @@ def test_logits_are_bitwise_identical(
 ) -> None:
     """In any bucket, beside any neighbours, prefilled in any chunks."""
     runner = load(make_checkpoint(tmp_path / "model", **UNEVEN[case]), dtype=dtype)
-    fetch_all(runner, "decode_1", "decode_4", "prefill_32")
+    fetch_all(runner, "decode_1", "decode_4")
     assert runner.capabilities.exact_rows
     check_logits(runner, monkeypatch)
     runner.close()

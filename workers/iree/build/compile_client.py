@@ -32,8 +32,6 @@ class Built:
     """Seconds of tracing and compiling; None when it was found in the cache."""
 
 
-BACKGROUND = 19
-"""The niceness of a compiler beside a running engine, whose threads go first."""
 SILENCE_S = 2 * COMPILE_SECONDS
 """A compile process without a result for so long is killed."""
 
@@ -55,18 +53,20 @@ class Builder:
         """Return what the module is found by, without tracing its graphs."""
         return self._compiler.key(self.plan.describe(group))
 
-    def process(self, *, parallel: int, niceness: int = 0) -> "CompileProcess":
-        """Start a compile process for this builder's plan; a context that ends it."""
-        return CompileProcess(self, parallel, niceness)
+    def process(self, *, parallel: int, background: bool = False) -> "CompileProcess":
+        """Start a compile process for this builder's plan; a context that ends it. In the `background` it takes the
+        processor time that others leave."""
+        return CompileProcess(self, parallel, background)
 
 
 class CompileProcess:
     """A process that runs `workers.iree.build.compile_server`. Used by one thread, except `kill`."""
 
-    def __init__(self, builder: Builder, parallel: int, niceness: int) -> None:
+    def __init__(self, builder: Builder, parallel: int, background: bool) -> None:
         self._builder = builder
         job = module_command("workers.iree.build.compile_server")
-        self._process = subprocess.Popen(tied(job, niceness), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = tied(job, background=background)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(CompileStart(builder.recipe, parallel))
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ import jaxlib
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
+from workers.iree.kernels.matmul.row_blocks import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
 from workers.iree.model.kv_layout import KvLayout
@@ -29,12 +30,9 @@ from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.top_candidates import sample_top_candidates
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
-PREFILL_BLOCK = 8
+PREFILL_BLOCK = SEQUENCE_ROWS
 """Rows of a prefill graph that belong to one slot. Small blocks waste fewer rows when short prompts share a call; eight
 rows already fill attention's registers."""
-FIRST_CHUNK = 128
-"""Rows of the prefill graph that is compiled first. Until the others are ready it serves all prompts: short ones waste
-few rows, long ones take few calls."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
 SAMPLE = "sample"
@@ -50,7 +48,7 @@ a row has typical_p or XTC."""
 ROWS, KV = 3, 5
 """The positions of the cache rows and of the KV cache among a step's inputs."""
 FEW_ROWS = 4
-"""The largest decode graph that computes its padding rows: up to four rows cost little more than one."""
+"""The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 
 
 def decode_buckets(slots: int) -> tuple[int, ...]:
@@ -80,9 +78,8 @@ class GraphPlan:
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             return [(*steps, f"score_{self.score_chunk}", "copy")]
-        chunk = next((chunk for chunk in self.chunks if chunk >= FIRST_CHUNK), self.chunks[-1])
-        head = self.head_sizes[-1]
-        return [(f"decode_{self.buckets[-1]}",), (f"prefill_{chunk}",), (f"head_{head}",), (SAMPLE,)]
+        largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
+        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,)]
 
     def optional(self) -> list[tuple[str, ...]]:
         """Return the graphs that make serving cheaper, those first that are missed most."""
@@ -104,7 +101,7 @@ class GraphPlan:
 
     def _steps(self) -> list[tuple[str, ...]]:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
-        prefill = [(f"prefill_{chunk}",) for chunk in reversed(self.chunks)]
+        prefill = [(f"prefill_{size}",) for size in reversed(self.prefill_sizes)]
         heads = [(f"head_{size}",) for size in self.head_sizes]
         return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:]]
 
@@ -114,11 +111,19 @@ class GraphPlan:
         return 0 if isinstance(self.ops, PlainOps) else PREFILL_BLOCK
 
     @property
+    def prefill_sizes(self) -> tuple[int, ...]:
+        """Size buckets of the rows of a prefill call. The kernels for CPUs leave padding rows out, so that one size is
+        enough; another one divides a short prompt's attention among many threads."""
+        if isinstance(self.ops, PlainOps):
+            return self.chunks
+        shortest = self.chunks[0]
+        split = 2 * self.ops.threads > self.cache.heads * (shortest // self.block)
+        return tuple(sorted({*([shortest] if split else []), self.chunks[-1]}))
+
+    @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Size buckets of the last rows of chunks whose logits come from one call: few, as such calls are rare."""
-        if self.block == 0:
-            return (1,)
-        return tuple(size for size in self.sample_sizes if size in (1, 4, 16, self.buckets[-1]))
+        """Size buckets of the last rows of chunks whose logits come from one call: mostly of one prompt."""
+        return (1,) if self.block == 0 else tuple(sorted({1, self.buckets[-1]}))
 
     @property
     def last_rows(self) -> jax.ShapeDtypeStruct:
@@ -145,11 +150,7 @@ class GraphPlan:
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
-        if isinstance(self.ops, PlainOps):
-            return lower_module(graphs, needed, {})
-        for graph in graphs:  # tracing collects the kernels
-            jax.eval_shape(graph.function, *graph.inputs, needed)
-        return lower_module(graphs, needed, self.ops.bodies)
+        return lower_module(graphs, needed, {} if isinstance(self.ops, PlainOps) else self.ops.bodies)
 
     def _graph(self, name: str) -> Graph:
         kind, _, size = name.partition("_")
@@ -191,10 +192,15 @@ class GraphPlan:
         return head(self.config, self.ops, self._typed(weights), hidden, live)
 
     def _live(self, rows: jax.Array) -> jax.Array | None:
-        """Return int32 [1], how many of a decode step's rows are live, where leaving padding rows out is worth it."""
-        if isinstance(self.ops, PlainOps) or len(rows) <= FEW_ROWS:
+        """Return int32 [1], how many of a step's rows [batch, tokens] are of live sequences, where leaving the others
+        out is worth it."""
+        if not self._skips_padding(rows.size):
             return None
-        return jnp.sum(rows < self.cache.attended, dtype=jnp.int32).reshape(1)
+        return jnp.sum(jnp.any(rows < self.cache.attended, axis=1), dtype=jnp.int32).reshape(1) * rows.shape[1]
+
+    def _skips_padding(self, rows: int) -> bool:
+        """Return whether a graph of so many rows computes the live ones alone."""
+        return isinstance(self.ops, TiledOps) and rows > FEW_ROWS
 
     def _decode(self, name: str, batch: int) -> Graph:
         """A row of each of some slots, then padding rows -> greedy tokens [batch], logits [batch, vocab], cache."""
@@ -216,7 +222,7 @@ class GraphPlan:
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, lasts, before, weights = values
-            hidden, kv = self._run(dynamic, weights)
+            hidden, kv = self._run(dynamic, weights, self._live(dynamic[ROWS]))
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
             return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
 
@@ -224,22 +230,24 @@ class GraphPlan:
         return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=(KV, 1))
 
     def _last_head(self, name: str, rows: int) -> Graph:
-        """Hidden rows that prefill graphs left -> greedy tokens [rows] and logits [rows, vocab] of the first ones."""
+        """Hidden rows that prefill graphs left, and how many -> greedy tokens [rows] and logits [rows, vocab]."""
 
         def last_head(*values: Any) -> tuple[jax.Array, ...]:
-            lasts, weights = values
-            logits = self._head(lasts[:rows], weights)
+            lasts, count, weights = values
+            live = count.reshape(1) if self._skips_padding(rows) else None
+            logits = self._head(lasts[:rows], weights, live)
             return sampling.greedy(self._numpy, logits), logits
 
-        return Graph(name, last_head, (self.last_rows,))
+        return Graph(name, last_head, (self.last_rows, struct((), "int32")), 1)
 
     def _score(self, name: str, chunk: int) -> Graph:
         """Like prefill, with the logits of every row [chunk, vocab]."""
 
         def score(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
-            hidden, kv = self._run(dynamic, weights)
-            return self._head(hidden, weights), kv
+            live = self._live(dynamic[ROWS])
+            hidden, kv = self._run(dynamic, weights, live)
+            return self._head(hidden, weights, live), kv
 
         return Graph(name, score, self._block_inputs(chunk), in_place=(KV, 1))
 

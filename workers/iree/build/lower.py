@@ -66,7 +66,8 @@ def lower_module(
 ) -> str:
     """Return the text of one module with an entry point for each graph; they share the parameters.
 
-    `bodies` are the kernels that the functions may call; those that they call are inserted.
+    `bodies` are the kernels that the functions may call, those included that tracing them adds; those that they call
+    are inserted.
     """
     called: set[str] = set()
     functions: list[str] = []
@@ -88,9 +89,10 @@ def _export(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], bodies
     def main(*values: jax.Array) -> tuple[jax.Array, ...]:
         return graph.function(*values[:count], dict(zip(names, values[count:], strict=True)))
 
+    jitted = jax.jit(main, keep_unused=True)
+    jitted.trace(*graph.inputs, *parameters.values())  # adds to the kernels; `export` finds the trace in JAX's cache
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in bodies]
-    exporter = export.export(jax.jit(main, keep_unused=True), platforms=["cpu"], disabled_checks=allowed)
-    return exporter(*graph.inputs, *parameters.values())
+    return export.export(jitted, platforms=["cpu"], disabled_checks=allowed)(*graph.inputs, *parameters.values())
 
 
 def _private(graph: str, text: str, called: set[str]) -> str:

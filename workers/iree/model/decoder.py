@@ -93,7 +93,9 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new
     rows."""
-    x, h = ops.norm(embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps)
+    x, h = ops.norm(
+        embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps, live=inputs.step.live
+    )
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
         following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
@@ -148,9 +150,9 @@ def unfused_layer(
     mixed = ops.attend(q, kv, cache, number, config, step)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     multiplier = config.residual_multiplier
-    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier)
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier, live)
     delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier)
+    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
     return x, h, kv, counters
 
 

@@ -28,8 +28,8 @@ class StepRows:
     """int32 [batch, tokens]: the cache row of each token, which sees the rows up to its own. A token whose row is
     `KvLayout.attended` or more is padding, and its result means nothing."""
     live: jax.Array | None = None
-    """int32 [1]: how many rows are live, the first ones of a step of one token each; padding rows follow. Products may
-    leave padding rows out. None is all rows."""
+    """int32 [1]: how many rows are live, the first ones of the step; padding rows follow, whole sequences of them.
+    Operations may leave padding rows out. None is all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,12 @@ class Ops(Protocol):
         before: jax.Array | None,
         eps: float,
         multiplier: float = 1.0,
+        live: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Return x + delta * multiplier, float32 [rows, width], and its RMS norm times `before` as an operand.
 
         With the weight `after` it is delta's norm that is multiplied and added; without `before` the operand is the sum
-        itself.
+        itself. Padding rows (see `StepRows.live`) are undefined.
         """
 
     def linear(
@@ -112,7 +113,7 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Multiply an operand by a stored weight (, plus float32 [outputs]) -> float32 [rows, outputs].
 
-        Padding rows (see `StepRows.live`) are undefined.
+        Padding rows are undefined.
         """
 
     def glu(

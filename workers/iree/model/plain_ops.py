@@ -67,6 +67,7 @@ class PlainOps:
         before: jax.Array | None,
         eps: float,
         multiplier: float = 1.0,
+        live: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         if delta is not None:
             added = delta if after is None else _unit(delta, eps) * after

@@ -68,7 +68,7 @@ class TiledMatmuls:
     def _quantized_linear(
         self, x: jax.Array, weight: PackedMatrix, outputs: int, bias: jax.Array | None, live: jax.Array | None
     ) -> jax.Array:
-        activations, levels, scales = self._quantize(x, weight)
+        activations, levels, scales = self._quantize(x, weight, live)
         outputs_of_tiles = weight.data.shape[0] * LANES
         matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.integer_dots, self.threads)
         name = named(matmul.name, bias=bias, live=live)
@@ -76,14 +76,17 @@ class TiledMatmuls:
         out: jax.Array = call(name, floats(x.shape[0], outputs_of_tiles), levels, scales, weight.data, bias, live)
         return out[:, :outputs]
 
-    def _quantize(self, x: jax.Array, weight: PackedMatrix) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
+    def _quantize(
+        self, x: jax.Array, weight: PackedMatrix, live: jax.Array | None
+    ) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
         """Quantize an operand for a quantized matrix: levels and scales."""
         kind = ActivationQuantization.of(
             x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs, self.integer_dots
         )
-        self.add_kernel(kind.name, quantize_rows(kind))
+        name = named(kind.name, live=live)
+        self.add_kernel(name, quantize_rows(name, kind, live=live is not None))
         shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
-        levels, scales = call(kind.name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x)
+        levels, scales = call(name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x, live)
         return kind, levels, scales
 
     def glu(
@@ -98,9 +101,9 @@ class TiledMatmuls:
         rows, tiles = x.shape[0], ffn // LANES
         result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
-            name = f"baton_glu_{rows}_{ffn}"
-            self.add_kernel(name, glu(name, rows, ffn, self.arithmetic, activation))
-            halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live))
+            name = named(f"baton_glu_{rows}_{ffn}", live=live)
+            self.add_kernel(name, glu(name, rows, ffn, self.arithmetic, activation, live=live is not None))
+            halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live), live)
             return halves
         name = named(f"baton_glu_linear_{rows}_{tiles}_{inputs}", live=live)
         self.add_kernel(
@@ -122,18 +125,18 @@ class TiledMatmuls:
         live: jax.Array | None = None,
     ) -> jax.Array:
         m = _mixture_of(config, x.shape[0])
-        routed, combined = (f"baton_experts_{part}_{m.rows}" for part in ("route", "combine"))
-        grouped = named(f"baton_experts_group_{m.rows}", live=live)
-        self.add_kernel(routed, route(routed, m))
+        names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
+        routed, grouped, combined = (named(name, live=live) for name in names)
+        self.add_kernel(routed, route(routed, m, live=live is not None))
         self.add_kernel(grouped, group(grouped, m, live=live is not None))
-        self.add_kernel(combined, combine(combined, m))
+        self.add_kernel(combined, combine(combined, m, live=live is not None))
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         logits = self.linear(x, router, m.experts.count, None, live)
-        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits)
+        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, live)
         groups = call(grouped, lists, chosen, live)
-        mixed = self._experts_up(m, x, up, groups, config.activation)
-        added = self._experts_down(m, mixed, down, groups)
-        out: jax.Array = call(combined, floats(m.rows, m.hidden), added, weights)
+        mixed = self._experts_up(m, x, up, groups, config.activation, live)
+        added = self._experts_down(m, mixed, down, groups, live)
+        out: jax.Array = call(combined, floats(m.rows, m.hidden), added, weights, live)
         return out
 
     def _experts_up(
@@ -143,8 +146,9 @@ class TiledMatmuls:
         weight: Weight,
         groups: list[jax.Array],
         activation: Activation,
+        live: jax.Array | None,
     ) -> jax.Array:
-        name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight)
+        name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight, live)
         if e is None:
             self.add_kernel(name, experts_up(name, m, self.arithmetic, activation, threads=self.threads))
         else:
@@ -153,8 +157,11 @@ class TiledMatmuls:
         out: jax.Array = call(name, result, *operands, *groups)
         return out
 
-    def _experts_down(self, m: Mixture, x: jax.Array, weight: Weight, groups: list[jax.Array]) -> jax.Array:
-        name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight)
+    def _experts_down(
+        self, m: Mixture, x: jax.Array, weight: Weight, groups: list[jax.Array], live: jax.Array | None
+    ) -> jax.Array:
+        live_pairs = None if live is None else live * m.experts.per_token
+        name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight, live_pairs)
         if e is None:
             self.add_kernel(name, experts_down(name, m, self.arithmetic, threads=self.threads))
         else:
@@ -163,12 +170,13 @@ class TiledMatmuls:
         return out
 
     def _expert_operands(
-        self, name: str, m: Mixture, x: jax.Array, weight: Weight
+        self, name: str, m: Mixture, x: jax.Array, weight: Weight, live: jax.Array | None
     ) -> tuple[str, QuantizedExperts | None, list[jax.Array]]:
-        """Return the product's name, how it is computed where the weight is quantized, and its operands."""
+        """Return the product's name, how it is computed where the weight is quantized, and its operands. `live` counts
+        the rows of `x`."""
         if not isinstance(weight, PackedMatrix):
             return name, None, [x, weight.reshape(len(weight), -1)]
-        activations, levels, scales = self._quantize(x, weight)
+        activations, levels, scales = self._quantize(x, weight, live)
         quantized = QuantizedExperts(m, activations, weight.packing, self.integer_dots, self.threads)
         return f"{name}_{weight.packing.name}", quantized, [levels, scales, weight.data]
 

@@ -64,15 +64,16 @@ class TiledOps(TiledMatmuls):
         before: jax.Array | None,
         eps: float,
         multiplier: float = 1.0,
+        live: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
         kind = Norm(delta is not None, after is not None, before is not None, multiplier, self._hidden_values)
-        name = f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}"
-        self.add_kernel(name, norm(name, rows, width, eps, self.arithmetic, kind))
+        name = named(f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}", live=live)
+        self.add_kernel(name, norm(name, rows, width, eps, self.arithmetic, kind, live=live is not None))
         result = words(rows, row_stride(width, self.arithmetic))
         if delta is None:
-            return x, call(name, result, x, after, before)
-        out: tuple[jax.Array, jax.Array] = call(name, (floats(rows, width), result), x, delta, after, before)
+            return x, call(name, result, x, after, before, live)
+        out: tuple[jax.Array, jax.Array] = call(name, (floats(rows, width), result), x, delta, after, before, live)
         return out
 
     def fused_layer(
@@ -150,10 +151,10 @@ class TiledOps(TiledMatmuls):
     ) -> tuple[jax.Array, jax.Array]:
         shape = self._attention_shape(cache, layer, config, step)
         kind = self._rope_and_cache(shape, config)
-        name = f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}"
-        self.add_kernel(name, rope_and_cache(name, kind))
+        name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
+        self.add_kernel(name, rope_and_cache(name, kind, live=step.live is not None))
         rope = () if angles is None else self._padded_angles(angles)
-        operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv)
+        operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv, step.live)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
@@ -162,18 +163,18 @@ class TiledOps(TiledMatmuls):
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
         shape = self._attention_shape(cache, layer, config, step)
-        kind = self._attention(shape, layer, config)
-        name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}"
+        kind, live = self._attention(shape, layer, config), step.live is not None
+        name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}", live=step.live)
         result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
-        operands = (q, step.slots, step.rows, _layer_of(layer, cache), kv)
+        operands = (q, step.slots, step.rows, _layer_of(layer, cache), kv, step.live)
         if not kind.split:
-            self.add_kernel(name, attention(name, kind))
+            self.add_kernel(name, attention(name, kind, live=live))
             out: jax.Array = call(name, result, *operands)
             return out
-        self.add_kernel(name + "_split", split_attention(name + "_split", kind))
-        self.add_kernel(name + "_merge", merge_attention(name + "_merge", kind))
+        self.add_kernel(name + "_split", split_attention(name + "_split", kind, live=live))
+        self.add_kernel(name + "_merge", merge_attention(name + "_merge", kind, live=live))
         partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands)
-        merged: jax.Array = call(name + "_merge", result, partials, step.rows)
+        merged: jax.Array = call(name + "_merge", result, partials, step.rows, step.live)
         return merged
 
     def _attention(self, shape: AttentionShape, layer: int, config: ModelConfig) -> Attention:

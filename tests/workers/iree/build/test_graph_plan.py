@@ -107,7 +107,7 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: GraphPlan) -> None:
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
-    steps = [("decode_1",), ("head_1",), ("prefill_32",), ("decode_2",)]
+    steps = [("decode_1",), ("head_1",), ("decode_2",)]
     assert tiled.optional() == steps
     rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in ON_DEMAND for n in (1, 2, 4)]
     assert tiled.rare() == [("score_64",), *rare]
@@ -116,7 +116,7 @@ def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
 
 def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) -> None:
     plan = replace(tiled, buckets=decode_buckets(32))
-    assert plan.head_sizes == (1, 4, 16, 32)
+    assert plan.head_sizes == (1, 32)
     assert plan.required()[0] == ("decode_32",)
 
 
@@ -127,6 +127,10 @@ def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path
     # Two layers, and the head.
     assert len(re.findall(r"= func.call @baton_layer_5_\w*_live\(", text)) == 2
     assert len(re.findall(r"= func.call @baton_linear_5_\w*_live\(", text)) == 1
+    prompts = plan.module(["prefill_64"])
+    kernels = re.findall(r"= func.call @baton_(\w+)\(", prompts)
+    assert len(kernels) > 10
+    assert all(name.endswith("_live") for name in kernels)
     assert "_live" not in make_plan(make_checkpoint(tmp_path / "plain"), PlainOps("float16")).module(["decode_4"])
 
 
@@ -138,7 +142,7 @@ def calls(text: str) -> list[str]:
 def test_a_layer_of_a_decode_step_is_one_kernel(tiled: GraphPlan, tmp_path: Path) -> None:
     """Layers of many rows, or of prompts, are not fused: dispatches cost next to nothing there."""
     assert calls(tiled.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
-    assert calls(tiled.module(["prefill_32"])).count("attention") == 2
+    assert calls(tiled.module(["prefill_64"])).count("attention") == 2
     granite = make_plan(make_checkpoint(tmp_path / "granite", "granite"), TiledOps("bfloat16", Bf16Dot()))
     assert calls(granite.module(["decode_2"])) == ["norm", "layer", "layer", "linear"]
     assert "layer" not in calls(replace(tiled, buckets=(FUSED_MAX_ROWS + 1,)).module([f"decode_{FUSED_MAX_ROWS + 1}"]))
@@ -153,12 +157,24 @@ def test_so_is_one_with_quantized_weights(tmp_path: Path, kind: Quantize, ffn: i
     text = plan.module(["decode_2"])
     assert calls(text) == ["embedding", "norm", "layer", "layer", "quantize", "quantized"]
     assert len(re.findall(r"@baton_layer\w*_plain\(", text)) == (3 if ffn == 48 else 0)
-    assert calls(plan.module(["prefill_32"])).count("attention") == 2
+    assert calls(plan.module(["prefill_64"])).count("attention") == 2
 
 
-def test_the_first_prefill_graph_is_neither_short_nor_long(tiled: GraphPlan) -> None:
-    assert replace(tiled, chunks=(32, 64, 128, 256, 512)).required()[1] == ("prefill_128",)
-    assert replace(tiled, chunks=(32, 100)).required()[1] == ("prefill_100",)
+def test_one_prefill_graph_serves_all_lengths(tiled: GraphPlan) -> None:
+    plan = replace(tiled, chunks=(32, 64, 128, 256, 512))
+    assert plan.prefill_sizes == (512,)
+    assert plan.required()[1] == ("prefill_512",)
+
+
+def test_many_threads_have_a_prefill_graph_for_short_prompts(tiled: GraphPlan) -> None:
+    """Its attention has more parts than one item for each KV head and eight rows: 8 of 32 rows here."""
+    assert isinstance(tiled.ops, TiledOps)
+    chunks = (32, 64, 128, 256, 512)
+    assert replace(tiled, ops=replace(tiled.ops, threads=4), chunks=chunks).prefill_sizes == (512,)
+    many = replace(tiled, ops=replace(tiled.ops, threads=5), chunks=chunks)
+    assert many.prefill_sizes == (32, 512)
+    assert ("prefill_32",) in many.optional()
+    assert replace(many, chunks=(16,)).prefill_sizes == (16,)
 
 
 def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:

@@ -14,21 +14,30 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.row_blocks import live_rows
 
 
-def attention(name: str, kind: Attention) -> str:
+def attention(name: str, kind: Attention, *, live: bool = False) -> str:
     """softmax(q k^T) v: packed words [batch * tokens, query_heads * head_dim / per_word] of scaled queries, slots int32
-    [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache -> packed words
-    [batch * tokens, row_stride] of width query_heads * head_dim.
+    [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache (, live i32 [1]) -> packed words
+    [batch * tokens, row_stride] of width query_heads * head_dim, of which the first `live` rows are computed.
 
     A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
     """
     kernel = Kernel(name, kind.partitions)
-    inputs = AttentionInputs.of(kind, kernel)
+    inputs, sequences = AttentionInputs.of(kind, kernel), _live_sequences(kernel, kind, live)
     rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.head_dim
     out = kernel.output("out", (rows, row_stride(width, kind.arithmetic)), "i32")
-    write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind))
+    write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind), sequences)
     return kernel.function()
+
+
+def _live_sequences(kernel: Kernel, kind: Attention, live: bool) -> Value | None:
+    """Take the number of live rows as a kernel's next operand if `live` says so: how many sequences they are."""
+    if not live:
+        return None
+    rows = live_rows(kernel.input("live", (1,), "i32"), kind.shape.batch * kind.shape.tokens)
+    return rows if kind.shape.tokens == 1 else (rows + (kind.shape.tokens - 1)) // kind.shape.tokens
 
 
 def allocate_state(code: Code, kind: Attention) -> Memory:
@@ -62,12 +71,13 @@ def write_attention(
     code.repeat(low, high, one)
 
 
-def split_attention(name: str, kind: Attention) -> str:
+def split_attention(name: str, kind: Attention, *, live: bool = False) -> str:
     """Like `attention`, each KV block by itself -> float32 `Attention.partials_shape`, without blocks that no row
     sees."""
     kernel = Kernel(name, kind.split_partitions)
-    inputs, out = AttentionInputs.of(kind, kernel), kernel.output("partials", kind.partials_shape, "f32")
-    write_split_attention(kernel.code, kernel.partition, kind, inputs, out)
+    inputs, sequences = AttentionInputs.of(kind, kernel), _live_sequences(kernel, kind, live)
+    out = kernel.output("partials", kind.partials_shape, "f32")
+    write_split_attention(kernel.code, kernel.partition, kind, inputs, out, sequences)
     return kernel.function()
 
 
@@ -110,13 +120,15 @@ def write_split_attention(
     code.loop(0, batch, [code.index(0)], each)
 
 
-def merge_attention(name: str, kind: Attention) -> str:
-    """The result of `split_attention`, and rows int32 [batch, 1] -> the result of `attention`, bitwise identical."""
+def merge_attention(name: str, kind: Attention, *, live: bool = False) -> str:
+    """The result of `split_attention`, rows int32 [batch, 1] (, live i32 [1]) -> the result of `attention`, bitwise
+    identical."""
     shape, kernel = kind.shape, Kernel(name, kind.merge_partitions)
     partials = kernel.input("partials", kind.partials_shape, "f32")
     rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
+    sequences = _live_sequences(kernel, kind, live)
     out = kernel.output("out", (shape.batch, row_stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
-    write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out)
+    write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out, sequences)
     return kernel.function()
 
 

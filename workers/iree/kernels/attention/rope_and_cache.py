@@ -11,6 +11,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.operations import fma
 from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.rowwise.norm import inverse_root_mean_square
 
 MAX_TOKENS = 16
@@ -41,15 +42,20 @@ class RopeAndCache:
         return self.shape.kv_heads * (self.shape.tokens // self.item_tokens) * self.shape.batch
 
 
-def rope_and_cache(name: str, kind: RopeAndCache) -> str:
+def rope_and_cache(name: str, kind: RopeAndCache, *, live: bool = False) -> str:
     """qkv f32 [batch * tokens, (query_heads + 2 kv_heads) * head_dim] (, cos and sin f32 [batch * tokens,
     rope_dims / 2]), slots int32 [batch], rows int32 [batch, tokens], the layer and their number int32 [2] (, weights of
-    the norms of queries and keys, flat f32), cache
+    the norms of queries and keys, flat f32), cache (, live i32 [1])
     -> packed words [batch * tokens, query_heads * head_dim / per_word] of the queries, scaled, and the cache with keys
-    and values.
+    and values: those of the first `live` rows.
     """
-    kernel = Kernel(name, kind.items)
-    RopeAndCacheItem(kind, kernel, None, None).write(kernel.workgroup)
+    kernel, shape = Kernel(name, kind.items), kind.shape
+    code, number, item = kernel.code, kernel.workgroup, RopeAndCacheItem(kind, kernel, None, None)
+    if live:
+        count = live_rows(kernel.input("live", (1,), "i32"), shape.batch * shape.tokens)
+        code.when(number * kind.item_tokens < count * shape.kv_heads, lambda: item.write(number))
+    else:
+        item.write(number)
     return kernel.function()
 
 

@@ -17,6 +17,7 @@ from workers.iree.kernels.ir.operations import absolute, round_even
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.integer_dot import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
+from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 MAX_GROUP = 64
 """The most activations that share a scale."""
@@ -65,7 +66,7 @@ class ActivationQuantization:
 
     @property
     def name(self) -> str:
-        """The kernel's name."""
+        """The kernel's name, without what it takes besides."""
         kind = "weighted" if self.weighted else "plain"
         return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.group}_{kind}{'_pairs' * self.pairs}"
 
@@ -90,17 +91,21 @@ class ActivationQuantization:
         return (2, self.rows, self.groups)
 
 
-def quantize_rows(kind: ActivationQuantization) -> str:
-    """Packed words [rows, row_stride] -> int32 [limbs, rows, inputs / per_word] and float32 [2, rows, groups].
+def quantize_rows(name: str, kind: ActivationQuantization, *, live: bool = False) -> str:
+    """Packed words [rows, row_stride] (, live i32 [1]) -> int32 [limbs, rows, inputs / per_word] and float32
+    [2, rows, groups], of which the first `live` rows are computed.
 
     A group's largest activation becomes `max_level` or its negative, ties go to the even integer. A NaN or infinity
     makes its group's scale NaN, and so every output.
     """
-    kernel = Kernel(kind.name, kind.rows)
+    groups = RowWorkgroups.of(kind.rows)
+    kernel = Kernel(name, groups.count)
     x = kernel.input("x", (kind.rows, row_stride(kind.inputs, kind.arithmetic)), "i32")
+    number = kernel.input("live", (1,), "i32") if live else None
     levels = kernel.output("levels", kind.levels_shape, "i32")
     scales = kernel.output("scales", kind.scales_shape, "f32")
-    ActivationQuantizer(kind, x, levels, scales).row(kernel.code, kernel.workgroup)
+    quantizer = ActivationQuantizer(kind, x, levels, scales)
+    groups.write(kernel, number, lambda row: quantizer.row(kernel.code, row))
     return kernel.function()
 
 

@@ -11,6 +11,7 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.prefetch import Prefetch, prefetch_ahead, prefetch_both, prefetch_next_group
+from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 
@@ -130,13 +131,14 @@ def _each_tile_group(
     code: Code, partition: Partition, tiling: GemmTiling, live: Memory | None, w: Memory, write: _WriteTiles
 ) -> None:
     """Call `write` for a partition of the tile groups and all rows, or the live ones; the rows in blocks."""
-    if live is not None:
-        _live_rows(code, partition, tiling, live, w, write)
+    if live is not None and tiling.few_live:
+        _few_rows(code, partition, tiling, live, w, write)
     else:
-        _all_rows(code, partition, tiling, w, write)
+        count = code.index(tiling.rows) if live is None else live_rows(live, tiling.rows)
+        _many_rows(code, partition, tiling, count, w, write)
 
 
-def _live_rows(
+def _few_rows(
     code: Code, partition: Partition, tiling: GemmTiling, live: Memory, w: Memory, write: _WriteTiles
 ) -> None:
     """Call `write` for the live rows: all blocks of rows for one tile group, then for the next."""
@@ -164,27 +166,28 @@ def _live_rows(
     tiling.row_blocks.choose(code, live, blocks)
 
 
-def _all_rows(code: Code, partition: Partition, tiling: GemmTiling, w: Memory, write: _WriteTiles) -> None:
-    """Call `write` for all rows: so many tile groups as L2 holds for all blocks of rows, then the next ones."""
-    height = min(tiling.rows, tiling.block_rows)
-    tiles, rest = tiling.group_tiles(height), tiling.rows % height
-    whole = code.index(tiling.rows - rest)
+def _many_rows(
+    code: Code, partition: Partition, tiling: GemmTiling, count: Value, w: Memory, write: _WriteTiles
+) -> None:
+    """Call `write` for the first `count` rows: so many tile groups as L2 holds for all blocks of rows, then the next
+    ones."""
+    blocks = tiling.many_row_blocks
+    tiles = tiling.group_tiles(blocks.height)
     groups_in_l2 = max(1, L2_WEIGHT_BYTES // tiling.group_bytes(tiles))
 
-    def block(low: Value, high: Value, first: Value, count: int) -> None:
-        prefetch = prefetch_ahead(w, tiles, count)
-        code.repeat(low, high, lambda at: write(tiling.first_tile(at, tiles), tiles, first, count, prefetch))
+    def block(low: Value, high: Value, first: Value, height: int) -> None:
+        prefetch = prefetch_ahead(w, tiles, height)
+        code.repeat(low, high, lambda at: write(tiling.first_tile(at, tiles), tiles, first, height, prefetch))
 
     def all_blocks(low: Value, high: Value) -> None:
-        code.repeat(0, whole, lambda first: block(low, high, first, height), height)
-        if rest:
-            block(low, high, whole, rest)
+        code.repeat(0, blocks.count(count), lambda at: block(low, high, blocks.first(at, count), blocks.height))
+        blocks.write_last(code, count, lambda first, height: block(low, high, first, height))
 
     low, high = partition.tapered_range(tiling.groups(tiles))
-    if tiling.rows > height:
+    if tiling.rows > blocks.height:
         code.repeat(low, high, lambda at: all_blocks(at, (at + groups_in_l2).minimum(high)), groups_in_l2)
     else:
-        block(low, high, code.index(0), height)
+        block(low, high, code.index(0), blocks.height)
 
 
 def gemm_tile(

@@ -15,10 +15,12 @@ from workers.iree.kernels.matmul.quantized_tile import (
     prefetch_ahead,
     quantized_gemm_tile,
 )
-from workers.iree.kernels.matmul.row_blocks import RowBlocks
+from workers.iree.kernels.matmul.row_blocks import FEW_ROWS, ManyRowBlocks, RowBlocks, live_rows
 
 L2_ROWS = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""
+USUAL_BLOCKS = 2
+"""Blocks of a short prompt, which prefetch the next tile between them: of many blocks each prefetches as much."""
 
 
 def quantized_linear(name: str, matmul: QuantizedMatmul, *, bias: bool = False, live: bool = False) -> str:
@@ -52,6 +54,9 @@ def write_quantized_linear(
         count = (end + (height - 1)) // height
         work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
 
+    if live is not None and rows > FEW_ROWS:
+        work.live_tiles(ManyRowBlocks(matmul.max_height), live_rows(live, rows), rows)
+        return
     if live is not None:
         row_blocks.choose(code, live, live_blocks)
         return
@@ -109,6 +114,31 @@ class _Work:
             code.repeat(self.low, self.high, tile)
 
         code.repeat(0, count, some, blocks.together)
+
+    def live_tiles(self, live_blocks: ManyRowBlocks, live: Value, rows: int) -> None:
+        """Multiply the live ones of `rows` rows: as many blocks as go together by every tile, the lower block with the
+        last ones, then the others."""
+        code, height = self.code, live_blocks.height
+        blocks = _Blocks(height, USUAL_BLOCKS, -(-rows // height))
+        count = live_blocks.count(live)
+
+        def some(begin: Value) -> None:
+            end = (begin + blocks.together).minimum(count)
+
+            def tile(at: Value) -> None:
+                def block(number: Value) -> None:
+                    self._block(blocks, live_blocks.first(number, live), at, lambda: number - begin)
+
+                def last(first: Value, height: int) -> None:
+                    lower = _Blocks(height, blocks.least, blocks.most)
+                    code.when(end >= count, lambda: self._block(lower, first, at, lambda: end - begin))
+
+                code.repeat(begin, end, block)
+                live_blocks.write_last(code, live, last)
+
+            code.repeat(self.low, self.high, tile)
+
+        code.repeat(0, count.maximum(1), some, blocks.together)
 
     def _block(self, blocks: _Blocks, first: Value, tile: Value, turn: Callable[[], Value]) -> None:
         """Multiply the rows from `first` on by a tile; `turn` is which of the blocks that go together this is."""

@@ -3,9 +3,11 @@
 A graph has as many rows as a step may have. The *live* rows, those of a sequence, are its first ones, and padding rows
 follow. A product computes the live rows in blocks of one height, as few as its registers allow, and has code for every
 height that it may need. The last block begins before the end of the one in front of it where it would reach beyond the
-live rows: what is computed twice is the same both times.
+live rows: what is computed twice is the same both times. Graphs of many rows have two heights, and any number of live
+rows.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,11 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
 
+FEW_ROWS = 64
+"""The most rows of a graph whose blocks are all of one height (`RowBlocks`); of more rows see `ManyRowBlocks`."""
+SEQUENCE_ROWS = 8
+"""Live rows of a graph of many rows are a multiple of this: a sequence's rows follow each other. Other numbers take
+more padding."""
 ROWS_PER_PADDING_ROW = 8
 """A block has at most one padding row in so many: fewer heights to compile, and no step in the cost that is larger."""
 
@@ -79,3 +86,33 @@ class RowBlocks:
 
         first, *others = self.heights
         code.switch(chosen, {height: body(height) for height in others}, body(first))
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRowBlocks:
+    """The blocks of any number of live rows: as many of one height as fit, and a lower one for what they leave."""
+
+    height: int
+
+    @property
+    def last_height(self) -> int:
+        """Return the height of the lower block: what blocks of `height` leave of a multiple of `SEQUENCE_ROWS`, at the
+        most. 0 where they leave nothing."""
+        return self.height - math.gcd(self.height, SEQUENCE_ROWS)
+
+    def count(self, live: Value) -> Value:
+        """Return how many blocks of `height` there are. The last one reaches beyond the live rows where they leave more
+        than the lower block takes."""
+        return (live - live.minimum(self.last_height) + (self.height - 1)) // self.height
+
+    def first(self, block: Value, live: Value) -> Value:
+        """Return the first row of a block of `height`, which has no row beyond the live ones unless it is the only
+        block."""
+        return (block * self.height).minimum(live.maximum(self.height) - self.height)
+
+    def write_last(self, code: Code, live: Value, block: Callable[[Value, int], None]) -> None:
+        """Write `block`, from its first row and its height, for the lower block where there is one."""
+        height = self.last_height
+        if height:
+            remaining = self.count(live) * self.height < live
+            code.when(remaining, lambda: block(live.maximum(height) - height, height))

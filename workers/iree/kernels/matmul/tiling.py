@@ -9,7 +9,7 @@ from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.mlir_types import LANES, size_of
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import RowBlocks
+from workers.iree.kernels.matmul.row_blocks import FEW_ROWS, ManyRowBlocks, RowBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,16 @@ class GemmTiling:
         return RowBlocks(self.rows, (2 * sums - 3) // 2 if sums >= LANES else sums + sums // 2)
 
     @property
-    def block_rows(self) -> int:
-        """Rows of a block where all rows are computed. Of many rows half as many more share the work of widening the
-        tiles, where there are registers for it."""
+    def few_live(self) -> bool:
+        """True if the rows are divided as `row_blocks` says, otherwise as `many_row_blocks` does."""
+        return self.live and self.rows <= FEW_ROWS
+
+    @property
+    def many_row_blocks(self) -> ManyRowBlocks:
+        """The blocks where all rows are computed, or the live ones of many. Of many rows half as many more share the
+        work of widening the tiles, where there are registers for it."""
         usual = self.arithmetic.accumulators // 2
-        return usual + usual // 4 * 2 if self.rows > 2 * usual else usual
+        return ManyRowBlocks(min(self.rows, usual + usual // 4 * 2 if self.rows > 2 * usual else usual))
 
     def _tiles_at_once(self, height: int) -> int:
         """Return the tiles of weights to sum at once: as many as there are registers for beside one of each tile's
@@ -76,5 +81,5 @@ class GemmTiling:
 
     def partitions(self, threads: int) -> int:
         """Return how many partitions the work has."""
-        heights = self.row_blocks.heights if self.live else (min(self.rows, self.block_rows),)
+        heights = self.row_blocks.heights if self.few_live else (self.many_row_blocks.height,)
         return partition_count(self.groups(max(map(self.group_tiles, heights))), threads)

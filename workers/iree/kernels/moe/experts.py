@@ -19,6 +19,7 @@ from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
 from workers.iree.kernels.matmul.prefetch import prefetch_ahead
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 MAX_TILES = 4
 """The most tiles of one half that are summed at once."""
@@ -147,22 +148,28 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     return kernel.function()
 
 
-def combine(name: str, m: Mixture) -> str:
-    """f32 [pairs, hidden] and the weights f32 [rows, per_token] -> their weighted sums f32 [rows, hidden]."""
+def combine(name: str, m: Mixture, *, live: bool = False) -> str:
+    """f32 [pairs, hidden], the weights f32 [rows, per_token] (, live i32 [1]) -> their weighted sums f32
+    [rows, hidden], of which the first `live` rows are computed."""
     k = m.experts.per_token
-    kernel = Kernel(name, m.rows)
+    groups = RowWorkgroups.of(m.rows)
+    kernel = Kernel(name, groups.count)
     x = kernel.input("x", (m.pairs, m.hidden), "f32")
     weights = kernel.input("weights", (m.rows, k), "f32")
+    number = kernel.input("live", (1,), "i32") if live else None
     out = kernel.output("out", (m.rows, m.hidden), "f32")
-    row = kernel.workgroup
-    first, *others = (weights.load([row, i]).broadcast() for i in range(k))
-    pair = row * k
 
-    def some(column: Value) -> None:
-        total = x.load_vector([pair, column]) * first
-        for i, weight in enumerate(others, start=1):
-            total = fma(x.load_vector([pair + i, column]), weight, total)
-        out.store(total, [row, column])
+    def write(row: Value) -> None:
+        first, *others = (weights.load([row, i]).broadcast() for i in range(k))
+        pair = row * k
 
-    kernel.code.repeat(0, m.hidden, some, LANES)
+        def some(column: Value) -> None:
+            total = x.load_vector([pair, column]) * first
+            for i, weight in enumerate(others, start=1):
+                total = fma(x.load_vector([pair + i, column]), weight, total)
+            out.store(total, [row, column])
+
+        kernel.code.repeat(0, m.hidden, some, LANES)
+
+    groups.write(kernel, number, write)
     return kernel.function()

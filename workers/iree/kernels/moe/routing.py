@@ -15,6 +15,7 @@ from workers.iree.kernels.ir.mlir_types import F32, I32, LANES, Type
 from workers.iree.kernels.ir.operations import exp
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.row_blocks import live_rows
+from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 LOW = -1.0e30
 """Below every logit; what was chosen gets it."""
@@ -56,18 +57,28 @@ class Mixture:
         return [kernel.input(name, (size,), "i32") for name, size in self.lists.items()]
 
 
-def route(name: str, m: Mixture) -> str:
-    """Logits f32 [rows, count] -> the best experts int32 [rows, per_token], best first and of equals the first, and
-    their weights f32 [rows, per_token], as softmax has them (https://arxiv.org/abs/1701.06538).
+def route(name: str, m: Mixture, *, live: bool = False) -> str:
+    """Logits f32 [rows, count] (, live i32 [1]) -> the best experts int32 [rows, per_token], best first and of equals
+    the first, and their weights f32 [rows, per_token], as softmax has them (https://arxiv.org/abs/1701.06538): those of
+    the first `live` rows.
     """
-    count, chosen = m.experts.count, m.experts.per_token
-    lanes = math.gcd(LANES, count)
-    kernel = Kernel(name, m.rows)
-    code, row = kernel.code, kernel.workgroup
+    count, chosen, groups = m.experts.count, m.experts.per_token, RowWorkgroups.of(m.rows)
+    kernel = Kernel(name, groups.count)
     logits = kernel.input("logits", (m.rows, count), "f32")
+    number = kernel.input("live", (1,), "i32") if live else None
     experts = kernel.output("experts", (m.rows, chosen), "i32")
     weights = kernel.output("weights", (m.rows, chosen), "f32")
-    held = code.allocate((count,), "f32")
+    held = kernel.code.allocate((count,), "f32")
+    groups.write(kernel, number, lambda row: _route_row(kernel.code, m, row, logits, held, experts, weights))
+    return kernel.function()
+
+
+def _route_row(
+    code: Code, m: Mixture, row: Value, logits: Memory, held: Memory, experts: Memory, weights: Memory
+) -> None:
+    """Choose the experts of a row; `held` is room for its logits."""
+    count, chosen = m.experts.count, m.experts.per_token
+    lanes = math.gcd(LANES, count)
     code.repeat(0, count, lambda at: held.store(logits.load_vector([row, at], lanes), [at]), lanes)
     powers: list[Value] = []
     best: Value | None = None
@@ -86,7 +97,6 @@ def route(name: str, m: Mixture) -> str:
         total = _sum_of_powers(code, logits, row, best, lanes)
     for i, power in enumerate(powers):
         weights.store(power / total, [row, i])
-    return kernel.function()
 
 
 def _best(code: Code, held: Memory, lanes: int) -> tuple[Value, Value]:

@@ -10,6 +10,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,14 @@ class Glu:
         code.repeat(low, high, some, LANES)
 
 
-def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation) -> str:
-    """f32 [rows, 2 * ffn], gates first -> packed words [rows, row_stride]."""
-    kernel = Kernel(name, rows)
+def glu(name: str, rows: int, ffn: int, arithmetic: Arithmetic, activation: Activation, *, live: bool = False) -> str:
+    """f32 [rows, 2 * ffn], gates first (, live i32 [1]) -> packed words [rows, row_stride], of which the first `live`
+    rows are computed."""
+    groups = RowWorkgroups.of(rows)
+    kernel = Kernel(name, groups.count)
     x = kernel.input("x", (rows, 2 * ffn), "f32")
+    number = kernel.input("live", (1,), "i32") if live else None
     out = kernel.output("out", (rows, row_stride(ffn, arithmetic)), "i32")
-    Glu(x, out, arithmetic, activation).columns(kernel.code, kernel.workgroup, 0, ffn)
+    unit = Glu(x, out, arithmetic, activation)
+    groups.write(kernel, number, lambda row: unit.columns(kernel.code, row, 0, ffn))
     return kernel.function()

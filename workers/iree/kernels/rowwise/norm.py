@@ -10,9 +10,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES, Type
 from workers.iree.kernels.ir.operations import fma, sqrt
 from workers.iree.kernels.ir.value import Value
-
-ROWS = 4
-"""Rows of a workgroup."""
+from workers.iree.kernels.rowwise.row_workgroups import MANY_EACH, RowWorkgroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +78,32 @@ class NormOperands:
         code.repeat(0, width, some, LANES)
 
 
-def norm(name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm) -> str:
+def norm(
+    name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm, *, live: bool = False
+) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
-    -> (x + delta,) packed words [rows, row_stride].
+    (, live i32 [1]) -> (x + delta,) packed words [rows, row_stride], of which the first `live` rows are computed.
 
     A norm is x / sqrt(mean(x^2) + eps) * weight; delta, or its norm, is multiplied by `kind.multiplier`. Width is a
     multiple of 16.
     """
-    per = min(rows, ROWS)
-    kernel = Kernel(name, -(-rows // per))
-    normed = NormOperands(
+    groups = RowWorkgroups(rows, min(rows, MANY_EACH))
+    kernel = Kernel(name, groups.count)
+    inputs = (
         kernel.input("x", (rows, width), "f32"),
         kernel.input("delta", (rows, width), "f32") if kind.delta else None,
         kernel.input("after", (width,), "f32") if kind.after else None,
         kernel.input("before", (width,), "f32") if kind.before else None,
+    )
+    number = kernel.input("live", (1,), "i32") if live else None
+    normed = NormOperands(
+        *inputs,
         kernel.output("sum", (rows, width), "f32") if kind.delta else None,
         kernel.output("out", (rows, row_stride(width, arithmetic)), "i32"),
         kind.multiplier,
         kind.values,
     )
-    low = kernel.workgroup * per
-    high = (low + per).minimum(rows)
-    kernel.code.repeat(low, high, lambda row: normed.row(kernel.code, row, eps, arithmetic))
+    groups.write(kernel, number, lambda row: normed.row(kernel.code, row, eps, arithmetic))
     return kernel.function()
 
 

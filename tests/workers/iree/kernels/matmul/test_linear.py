@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tests.workers.iree.kernels.running import ARITHMETICS, NUMPY, TOLERANCE, Run, floats, random, rounded, words
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, row_stride
+from workers.iree.kernels.ir.arithmetic import Arithmetic, Bf16Dot, FloatFma, WidenedBf16, row_stride
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.packing import pack_matrix
 
@@ -58,6 +58,10 @@ def test_a_product_shared_by_threads_is_the_same(run: Run) -> None:
         pytest.param(FloatFma("f32", 16), 25, (25, 24, 17, 3, 1), id="f32"),
         pytest.param(WidenedBf16(16), 14, (14, 13, 9, 2), id="bf16-masked"),
         pytest.param(WidenedBf16(4), 11, (11, 10, 9, 2), id="bf16-widened"),
+        # Blocks of twelve rows and one of eight, of six and one of four, and of two alone.
+        pytest.param(Bf16Dot(), 100, (100, 99, 68, 64, 33, 32, 24, 20, 16, 13, 12, 9, 8, 3, 1), id="many-of-12"),
+        pytest.param(FloatFma("f32", 8), 70, (70, 64, 40, 32, 17, 16, 8, 5, 4, 1), id="many-of-6"),
+        pytest.param(WidenedBf16(4), 66, (66, 65, 40, 9, 2, 1), id="many-of-2"),
     ],
 )
 @pytest.mark.parametrize("kind", ["linear", "glu_linear"])

@@ -36,6 +36,8 @@ ROWS = (1, 5, 21)
 """One block, one of several rows, and two of which the last begins sooner."""
 LIVE = (14, 13, 9, 3)
 """Live rows of a graph of as many as the first: blocks of seven, of which the last begins sooner, and one of nine."""
+MANY_LIVE = (150, 149, 72, 68, 64, 40, 33, 24, 16, 12, 8, 4, 1)
+"""The same for blocks of one height and a lower one, some of which are multiplied by a tile together."""
 FORMATS = {
     "int8": GroupFormat(8, 64, "middle", "float16"),
     "int4": GroupFormat(4, 64, "bias", "float16"),
@@ -83,7 +85,9 @@ class Products:
         self.device = Device("local-task", 0, cpu)
         self.ops = TiledOps(dtype, arithmetic, dots)
         self.packings = {name: Packing(format) for name, format in formats.items()}
-        graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [self._live_graph()]
+        graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [
+            self._live_graph(lives[0]) for lives in (LIVE, MANY_LIVE)
+        ]
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
@@ -100,19 +104,19 @@ class Products:
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
         return Graph(self._entry(name, rows), product, inputs, pure=True)
 
-    def _live_graph(self) -> Graph:
+    def _live_graph(self, rows: int) -> Graph:
         packing, width = self.packings["int4"], row_stride(INPUTS, self.ops.arithmetic)
 
         def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
             return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS, None, live),)
 
-        shapes = ((LIVE[0], width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
-        return Graph("live", product, tuple(struct(*shape) for shape in shapes), pure=True)
+        shapes = ((rows, width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
+        return Graph(f"live_{rows}", product, tuple(struct(*shape) for shape in shapes), pure=True)
 
     def live(self, matrix: Quantized, x: NDArray[np.float32], live: int) -> NDArray[np.float32]:
         data, number = self.packings["int4"].pack(matrix), np.array([live], np.int32)
         arguments = [self.device.upload(each) for each in (self.words(x), data, number)]
-        out: NDArray[np.float32] = self.device.download(self.module.call("live", *arguments)[0])
+        out: NDArray[np.float32] = self.device.download(self.module.call(f"live_{len(x)}", *arguments)[0])
         return out[:live]
 
     def _entry(self, name: str, rows: int) -> str:
@@ -177,8 +181,10 @@ def test_products(products: Products) -> None:
 def test_live_rows_are_those_of_a_product_of_all(products: Products) -> None:
     matrix = make(FORMATS["int4"])
     whole = products("int4", matrix, X)
-    for live in LIVE:
-        np.testing.assert_array_equal(products.live(matrix, X[: LIVE[0]], live), whole[:live])
+    for lives in (LIVE, MANY_LIVE):
+        x, expected = (np.resize(each, (lives[0], each.shape[1])) for each in (X, whole))
+        for live in lives:
+            np.testing.assert_array_equal(products.live(matrix, x, live), expected[:live])
 
 
 def test_what_is_not_a_number_stays_so(products: Products) -> None:
