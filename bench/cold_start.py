@@ -125,7 +125,7 @@ def measure(
         began = time.perf_counter()
         others = Others()
         answers = asyncio.run(closed_loop(url, extra, streams, seconds))
-        return Figures.of(began - launched, answers, began, began + seconds, others.share())
+        return Figures.of(began - launched, answers, began, began + seconds, max(0.0, others.share()))
 
 
 class ColdStart:

@@ -32,6 +32,9 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/burst.py": [rf"^ +1 +[1-9]\d*( +{P}){{4}}$"],
     "bench/chaos.py": [rf"^1 \| 2 \| middle \| 0 \| 0 \| 0 \| [1-9] \| {P} \| {P} \| {P}$"],
+    "bench/cold_start.py": [
+        rf"^\| 2 +\| +{server} \|( +{P} \|){{6}} +\| +\| +{P}x \| +{N}% \|$" for server in ("cold", "warm")
+    ],
     "bench/curves.py": [
         *(rf"^\| tiny bf16, 2 at once +\| +2 \| +{rows} \| +{P} \|( +{N} \|){{4}} +{P}x \|" for rows in (64, 256)),
         *(rf"^\| tiny bf16, context 64 +\| +{rows} \| +64 \| +{P} \|( +{N} \|){{4}} +{P}x \|" for rows in (1, 2)),

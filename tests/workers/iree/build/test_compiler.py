@@ -55,6 +55,17 @@ def test_found_by_key_without_its_text(tmp_path: Path) -> None:
     assert compiler.find(compiler.key("something else")) is None
 
 
+def test_an_upgrade_that_changes_no_graph_compiles_nothing(tmp_path: Path) -> None:
+    """The source code that the graph is made of has another digest, and so the graph another key."""
+    compiler = CountingCompiler(tmp_path, FLAGS, "cpu")
+    file = compiler.compile(TEXT, compiler.key("source code"))
+    edited = compiler.key("source code with a comment")
+    assert compiler.find(edited) is None
+    assert compiler.compile(TEXT, edited) == file
+    assert compiler.find(edited) == file
+    assert compiler.runs == 1
+
+
 def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = subprocess.CompletedProcess([], 1, "", "error: cannot open output file: No space left on device")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
