@@ -169,8 +169,9 @@ def cells(streams: int, name: str, rounds: Sequence[Mapping[str, Figures]]) -> l
         return statistics.median(figure(one[name]) for one in rounds)
 
     def ratio(other: str, figure: Callable[[Figures], float], peers: Callable[[Figures], float]) -> str:
-        pairs = [(one[name], one[other]) for one in rounds if other in one]
-        return f"{statistics.median(figure(a) / peers(b) for a, b in pairs):.2f}x" if pairs else ""
+        pairs = [(figure(one[name]), peers(one[other])) for one in rounds if other in one]
+        ratios = [own / its for own, its in pairs if its]  # 0 is no token at all
+        return f"{statistics.median(ratios):.2f}x" if ratios else ""
 
     def rate(figures: Figures) -> float:
         return figures.rate

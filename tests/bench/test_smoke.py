@@ -33,7 +33,9 @@ OUTPUT: dict[str, list[str]] = {
     "bench/burst.py": [rf"^ +1 +[1-9]\d*( +{P}){{4}}$"],
     "bench/chaos.py": [rf"^1 \| 2 \| middle \| 0 \| 0 \| 0 \| [1-9] \| {P} \| {P} \| {P}$"],
     "bench/cold_start.py": [
-        rf"^\| 2 +\| +{server} \|( +{P} \|){{6}} +\| +\| +{P}x \| +{N}% \|$" for server in ("cold", "warm")
+        # Its two seconds of load may pass without a token where the machine is busy.
+        rf"^\| 2 +\| +{server} \| +{P} \|( +{N} \|){{5}} +\| +\| +(?:{N}x)? \| +{N}% \|$"
+        for server in ("cold", "warm")
     ],
     "bench/curves.py": [
         *(rf"^\| tiny bf16, 2 at once +\| +2 \| +{rows} \| +{P} \|( +{N} \|){{4}} +{P}x \|" for rows in (64, 256)),
