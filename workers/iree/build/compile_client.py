@@ -15,7 +15,7 @@ from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.host.parent_death import tied
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
-from workers.iree.build.compiler import COMPILE_SECONDS, CompileError
+from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
 
 Group = tuple[str, ...]
@@ -30,10 +30,6 @@ class Built:
     file: Path
     seconds: float | None
     """Seconds of tracing and compiling; None when it was found in the cache."""
-
-
-SILENCE_S = 2 * COMPILE_SECONDS
-"""A compile process without a result for so long is killed."""
 
 
 class Builder:
@@ -64,10 +60,13 @@ class CompileProcess:
 
     def __init__(self, builder: Builder, parallel: int, background: bool) -> None:
         self._builder = builder
+        limit_s = BACKGROUND_SECONDS if background else COMPILE_SECONDS
+        self._silence_s = 2 * limit_s
+        """A process without a result for so long is killed."""
         job = module_command("workers.iree.build.compile_server")
         command = tied(job, background=background)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._tell(CompileStart(builder.recipe, parallel))
+        self._tell(CompileStart(builder.recipe, parallel, limit_s))
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +88,7 @@ class CompileProcess:
         """
         assert self._process.stdout is not None
         for _ in range(count):
-            watchdog = threading.Timer(SILENCE_S, self.kill)
+            watchdog = threading.Timer(self._silence_s, self.kill)
             watchdog.start()
             try:
                 line = self._process.stdout.readline()

@@ -20,10 +20,11 @@ from workers.iree.build.recipe import Recipe
 
 
 class CompileStart(Struct, frozen=True):
-    """The first line: what to compile, and how many modules at once."""
+    """The first line: what to compile, how many modules at once, and the longest time for one."""
 
     recipe: Recipe
     parallel: int
+    limit_s: float
 
 
 class CompileRequest(Struct, frozen=True):
@@ -58,7 +59,7 @@ class CompileServer:
     def run(self) -> None:
         start = msgspec.json.decode(self._lines.readline(), type=CompileStart)
         try:
-            self._plan, self._compiler = start.recipe.plan(), start.recipe.compiler()
+            self._plan, self._compiler, self._limit_s = start.recipe.plan(), start.recipe.compiler(), start.limit_s
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result of every request
             for line in self._lines:
                 self._fail(msgspec.json.decode(line, type=CompileRequest), error)
@@ -83,7 +84,7 @@ class CompileServer:
     def _compile(self, request: CompileRequest, text: str, traced_s: float) -> None:
         began = time.perf_counter()
         try:
-            file = self._compiler.compile(text, request.key)
+            file = self._compiler.compile(text, request.key, self._limit_s)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
         else:

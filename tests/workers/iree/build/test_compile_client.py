@@ -1,14 +1,19 @@
 """The compile process: asked, answered, refused and killed. Its graph is the smallest there is."""
 
+import io
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import msgspec
 import pytest
 
 from tests.checkpoints import make_checkpoint
 from workers.errors import LoadRefused
 from workers.iree.build.compile_client import Builder, Built, build_all
-from workers.iree.build.compiler import CompileError
+from workers.iree.build.compile_server import CompileStart
+from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
 from workers.iree.device.gpu import COMMON_FLAGS
 
@@ -70,3 +75,13 @@ def test_a_process_that_dies_is_an_error(recipe: Recipe) -> None:
         process.request(COPY)
         with pytest.raises(CompileError, match="the compile process ended with -9"):
             list(process.results(1))
+
+
+@pytest.mark.parametrize(("background", "limit_s"), [(False, COMPILE_SECONDS), (True, BACKGROUND_SECONDS)])
+def test_a_process_in_the_background_has_more_time(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, background: bool, limit_s: float
+) -> None:
+    started = mock.Mock(stdin=io.BytesIO(), stdout=io.BytesIO())
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started)
+    Builder(recipe).process(parallel=1, background=background)
+    assert msgspec.json.decode(started.stdin.getvalue(), type=CompileStart).limit_s == limit_s

@@ -8,7 +8,7 @@ import pytest
 
 from workers.errors import LoadRefused
 from workers.iree.build.cache import CacheError
-from workers.iree.build.compiler import CompileError, Compiler
+from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError, Compiler
 
 FLAGS = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")
 TEXT = "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
@@ -19,9 +19,9 @@ class CountingCompiler(Compiler):
 
     runs = 0
 
-    def _run(self, text: str, module: Path) -> None:
+    def _run(self, text: str, module: Path, limit_s: float) -> None:
         self.runs += 1
-        super()._run(text, module)
+        super()._run(text, module, limit_s)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -79,6 +79,20 @@ def test_a_killed_compiler_has_said_nothing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$") as failed:
         Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
     assert not isinstance(failed.value, LoadRefused), "there may be memory for it the next time"
+
+
+def test_a_compiler_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def run(command: list[str], *, timeout: float, **_: object) -> None:
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for limit_s in (COMPILE_SECONDS, BACKGROUND_SECONDS):
+        with pytest.raises(CompileError, match=rf"^iree-compile took more than {limit_s:.0f} s$"):
+            Compiler(tmp_path, FLAGS, "cpu").compile(TEXT, limit_s=limit_s)
+    assert limits == [COMPILE_SECONDS, BACKGROUND_SECONDS]
 
 
 def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:
