@@ -32,7 +32,7 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/burst.py": [rf"^ +1 +[1-9]\d*( +{P}){{4}}$"],
     "bench/chaos.py": [rf"^1 \| 2 \| middle \| 0 \| 0 \| 0 \| [1-9] \| {P} \| {P} \| {P}$"],
-    "bench/cold_start.py": [
+    "bench/peers/cold_start.py": [
         # Its two seconds of load may pass without a token where the machine is busy.
         rf"^\| 2 +\| +{server} \| +{P} \|( +{N} \|){{5}} +\| +\| +(?:{N}x)? \| +{N}% \|$"
         for server in ("cold", "warm")

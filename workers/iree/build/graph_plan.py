@@ -15,7 +15,7 @@ import jaxlib
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
-from workers.iree.kernels.matmul.row_blocks import SEQUENCE_ROWS
+from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
 from workers.iree.model.kv_layout import KvLayout

@@ -17,6 +17,7 @@ from workers.iree.kernels.attention.shape import Attention
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.fused_kernel import FusedKernel, barrier_counters
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
@@ -27,7 +28,6 @@ from workers.iree.kernels.matmul.linear import write_glu_linear, write_linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import write_quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
-from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.glu import Glu
 from workers.iree.kernels.rowwise.norm import Norm, NormOperands

@@ -11,10 +11,10 @@ from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import live_rows
 
 
 def attention(name: str, kind: Attention, *, live: bool = False) -> str:

@@ -7,11 +7,11 @@ from workers.checkpoints.architectures.parts import HeadNorm
 from workers.iree.kernels.attention.shape import AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.operations import fma
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.rowwise.norm import inverse_root_mean_square
 
 MAX_TOKENS = 16

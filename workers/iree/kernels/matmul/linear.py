@@ -6,12 +6,12 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.prefetch import Prefetch, prefetch_ahead, prefetch_both, prefetch_next_group
-from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.matmul.tiling import GemmTiling
 from workers.iree.kernels.rowwise.activations import ACTIVATIONS
 

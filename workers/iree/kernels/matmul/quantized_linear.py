@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import FEW_ROWS, live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.iree.kernels.ir.partition import Partition
@@ -15,7 +16,7 @@ from workers.iree.kernels.matmul.quantized_tile import (
     prefetch_ahead,
     quantized_gemm_tile,
 )
-from workers.iree.kernels.matmul.row_blocks import FEW_ROWS, ManyRowBlocks, RowBlocks, live_rows
+from workers.iree.kernels.matmul.row_blocks import ManyRowBlocks, RowBlocks
 
 L2_ROWS = 64
 """Rows that are multiplied by a tile of weights before the next tile: their activations stay in L2."""

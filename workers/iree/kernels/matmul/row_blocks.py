@@ -1,10 +1,9 @@
 """Row blocks of a product: the rows of a block are multiplied by a tile of weights together.
 
-A graph has as many rows as a step may have. The *live* rows, those of a sequence, are its first ones, and padding rows
-follow. A product computes the live rows in blocks of one height, as few as its registers allow, and has code for every
-height that it may need. The last block begins before the end of the one in front of it where it would reach beyond the
-live rows: what is computed twice is the same both times. Graphs of many rows have two heights, and any number of live
-rows.
+A product computes the live rows of a graph (`live_rows`) in blocks of one height, as few as its registers allow, and has
+code for every height that it may need. The last block begins before the end of the one in front of it where it would
+reach beyond the live rows: what is computed twice is the same both times. Graphs of many rows have two heights, and any
+number of live rows.
 """
 
 import math
@@ -12,21 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS, live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
 
-FEW_ROWS = 64
-"""The most rows of a graph whose blocks are all of one height (`RowBlocks`); of more rows see `ManyRowBlocks`."""
-SEQUENCE_ROWS = 8
-"""Live rows of a graph of many rows are a multiple of this: a sequence's rows follow each other. Other numbers take
-more padding."""
 ROWS_PER_PADDING_ROW = 8
 """A block has at most one padding row in so many: fewer heights to compile, and no step in the cost that is larger."""
-
-
-def live_rows(live: Memory, rows: int) -> Value:
-    """Return how many of a graph's `rows` are live, an index: int32 [1] in memory, bounded by `rows`."""
-    return live.load_index([0]).minimum(rows)
 
 
 @dataclass(frozen=True, slots=True)

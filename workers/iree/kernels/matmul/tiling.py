@@ -6,10 +6,11 @@ A tile is 16 outputs with all of their inputs.
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.arithmetic import Arithmetic
+from workers.iree.kernels.ir.live_rows import FEW_ROWS
 from workers.iree.kernels.ir.mlir_types import LANES, size_of
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import FEW_ROWS, ManyRowBlocks, RowBlocks
+from workers.iree.kernels.matmul.row_blocks import ManyRowBlocks, RowBlocks
 
 
 @dataclass(frozen=True, slots=True)

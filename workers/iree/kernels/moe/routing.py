@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from workers.checkpoints.architectures.parts import Experts
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import F32, I32, LANES, Type
 from workers.iree.kernels.ir.operations import exp
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import live_rows
 from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 LOW = -1.0e30

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.kernel import Kernel
+from workers.iree.kernels.ir.live_rows import FEW_ROWS, live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.row_blocks import FEW_ROWS, live_rows
 
 MANY_EACH = 4
 """Rows of a workgroup where there are many: handing a workgroup out costs as much as a part of a row."""

@@ -1,6 +1,6 @@
 """The first minutes of a server whose graph cache is empty, beside the same server with the cache filled and llama.cpp.
 
-    python bench/cold_start.py [--model 0.5b] [--precision bf16] [--streams 1 8] [--seconds 60] [--rounds 2]
+    python bench/peers/cold_start.py [--model 0.5b] [--precision bf16] [--streams 1 8] [--seconds 60] [--rounds 2]
 
 Each round starts `baton serve` twice on one new cache folder: "cold" with nothing in it, so that graphs are compiled
 beside the requests, and "warm" with what the cold one left there. llama-server with the same weights comes next. Each
@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
 from bench.engine import PRECISIONS
@@ -59,7 +59,7 @@ HEADER += ["all /peer", "p99 /warm", "others"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one server did under load."""
+    """The figures of one server under load."""
 
     ready_s: float
     windows: list[float]
