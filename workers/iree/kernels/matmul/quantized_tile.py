@@ -20,23 +20,30 @@ from workers.iree.kernels.matmul.packing import DOT_INPUTS
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 
 PREFETCH_DISTANCE = 8192
-"""Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
+"""The most bytes of levels ahead of those that are read. The CPU itself looks ahead no further than a page's end."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetches:
-    """Cache lines of the weights that are read later, from byte `at` of a tile on, which may lie beyond its end."""
+    """Cache lines of the weights that are read later: some from byte `at` of a tile on, and those at `entries`."""
 
     operands: QuantizedOperands
     tile: Value
     at: Value
     lines: int
+    entries: Sequence[tuple[Value, Value]] = ()
+    """Tiles, and bytes of them, where scales or zeros are."""
 
     def line(self, number: Value | int) -> None:
         """Prefetch one of the lines."""
         self.operands.weights.prefetch([self.tile, self.at + number * CACHE_LINE])
+
+    def each_entry(self) -> None:
+        """Prefetch the scales and zeros."""
+        for tile, at in self.entries:
+            self.operands.weights.prefetch([tile, at])
 
 
 def quantized_gemm_tile(
@@ -60,10 +67,26 @@ def quantized_gemm_tile(
     return code.loop(0, matmul.activations.groups, [code.floats(0.0)] * len(rows), group)
 
 
-def prefetch_ahead(matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, at: Value) -> Prefetches:
-    """Prefetch what is read `PREFETCH_DISTANCE` bytes after a group's levels, which begin at byte `at` of a tile; the
-    next tile follows its end."""
-    return Prefetches(operands, tile, at + PREFETCH_DISTANCE, matmul.vectors)
+def prefetch_ahead(
+    matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, following: Value, group: Value, at: Value
+) -> Prefetches:
+    """Prefetch levels up to `PREFETCH_DISTANCE` ahead of a group's, which begin at byte `at` of a tile, and the same
+    group's scales and zeros in the tile `following`, which is read after this one."""
+    packing, inputs = matmul.packing, matmul.activations.inputs
+    end = packing.level_bytes(inputs)
+    soon = at + min(PREFETCH_DISTANCE, end)
+    beyond = soon >= end
+    entries = [(following, entry_byte(matmul, table, group)) for table in range(packing.format.entries)]
+    target = beyond.select(following, tile)
+    return Prefetches(operands, target, beyond.select(soon - end, soon), matmul.vectors, entries)
+
+
+def entry_byte(matmul: QuantizedMatmul, table: int, group: Value) -> Value:
+    """Return the byte of a tile where the scales (table 0) or zeros (1) of a group of activations are."""
+    packing, activations = matmul.packing, matmul.activations
+    start = packing.level_bytes(activations.inputs) + table * packing.scale_bytes(activations.inputs)
+    stored = group // (packing.format.group // activations.group)
+    return stored * packing.scale_bytes(packing.format.group) + start
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +105,10 @@ class _Group:
 
     def add_to(self, sums: Sequence[Value]) -> list[Value]:
         """Return the sums of each row plus the group's."""
-        format, inputs = self.matmul.packing.format, self.matmul.activations.inputs
-        group = self.number // (format.group // self.matmul.activations.group)
-        start = self.matmul.packing.level_bytes(inputs)
-        scale = self._entries(start, group)
-        if format.zero == "middle":
-            zero = self.code.floats(-float(format.middle))
-        else:
-            zero = self._entries(start + self.matmul.packing.scale_bytes(inputs), group)
+        format = self.matmul.packing.format
+        self.prefetches.each_entry()
+        scale = self._entries(0)
+        zero = self.code.floats(-float(format.middle)) if format.zero == "middle" else self._entries(1)
         dots, out = self._dots(), []
         for number, (row, before) in enumerate(zip(self.rows, sums, strict=True)):
             row_scale, row_sum = (self.operands.scales.load([at, row, self.number]).broadcast() for at in range(2))
@@ -102,12 +121,10 @@ class _Group:
             out.append(math_fma(both, dot, before))
         return out
 
-    def _entries(self, start: int, group: Value) -> Value:
-        """Return float32: one number of each lane for the group from the tile's table at byte `start`."""
-        packing = self.matmul.packing
-        size = packing.scale_bytes(packing.format.group)
-        at = group * size + start
-        loaded = self.operands.weights.load_vector([self.tile, at], size)
+    def _entries(self, table: int) -> Value:
+        """Return float32: the scales or zeros of each lane for the group."""
+        packing, at = self.matmul.packing, entry_byte(self.matmul, table, self.number)
+        loaded = self.operands.weights.load_vector([self.tile, at], packing.scale_bytes(packing.format.group))
         return loaded.bitcast(ELEMENTS[packing.format.scales]).astype("f32")
 
     def _dots(self) -> "_Totals":
