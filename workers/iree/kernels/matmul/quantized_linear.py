@@ -151,8 +151,8 @@ class _Work:
         following = tile + 1
         following = (following < self.high).select(following, self.later)
 
-        def soon(group: Value, byte: Value) -> Prefetches:
-            return self._prefetches(blocks, turn(), tile, following, group, byte)
+        def soon(group: Value) -> Prefetches:
+            return self._prefetches(blocks, turn(), tile, following, group)
 
         sums = quantized_gemm_tile(self.code, self.matmul, self.operands, tile, rows, soon)
         for row, total in zip(rows, sums, strict=True):
@@ -160,13 +160,11 @@ class _Work:
                 total = total + self.bias.load_vector([column])
             self.out.store(total, [row, column])
 
-    def _prefetches(
-        self, blocks: _Blocks, turn: Value, tile: Value, following: Value, group: Value, byte: Value
-    ) -> Prefetches:
-        """Prefetch levels a short way ahead for a single block of rows; several of them share the following tile."""
+    def _prefetches(self, blocks: _Blocks, turn: Value, tile: Value, following: Value, group: Value) -> Prefetches:
+        """Prefetch a short way ahead for a single block of rows; several of them share the following tile."""
         matmul = self.matmul
         if blocks.together == 1:
-            return prefetch_ahead(matmul, self.operands, tile, following, group, byte)
+            return prefetch_ahead(matmul, self.operands, tile, following, group)
         groups = matmul.activations.groups
         lines = -(-matmul.tile_bytes // (CACHE_LINE * groups * blocks.sharing))
         return Prefetches(self.operands, following, (turn * groups + group) * (lines * CACHE_LINE), lines)

@@ -20,30 +20,23 @@ from workers.iree.kernels.matmul.packing import DOT_INPUTS
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 
 PREFETCH_DISTANCE = 8192
-"""The most bytes of levels ahead of those that are read. The CPU itself looks ahead no further than a page's end."""
+"""Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetches:
-    """Cache lines of the weights that are read later: some from byte `at` of a tile on, and those at `entries`."""
+    """Cache lines of the weights that are read later, from byte `at` of a tile on."""
 
     operands: QuantizedOperands
     tile: Value
     at: Value
     lines: int
-    entries: Sequence[tuple[Value, Value]] = ()
-    """Tiles, and bytes of them, where scales or zeros are."""
 
     def line(self, number: Value | int) -> None:
         """Prefetch one of the lines."""
         self.operands.weights.prefetch([self.tile, self.at + number * CACHE_LINE])
-
-    def each_entry(self) -> None:
-        """Prefetch the scales and zeros."""
-        for tile, at in self.entries:
-            self.operands.weights.prefetch([tile, at])
 
 
 def quantized_gemm_tile(
@@ -52,41 +45,30 @@ def quantized_gemm_tile(
     operands: QuantizedOperands,
     tile: Value,
     rows: Sequence[Value],
-    soon: Callable[[Value, Value], Prefetches],
+    soon: Callable[[Value], Prefetches],
 ) -> list[Value]:
     """Return float32 [16], the sums of a tile, of each of some rows.
 
-    `soon` returns what to prefetch in the course of a group of activations. It gets the group's number, and the byte of
-    the tile at which its levels begin.
+    `soon` returns what to prefetch in the course of a group of activations, whose number it gets.
     """
 
     def group(number: Value, sums: list[Value]) -> list[Value]:
-        at = number * (matmul.vectors * matmul.packing.vector_bytes)
-        return _Group(code, matmul, operands, tile, rows, number, at, soon(number, at)).add_to(sums)
+        at = matmul.level_byte(number)
+        return _Group(code, matmul, operands, tile, rows, number, at, soon(number)).add_to(sums)
 
     return code.loop(0, matmul.activations.groups, [code.floats(0.0)] * len(rows), group)
 
 
 def prefetch_ahead(
-    matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, following: Value, group: Value, at: Value
+    matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, following: Value, group: Value
 ) -> Prefetches:
-    """Prefetch levels up to `PREFETCH_DISTANCE` ahead of a group's, which begin at byte `at` of a tile, and the same
-    group's scales and zeros in the tile `following`, which is read after this one."""
-    packing, inputs = matmul.packing, matmul.activations.inputs
-    end = packing.level_bytes(inputs)
-    soon = at + min(PREFETCH_DISTANCE, end)
-    beyond = soon >= end
-    entries = [(following, entry_byte(matmul, table, group)) for table in range(packing.format.entries)]
-    target = beyond.select(following, tile)
-    return Prefetches(operands, target, beyond.select(soon - end, soon), matmul.vectors, entries)
-
-
-def entry_byte(matmul: QuantizedMatmul, table: int, group: Value) -> Value:
-    """Return the byte of a tile where the scales (table 0) or zeros (1) of a group of activations are."""
-    packing, activations = matmul.packing, matmul.activations
-    start = packing.level_bytes(activations.inputs) + table * packing.scale_bytes(activations.inputs)
-    stored = group // (packing.format.group // activations.group)
-    return stored * packing.scale_bytes(packing.format.group) + start
+    """Prefetch what is read `PREFETCH_DISTANCE` bytes after a group, scales and zeros included; the tile `following` is
+    read after this one."""
+    packing = matmul.packing
+    soon = matmul.level_byte(group) + (PREFETCH_DISTANCE - packing.entry_bytes)
+    beyond = soon >= matmul.tile_bytes
+    lines = matmul.vectors + packing.entry_bytes // CACHE_LINE
+    return Prefetches(operands, beyond.select(following, tile), beyond.select(soon - matmul.tile_bytes, soon), lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +88,6 @@ class _Group:
     def add_to(self, sums: Sequence[Value]) -> list[Value]:
         """Return the sums of each row plus the group's."""
         format = self.matmul.packing.format
-        self.prefetches.each_entry()
         scale = self._entries(0)
         zero = self.code.floats(-float(format.middle)) if format.zero == "middle" else self._entries(1)
         dots, out = self._dots(), []
@@ -123,8 +104,8 @@ class _Group:
 
     def _entries(self, table: int) -> Value:
         """Return float32: the scales or zeros of each lane for the group."""
-        packing, at = self.matmul.packing, entry_byte(self.matmul, table, self.number)
-        loaded = self.operands.weights.load_vector([self.tile, at], packing.scale_bytes(packing.format.group))
+        packing, at = self.matmul.packing, self.matmul.entry_byte(table, self.number)
+        loaded = self.operands.weights.load_vector([self.tile, at], packing.scale_bytes)
         return loaded.bitcast(ELEMENTS[packing.format.scales]).astype("f32")
 
     def _dots(self) -> "_Totals":

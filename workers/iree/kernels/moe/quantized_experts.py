@@ -83,8 +83,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         at = expert * m.down_tiles + first
 
-        def soon(group: Value, byte: Value) -> Prefetches:
-            return prefetch_ahead(matmul, operands, at, at + 1, group, byte)
+        def soon(group: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, at, at + 1, group)
 
         sums = quantized_gemm_tile(kernel.code, matmul, operands, at, pairs, soon)
         for pair, total in zip(pairs, sums, strict=True):
@@ -104,8 +104,8 @@ def _gate_and_up(
         # The other half is read next, and then the next gate.
         following = gate + which.equals(0).select(code.index(apart), 1)
 
-        def soon(group: Value, at: Value) -> Prefetches:
-            return prefetch_ahead(matmul, operands, tile, following, group, at)
+        def soon(group: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, tile, following, group)
 
         sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
         return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
