@@ -21,6 +21,9 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, Quanti
 
 PREFETCH_DISTANCE = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
+MAX_UNROLLED_ROWS = 9
+"""Rows of a block whose dots are written out. For more, LLVM would multiply all scales before the first dot and spill
+them; in a loop it cannot."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
@@ -119,7 +122,7 @@ class _Group:
         for first in range(0, LANES // self.matmul.dot.lanes, together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):
-                looped = self.matmul.dot.looped
+                looped = self.matmul.dot.looped or len(self.rows) > MAX_UNROLLED_ROWS
                 sums = self._looped_limb(limb, parts) if looped else self._limb(limb, parts, levels)
                 for (row, _), total in sums.items():
                     totals.setdefault((row, limb), []).append(total)
@@ -135,12 +138,15 @@ class _Group:
         per_vector = matmul.dots // matmul.vectors
         each = (dot.narrow_dots or matmul.dots) // per_vector
         totals: list[Value] = []
+        lines = self.prefetches.lines
+        if limb == 0 and parts.start == 0:
+            for line in range(matmul.vectors, lines):
+                self.prefetches.line(line)
         for start in range(0, matmul.vectors, each):
 
             def vector(number: Value, sums: list[Value]) -> list[Value]:
                 if limb == 0 and parts.start == 0:
-                    lines = self.prefetches.lines
-                    self.prefetches.line(number if lines == matmul.vectors else number * lines // matmul.vectors)
+                    self.prefetches.line(number if lines >= matmul.vectors else number * lines // matmul.vectors)
                 for run, levels in enumerate(self._levels(number, parts)):
                     at = self._words_at(number * per_vector + run)
                     words = [self._words(limb, row, at) for row in range(len(self.rows))]

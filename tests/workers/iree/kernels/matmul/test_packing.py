@@ -1,5 +1,7 @@
 """The layout of packed matrices."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def test_a_tile_is_read_from_front_to_end(format: GroupFormat, block: int, group
         those = range(first, min(first + block, groups))
         parts += [(packing.entry_byte(t, g), packing.scale_bytes) for t in range(format.entries) for g in those]
         parts += [(packing.level_byte(g), packing.level_bytes) for g in those]
-    assert all(at >= before + size for (before, size), (at, _) in zip(parts, parts[1:], strict=False))
+    assert all(at >= before + size for (before, size), (at, _) in itertools.pairwise(parts))
     assert all(packing.level_byte(group) % CACHE_LINE == 0 for group in range(groups))
     size = packing.tile_bytes(groups * format.group)
     assert parts[0][0] == 0
