@@ -3,7 +3,7 @@
 Where a graph is not ready yet a larger one serves, or numpy, whose results are bitwise identical.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import iree.runtime as rt
@@ -21,13 +21,14 @@ from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.sampling_arrays import sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED
 
-Call = Callable[..., Results]
+Call = Callable[..., Iterable[rt.HalBufferView]]
+_Results = Results | Sequence[rt.HalBufferView]
 
 
 class _Last(NamedTuple):
     """A call's results, with logits on the device, the tokens of all their rows, and the caller's rows among them."""
 
-    result: Results
+    result: _Results
     tokens: list[int]
     output_indices: Sequence[int]
 
@@ -51,7 +52,7 @@ class Sampler:
 
     def sample(
         self,
-        result: Results,
+        result: _Results,
         specs: Sequence[SampleSpec | None],
         output_indices: Sequence[int],
         greedy: list[int] | None = None,
@@ -86,7 +87,7 @@ class Sampler:
         """A graph is ready that reports so many rows."""
         return self._covering("report", min(rows, self._sizes[-1])) is not None
 
-    def reports_of(self, result: Results, count: int, tokens: Sequence[int]) -> list[RowLogprobs]:
+    def reports_of(self, result: _Results, count: int, tokens: Sequence[int]) -> list[RowLogprobs]:
         """Return the log-probabilities of given tokens, one for each of the first `count` rows, or for all but
         the last of them. `result` as in `sample`. Raises `NotFiniteError` unless the logits of all these rows are
         finite."""
