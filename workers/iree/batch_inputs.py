@@ -70,10 +70,10 @@ class RopeTable:
 
 
 class DecodeInputs:
-    """The inputs of decode graphs of so many rows, without the cache.
+    """The inputs of decode graphs of so many rows, without the cache, and the greedy tokens that the graphs leave.
 
-    They are written number by number, without numpy: after a step nothing of Python is in the CPU's caches, and each of
-    numpy's operations takes many times as long as a number.
+    They are written and read number by number, without numpy: after a step nothing of Python is in the CPU's caches,
+    and each of numpy's operations takes many times as long as a number.
     """
 
     def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int) -> None:
@@ -87,6 +87,10 @@ class DecodeInputs:
         self._tokens, self._cos, self._sin, self._kv_rows, self._slots = flat
         self._used: Sequence[int] = range(batch)
         """The rows of the graph that may hold those of the last step."""
+        greedy = device.input((batch,), "int32") if device.local else None
+        self.results = () if greedy is None else (greedy.ready(),)
+        """The arguments after the cache: the buffer for greedy tokens, where the host can read it."""
+        self._greedy = None if greedy is None else greedy.array.data
 
     def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
         """Return the arguments of a call that leaves these rows' results at these indices. Other rows are padding."""
@@ -99,3 +103,8 @@ class DecodeInputs:
             at = index * width
             self._cos[at : at + width], self._sin[at : at + width] = self._angles.of(row.position)
         return [each.ready() for each in self._inputs]
+
+    @property
+    def greedy(self) -> list[int] | None:
+        """The greedy tokens of the last call, of all rows; None if they are not left here."""
+        return None if self._greedy is None else self._greedy.tolist()

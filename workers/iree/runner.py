@@ -30,7 +30,7 @@ from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, open_archive
 from workers.iree.device.buffers import Input
-from workers.iree.device.device import Device
+from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import choose_device
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.kv_memory import host_kv, needed, row_bytes
@@ -161,7 +161,7 @@ class IreeRunner:
         padded: list[SampleSpec | None] = [*specs, *[None] * (result[1].shape[0] - len(specs))]
         return self._sampler.sample(result, padded, range(len(specs)))
 
-    def _head_logits(self, rows: rt.HalBufferView, count: int) -> list[rt.HalBufferView]:
+    def _head_logits(self, rows: rt.HalBufferView, count: int) -> Results:
         """Return greedy tokens and logits of at least the first `count` hidden rows."""
         size = self.graphs.covering("head", self._plan.head_sizes, count) or self._plan.head_sizes[-1]
         return self._call(f"head_{size}", rows, count)
@@ -169,11 +169,11 @@ class IreeRunner:
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
-        result, output_indices, batch = self._step(rows)
+        result, output_indices, batch, greedy = self._step(rows)
         specs: list[SampleSpec | None] = [None] * batch
         for index, spec in zip(output_indices, with_masks(row.sample for row in rows), strict=True):
             specs[index] = spec
-        return self._sampler.sample(result, specs, output_indices)
+        return self._sampler.sample(result, specs, output_indices, greedy)
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         return self._sampler.logprobs(rows)
@@ -199,8 +199,8 @@ class IreeRunner:
         reports: list[RowLogprobs] = []
         for at in range(0, length, size):
             part = _part(chunk, at, size)
-            logits = self._few_logits(part) if size == self._few_rows else self._score_logits(part, size)
-            reports += self._sampler.reports_of(logits, len(part.tokens), targets[at : at + size])
+            result = self._few_logits(part) if size == self._few_rows else self._score_logits(part, size)
+            reports += self._sampler.reports_of(result, len(part.tokens), targets[at : at + size])
         if not exact:  # another graph may have rounded otherwise: the rows are computed again as without a report
             (token,) = self.prefill([chunk], [spec])
         elif spec is not None:
@@ -214,14 +214,14 @@ class IreeRunner:
         """Rows of one prefill graph that `head` takes, if rows are exact."""
         return min(self._plan.head_sizes[-1], self._plan.chunks[0])
 
-    def _few_logits(self, chunk: Chunk) -> rt.HalBufferView:
-        """Compute a chunk of few rows, and the logits of all of them."""
+    def _few_logits(self, chunk: Chunk) -> Results:
+        """Compute a chunk of few rows: greedy tokens and logits of all of them."""
         ((size, runs),) = self._calls([chunk], [-1])
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
         ends[: len(chunk.tokens)] = np.arange(len(chunk.tokens))
         arguments = self._run_inputs(runs, size)
         hidden, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), self._no_rows.view)
-        return self._head_logits(hidden, len(chunk.tokens))[1]
+        return self._head_logits(hidden, len(chunk.tokens))
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
@@ -237,24 +237,24 @@ class IreeRunner:
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
         part = _part(chunk, at, size)
-        logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size))
+        logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size)[1])
         return logits[: len(part.tokens)]
 
-    def _score_logits(self, chunk: Chunk, size: int) -> rt.HalBufferView:
-        """Run the scoring graph on a chunk of up to `size` rows."""
+    def _score_logits(self, chunk: Chunk, size: int) -> Results:
+        """Run the scoring graph on a chunk of up to `size` rows: greedy tokens and logits of all rows."""
         arguments = self._run_inputs(runs_of(chunk, -1, self._plan.block or size), size)
-        return self._call(f"score_{size}", *arguments)[0]
+        return self._call(f"score_{size}", *arguments)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
-        result, (index,), _ = self._step([row])
+        result, (index,), _, _ = self._step([row])
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[index : index + 1]
 
-    def _step(self, rows: Sequence[DecodeRow]) -> tuple[list[rt.HalBufferView], Sequence[int], int]:
+    def _step(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Run the cheapest decode graph that is ready and holds the rows.
 
-        Returns its results, the index of each row among its outputs, and how many rows it has.
+        Returns its results, the index of each row among its outputs, how many rows it has, and `DecodeInputs.greedy`.
         """
         check_rows(self.capabilities, self._written, rows)
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
@@ -266,7 +266,8 @@ class IreeRunner:
         if inputs is None:
             inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
             self._decode_inputs[batch] = inputs
-        return self._call(f"decode_{batch}", *inputs.write(output_indices, rows), self._kv.view), output_indices, batch
+        arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
+        return self._call(f"decode_{batch}", *arguments), output_indices, batch, inputs.greedy
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -333,7 +334,7 @@ class IreeRunner:
         given = zip(self._inputs_of[tokens.shape], values, strict=True)
         return [*(each.put(value) for each, value in given), self._kv.view]
 
-    def _call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
+    def _call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         return self.graphs[name].call(name, *arguments)
 
 

@@ -3,7 +3,7 @@
 Where a graph is not ready yet a larger one serves, or numpy, whose results are bitwise identical.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import iree.runtime as rt
@@ -12,7 +12,7 @@ import numpy as np
 from protocol.request import Sampling
 from workers.engine.runner import NotFiniteError
 from workers.iree.build.graph_plan import SAMPLE, GraphPlan
-from workers.iree.device.device import Device
+from workers.iree.device.device import Device, Results
 from workers.iree.graph_registry import GraphRegistry
 from workers.sampling import sample as sampling
 from workers.sampling.logit_edits import allow_all, edit_calls, process_logits, stack_masks
@@ -21,13 +21,14 @@ from workers.sampling.sample_spec import SampleSpec
 from workers.sampling.sampling_arrays import sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED
 
-Call = Callable[..., list[rt.HalBufferView]]
+Call = Callable[..., Iterable[rt.HalBufferView]]
+_Results = Results | Sequence[rt.HalBufferView]
 
 
 class _Last(NamedTuple):
-    """Logits on the device, the tokens of all their rows, and the caller's rows among them."""
+    """A call's results, with logits on the device, the tokens of all their rows, and the caller's rows among them."""
 
-    logits: rt.HalBufferView
+    result: _Results
     tokens: list[int]
     output_indices: Sequence[int]
 
@@ -50,24 +51,29 @@ class Sampler:
         self._last = None
 
     def sample(
-        self, result: list[rt.HalBufferView], specs: Sequence[SampleSpec | None], output_indices: Sequence[int]
+        self,
+        result: _Results,
+        specs: Sequence[SampleSpec | None],
+        output_indices: Sequence[int],
+        greedy: list[int] | None = None,
     ) -> list[int | None]:
         """Return the tokens of the rows at these indices; None for a row with non-finite logits.
 
-        `result` has greedy tokens and logits of all rows.
+        `result` has greedy tokens and logits of all rows; `greedy` are these tokens, if the host has them already.
         """
         if sampling.needs_sampling([spec for spec in specs if spec is not None]):
             sampled = self._sample(result[1], [spec or _FILLER for spec in specs])
         else:
-            sampled = self._device.numbers(result[0])
-        self._last = _Last(result[1], sampled, output_indices)
+            sampled = self._device.numbers(result[0]) if greedy is None else greedy
+        self._last = _Last(result, sampled, output_indices)
         return [sampled[index] if sampled[index] >= 0 else None for index in output_indices]
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         """See `workers.engine.runner.Runner.logprobs`. Raises `RuntimeError` when the last step sampled nothing."""
         if self._last is None:
             raise RuntimeError("no token was sampled by the last call")
-        logits, sampled, output_indices = self._last
+        result, sampled, output_indices = self._last
+        logits = result[1]
         indices, tokens = [output_indices[row] for row in rows], np.array(sampled, np.int32)
         if size := self._covering("report", len(sampled)):
             tokens = np.pad(tokens, (0, size - len(sampled)))
@@ -81,25 +87,34 @@ class Sampler:
         """A graph is ready that reports so many rows."""
         return self._covering("report", min(rows, self._sizes[-1])) is not None
 
-    def reports_of(self, logits: rt.HalBufferView, count: int, tokens: Sequence[int]) -> list[RowLogprobs]:
+    def reports_of(self, result: _Results, count: int, tokens: Sequence[int]) -> list[RowLogprobs]:
         """Return the log-probabilities of given tokens, one for each of the first `count` rows, or for all but
-        the last of them. Raises `NotFiniteError` unless the logits of all these rows are finite."""
-        values = self._device.download(logits)[:count]
-        if not np.isfinite(values.max(axis=-1)).all():
+        the last of them. `result` as in `sample`. Raises `NotFiniteError` unless the logits of all these rows are
+        finite."""
+        greedy, logits = self._device.numbers(result[0]), result[1]
+        if min(greedy[:count]) < 0:
             raise NotFiniteError
         if not self.reports(len(tokens)):
-            return report_rows(values, tokens)
+            return report_rows(self._device.window(logits)[:count], tokens)
+        if logits.shape[0] == self._covering("report", len(tokens)):
+            return self._report_rows(logits, tokens)
         out: list[RowLogprobs] = []
-        for at in range(0, len(tokens), self._sizes[-1]):
-            some = np.array(tokens[at : at + self._sizes[-1]], np.int32)
-            size = self._covering("report", len(some)) or self._sizes[-1]
-            rows = logits
-            if logits.shape[0] != size:
-                rows = self._device.upload(np.pad(values[at : at + len(some)], ((0, size - len(some)), (0, 0))))
-            results = self._call(f"report_{size}", rows, self._device.upload(np.pad(some, (0, size - len(some)))))
-            ids, distance, mass = (self._device.download(each)[: len(some)] for each in results)
-            out += decode_report(ids, distance, mass, self._vocab_size)
+        values, most = self._device.window(logits), self._sizes[-1]
+        for at in range(0, len(tokens), most):
+            some = tokens[at : at + most]
+            size = self._covering("report", len(some)) or most
+            rows, missing = values[at : at + len(some)], size - len(some)
+            padded = np.pad(rows, ((0, missing), (0, 0))) if missing else rows
+            out += self._report_rows(self._device.upload(padded), some)
         return out
+
+    def _report_rows(self, logits: rt.HalBufferView, tokens: Sequence[int]) -> list[RowLogprobs]:
+        """Report given tokens by the graph that takes as many rows as `logits` has."""
+        size, count = logits.shape[0], len(tokens)
+        padded = np.pad(np.array(tokens, np.int32), (0, size - count))
+        results = self._call(f"report_{size}", logits, self._device.upload(padded))
+        ids, distance, mass = (self._device.download(each)[:count] for each in results)
+        return decode_report(ids, distance, mass, self._vocab_size)
 
     @np.errstate(over="ignore", invalid="ignore")  # padding rows may hold anything, and so may a row that fails
     def _sample(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:

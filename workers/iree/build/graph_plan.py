@@ -45,8 +45,8 @@ ON_DEMAND = (("edit", "mask"), ("report",))
 WIDE_SAMPLING = (("filter",), ("full",))
 """The graphs that sample on other devices if the top candidates do not contain all tokens that the filters keep, and if
 a row has typical_p or XTC."""
-ROWS, KV = 3, 5
-"""The positions of the cache rows and of the KV cache among a step's inputs."""
+ROWS, KV, GREEDY = 3, 5, 6
+"""The positions of the cache rows, of the KV cache and of the buffer for greedy tokens among a step's inputs."""
 FEW_ROWS = 4
 """The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 
@@ -203,16 +203,22 @@ class GraphPlan:
         return isinstance(self.ops, TiledOps) and rows > FEW_ROWS
 
     def _decode(self, name: str, batch: int) -> Graph:
-        """A row of each of some slots, then padding rows -> greedy tokens [batch], logits [batch, vocab], cache."""
+        """A row of each of some slots, then padding rows -> greedy tokens [batch], logits [batch, vocab], cache.
+
+        On a CPU the tokens are written to the last input, which the host reads without a call.
+        """
 
         def decode(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, weights = values
+            dynamic, weights = values[: KV + 1], values[-1]
             live = self._live(dynamic[ROWS])
             hidden, kv = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
             return sampling.greedy(self._numpy, logits), logits, kv
 
-        return Graph(name, decode, self._step_inputs(batch, 1), in_place=(KV, 2))
+        inputs = self._step_inputs(batch, 1)
+        if isinstance(self.ops, PlainOps):
+            return Graph(name, decode, inputs, in_place=((KV, 2),))
+        return Graph(name, decode, (*inputs, struct((batch,), "int32")), in_place=((KV, 2), (GREEDY, 0)))
 
     def _prefill(self, name: str, chunk: int) -> Graph:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
@@ -227,7 +233,7 @@ class GraphPlan:
             return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
 
         lasts = struct(self.last_rows.shape[:1], "int32")
-        return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=(KV, 1))
+        return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=((KV, 1),))
 
     def _last_head(self, name: str, rows: int) -> Graph:
         """Hidden rows that prefill graphs left, and how many -> greedy tokens [rows] and logits [rows, vocab]."""
@@ -241,15 +247,16 @@ class GraphPlan:
         return Graph(name, last_head, (self.last_rows, struct((), "int32")), 1)
 
     def _score(self, name: str, chunk: int) -> Graph:
-        """Like prefill, with the logits of every row [chunk, vocab]."""
+        """Like prefill -> greedy tokens [chunk] and logits [chunk, vocab] of every row, cache."""
 
         def score(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
             live = self._live(dynamic[ROWS])
             hidden, kv = self._run(dynamic, weights, live)
-            return self._head(hidden, weights, live), kv
+            logits = self._head(hidden, weights, live)
+            return sampling.greedy(self._numpy, logits), logits, kv
 
-        return Graph(name, score, self._block_inputs(chunk), in_place=(KV, 1))
+        return Graph(name, score, self._block_inputs(chunk), in_place=((KV, 2),))
 
     def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         block = self.block or chunk
@@ -279,7 +286,7 @@ class GraphPlan:
 
         scalar = struct((), "int32")
         inputs = (struct(cache.shape, self.ops.dtype), scalar, scalar, scalar)
-        return Graph(name, copy, inputs, 3, (0, 0), pure=True)
+        return Graph(name, copy, inputs, 3, ((0, 0),), pure=True)
 
     def _on_logits(self, kind: str, name: str, rows: int) -> Graph:
         """Logits [rows, vocab] and arguments -> tokens [rows], changed logits, or what `workers.sampling.logprobs`
@@ -312,6 +319,6 @@ class GraphPlan:
             return (sampling.sample(xp, arrays[0], SamplingArrays(*arrays[1:]), filters=kind != "unfiltered"),)
 
         # IREE scatters into the argument, whether it is marked or not.
-        in_place = (0, 0) if kind == "edit" else None
+        in_place = ((0, 0),) if kind == "edit" else ()
         logits = struct((rows, self.config.vocab_size), "float32")
         return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)

@@ -47,8 +47,8 @@ class Graph:
     inputs: tuple[jax.ShapeDtypeStruct, ...]
     scalars: int = 0
     """The number of last inputs that are int32 numbers, which the host passes by value."""
-    in_place: tuple[int, int] | None = None
-    """(input, result) that share one buffer: the result is written over the input."""
+    in_place: tuple[tuple[int, int], ...] = ()
+    """Pairs of an input and a result that share one buffer: the result is written over the input."""
     pure: bool = False
     """The function takes no parameters."""
 
@@ -127,8 +127,8 @@ def _entry(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], results
     for i, spec in enumerate(graph.inputs):
         kind, scalar = type_of(spec), i >= first_scalar
         mark = ""
-        if graph.in_place is not None and graph.in_place[0] == i:
-            mark = f" {{iree.abi.output = {graph.in_place[1]} : index}}"
+        if (result := dict(graph.in_place).get(i)) is not None:
+            mark = f" {{iree.abi.output = {result} : index}}"
         arguments.append(f"%a{i}: " + ("i32" if scalar else kind + mark))
         if scalar:
             lines.append(f"    %s{i} = tensor.from_elements %a{i} : tensor<i32>")

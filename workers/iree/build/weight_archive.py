@@ -25,7 +25,7 @@ from workers.iree.model.ops import Ops
 from workers.iree.model.stored_parameters import Stored, pack_parameter
 from workers.load_options import Progress
 
-FORMAT = 3
+FORMAT = 4
 """The version of the contents, to be raised when they change for the same key."""
 MAX_BYTES = 64 << 30
 """The limit for all archives in a cache folder together."""

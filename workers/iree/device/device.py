@@ -2,7 +2,7 @@
 
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +212,15 @@ class Device:
 
     def download(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Copy a result to the host."""
-        if self.local:
-            return np.array(self._mapped(view))
-        return self._read_back(view)
+        return np.array(self._mapped(view)) if self.local else self._read_back(view)
+
+    def window(self, view: rt.HalBufferView) -> NDArray[Any]:
+        """Return a result for the host to read: in place on a local driver, valid as long as the view."""
+        return self._mapped(view) if self.local else self._read_back(view)
 
     def numbers(self, view: rt.HalBufferView) -> list[int]:
         """Return a result of a few integers."""
-        values = self._mapped(view) if self.local else self.download(view)
-        numbers: list[int] = values.tolist()
+        numbers: list[int] = self.window(view).tolist()
         return numbers
 
     def _mapped(self, view: rt.HalBufferView) -> NDArray[Any]:
@@ -273,6 +274,19 @@ def _described(driver: rt.HalDriver, name: str, uri: str) -> tuple[str, Gpu | No
     return str(device["name"]), Gpu.of(name, str(driver.dump_device_info(device["device_id"])))
 
 
+class Results:
+    """The results of a call. Each becomes an object when it is asked for: a step reads none of most of them."""
+
+    def __init__(self, values: rt.VmVariantList) -> None:
+        self._values = values
+
+    def __getitem__(self, at: int) -> rt.HalBufferView:
+        return self._values.get_as_object(at, rt.HalBufferView)
+
+    def __iter__(self) -> Iterator[rt.HalBufferView]:
+        return (self[at] for at in range(self._values.size))
+
+
 class Module:
     """A loaded module; `call` runs one of its functions to the end."""
 
@@ -281,7 +295,7 @@ class Module:
         self._module = module
         self._functions: dict[str, rt.VmFunction] = {}
 
-    def call(self, name: str, *arguments: rt.HalBufferView | int) -> list[rt.HalBufferView]:
+    def call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.lookup_function(name)
@@ -292,4 +306,4 @@ class Module:
             else:
                 inputs.push_ref(argument)
         self._context.invoke(function, inputs, outputs)
-        return [outputs.get_as_object(i, rt.HalBufferView) for i in range(outputs.size)]
+        return Results(outputs)

@@ -28,18 +28,16 @@ def embedding(name: str, rows: int, tiles: int, inputs: int, packing: Packing) -
         return narrow.lane(0).astype("f32").broadcast(DOT_INPUTS)
 
     def group(at_group: Value) -> None:
-        scale_at = at_group * packing.scale_bytes(format.group) + scale_at_lane
-        scales = number(packing.level_bytes(inputs) + scale_at)
+        scales = number(packing.entry_byte(0, at_group) + scale_at_lane)
         if format.zero == "middle":
             zeros = code.constant(-format.middle, Type("f32", DOT_INPUTS))
         else:
-            zeros = number(packing.level_bytes(inputs) + packing.scale_bytes(inputs) + scale_at)
-        first = at_group * (format.group // step)
+            zeros = number(packing.entry_byte(1, at_group) + scale_at_lane)
+        first, levels_at = at_group * (format.group // step), packing.level_byte(at_group) + at_lane
 
         def run(offset: Value) -> None:
-            at = first + offset
-            byte, column = at * packing.vector_bytes + at_lane, at * step
-            bytes_ = weights.load_vector([tile, byte], DOT_INPUTS)
+            column = (first + offset) * step
+            bytes_ = weights.load_vector([tile, levels_at + offset * packing.vector_bytes], DOT_INPUTS)
             for part in range(8 // format.bits):
                 weight = _weights(packing, bytes_, part, scales, zeros)
                 out.store(weight, [row, column + code.index(part * DOT_INPUTS)])

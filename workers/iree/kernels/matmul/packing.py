@@ -1,25 +1,31 @@
 """The layouts of packed weights, in the order in which products read them.
 
-A tile is 16 neighbouring outputs with all of their inputs. A tile of a quantized matrix has first the levels, four
-neighbouring inputs of each output in 32 bits (with 4 bits a level, two such runs share their bytes: the low halves are
-the first one's), then the scales of all groups, then their zeros, and zeros up to a whole cache line.
+A tile is 16 neighbouring outputs with all of their inputs. A tile of a quantized matrix is read from front to end: one
+*block* after the other, which is as many groups of inputs as have whole cache lines of scales and zeros. A block has
+the scales of its groups, then their zeros, then their levels: four neighbouring inputs of each output in 32 bits (with
+4 bits a level, two such runs share their bytes: the low halves are the first one's).
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
+from workers.iree.kernels.ir.value import Value
 from workers.precision import Quantize
 
 GROUPS = (128, 64, 32)
 """Sizes of groups that are stored, in inputs; a larger group becomes several with equal scales."""
 DOT_INPUTS = 4
 """Neighbouring inputs of one output that an integer dot product multiplies and sums."""
+
+T = TypeVar("T", int, Value)
+"""A number, or one that a kernel computes."""
 
 
 def pack_matrix(matrix: NDArray[Any], k: int) -> NDArray[Any]:
@@ -46,16 +52,39 @@ class Packing:
         """Bytes of one vector of levels."""
         return DOT_INPUTS * LANES
 
-    def level_bytes(self, inputs: int) -> int:
-        return inputs * LANES * self.format.bits // 8
+    @property
+    def level_bytes(self) -> int:
+        """Bytes of the levels of a group."""
+        return self.format.group * LANES * self.format.bits // 8
 
-    def scale_bytes(self, inputs: int) -> int:
-        """Bytes of a tile's scales; its zeros have as many."""
-        return inputs // self.format.group * LANES * self.format.scale_size
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of a group; its zeros have as many."""
+        return LANES * self.format.scale_size
+
+    @property
+    def block(self) -> int:
+        """Groups of a block."""
+        return CACHE_LINE // math.gcd(CACHE_LINE, self.format.entries * self.scale_bytes)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of a block before its levels."""
+        return self.block * self.format.entries * self.scale_bytes
 
     def tile_bytes(self, inputs: int) -> int:
-        whole = self.level_bytes(inputs) + self.format.entries * self.scale_bytes(inputs)
-        return -(-whole // CACHE_LINE) * CACHE_LINE
+        """The last block may have fewer groups."""
+        groups = inputs // self.format.group
+        return groups * self.level_bytes + -(-groups // self.block) * self.entry_bytes
+
+    def level_byte(self, group: T) -> T:
+        """Return the byte of a tile at which the levels of a group begin."""
+        return group * self.level_bytes + (group // self.block + 1) * self.entry_bytes
+
+    def entry_byte(self, table: int, group: T) -> T:
+        """Return the byte of a tile at which the scales (table 0) or zeros (1) of a group begin."""
+        before = group // self.block * (self.entry_bytes + self.block * self.level_bytes)
+        return before + (group % self.block + table * self.block) * self.scale_bytes
 
     def stored_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         return (-(-outputs // LANES), self.tile_bytes(inputs))
@@ -66,18 +95,22 @@ class Packing:
         outputs, inputs = matrix.levels.shape
         tiles, size = self.stored_shape(outputs, inputs)
         out = np.zeros((tiles, size), np.int8)
-        end = self.level_bytes(inputs)
-        out[:, :end] = self._levels(self._filled(matrix.levels)).view(np.int8)
         zeros = matrix.zeros
         if self.format.zero == "level" and zeros is not None:
             zeros = -zeros  # added to a sum of levels
-        for values in (matrix.scales, zeros):
-            if values is not None:
-                blocks = self._filled(values).reshape(tiles, LANES, -1).transpose(0, 2, 1)
-                part = np.ascontiguousarray(blocks, SCALE_TYPES[self.format.scales]).view(np.int8).reshape(tiles, -1)
-                out[:, end : end + part.shape[1]] = part
-                end += part.shape[1]
+        tables = [self._table(values) for values in (matrix.scales, zeros) if values is not None]
+        levels = self._levels(self._filled(matrix.levels)).view(np.int8).reshape(tiles, -1, self.level_bytes)
+        for group in range(levels.shape[1]):
+            parts = [(self.entry_byte(number, group), table[:, group]) for number, table in enumerate(tables)]
+            for start, part in [*parts, (self.level_byte(group), levels[:, group])]:
+                out[:, start : start + part.shape[1]] = part
         return out
+
+    def _table(self, values: NDArray[Any]) -> NDArray[np.int8]:
+        """Return scales or zeros, [tiles, groups, bytes]."""
+        rows = self._filled(values)
+        lanes = rows.reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
+        return np.ascontiguousarray(lanes, SCALE_TYPES[self.format.scales]).view(np.int8)
 
     def _filled(self, rows: NDArray[Any]) -> NDArray[Any]:
         missing = -len(rows) % LANES

@@ -48,7 +48,8 @@ def write_quantized_linear(
 ) -> None:
     """Write a partition of `quantized_linear`."""
     low, high = partition.tapered_range(matmul.tiles)
-    rows, work = matmul.activations.rows, _Work(code, matmul, operands, out, bias, low, high)
+    later = partition.tapered_start(matmul.tiles, partition.next())
+    rows, work = matmul.activations.rows, _Work(code, matmul, operands, out, bias, low, high, later)
     row_blocks = RowBlocks(rows, matmul.max_height)
 
     def live_blocks(height: int, end: Value, last: Value) -> None:
@@ -87,7 +88,8 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A partition of a product: its operands, and the first of its tiles and their end."""
+    """A partition of a product: its operands, the first of its tiles and their end, and the first tile of the partition
+    that its thread most likely takes next."""
 
     code: Code
     matmul: QuantizedMatmul
@@ -96,6 +98,7 @@ class _Work:
     bias: Memory | None
     low: Value
     high: Value
+    later: Value
 
     def all_tiles(self, blocks: _Blocks, count: Value, last: Value) -> None:
         """Multiply `count` blocks of rows, the last of which begins at row `last`: as many as go together by every
@@ -146,8 +149,11 @@ class _Work:
         rows = [first + row for row in range(blocks.height)]
         column = tile * LANES
 
-        def soon(group: Value, byte: Value) -> Prefetches:
-            return self._prefetches(blocks, turn(), tile, group, byte)
+        following = tile + 1
+        following = (following < self.high).select(following, self.later)
+
+        def soon(group: Value) -> Prefetches:
+            return self._prefetches(blocks, turn(), tile, following, group)
 
         sums = quantized_gemm_tile(self.code, self.matmul, self.operands, tile, rows, soon)
         for row, total in zip(rows, sums, strict=True):
@@ -155,11 +161,11 @@ class _Work:
                 total = total + self.bias.load_vector([column])
             self.out.store(total, [row, column])
 
-    def _prefetches(self, blocks: _Blocks, turn: Value, tile: Value, group: Value, byte: Value) -> Prefetches:
-        """Prefetch what follows in memory for a single block of rows; several of them share the next tile."""
+    def _prefetches(self, blocks: _Blocks, turn: Value, tile: Value, following: Value, group: Value) -> Prefetches:
+        """Prefetch a short way ahead for a single block of rows; several of them share the following tile."""
         matmul = self.matmul
         if blocks.together == 1:
-            return prefetch_ahead(matmul, self.operands, tile, byte)
-        lines = -(-matmul.vectors // blocks.sharing)
-        groups_before = turn * matmul.activations.groups + group
-        return Prefetches(self.operands, tile + 1, groups_before * (lines * CACHE_LINE), lines)
+            return prefetch_ahead(matmul, self.operands, tile, following, group)
+        groups = matmul.activations.groups
+        lines = -(-matmul.tile_bytes // (CACHE_LINE * groups * blocks.sharing))
+        return Prefetches(self.operands, following, (turn * groups + group) * (lines * CACHE_LINE), lines)

@@ -6,6 +6,7 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import partition_count
+from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
 from workers.iree.kernels.matmul.integer_dot import IntegerDot, IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
@@ -44,6 +45,20 @@ class QuantizedMatmul:
     @property
     def tile_bytes(self) -> int:
         return self.packing.tile_bytes(self.activations.inputs)
+
+    def level_byte(self, group: Value) -> Value:
+        """Return the byte of a tile at which the levels of a group of activations begin."""
+        parts, levels = self._parts, self.vectors * self.packing.vector_bytes
+        return group * levels + (group // (parts * self.packing.block) + 1) * self.packing.entry_bytes
+
+    def entry_byte(self, table: int, group: Value) -> Value:
+        """Return the byte of a tile at which the scales (table 0) or zeros (1) of a group of activations begin."""
+        return self.packing.entry_byte(table, group // self._parts)
+
+    @property
+    def _parts(self) -> int:
+        """Groups of activations in a group of weights."""
+        return self.packing.format.group // self.activations.group
 
     @property
     def vectors(self) -> int:

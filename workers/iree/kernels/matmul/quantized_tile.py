@@ -21,13 +21,16 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, Quanti
 
 PREFETCH_DISTANCE = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
+MAX_UNROLLED_ROWS = 9
+"""Rows of a block whose dots are written out. For more, LLVM would multiply all scales before the first dot and spill
+them; in a loop it cannot."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetches:
-    """Cache lines of the weights that are read later, from byte `at` of a tile on, which may lie beyond its end."""
+    """Cache lines of the weights that are read later, from byte `at` of a tile on."""
 
     operands: QuantizedOperands
     tile: Value
@@ -45,25 +48,30 @@ def quantized_gemm_tile(
     operands: QuantizedOperands,
     tile: Value,
     rows: Sequence[Value],
-    soon: Callable[[Value, Value], Prefetches],
+    soon: Callable[[Value], Prefetches],
 ) -> list[Value]:
     """Return float32 [16], the sums of a tile, of each of some rows.
 
-    `soon` returns what to prefetch in the course of a group of activations. It gets the group's number, and the byte of
-    the tile at which its levels begin.
+    `soon` returns what to prefetch in the course of a group of activations, whose number it gets.
     """
 
     def group(number: Value, sums: list[Value]) -> list[Value]:
-        at = number * (matmul.vectors * matmul.packing.vector_bytes)
-        return _Group(code, matmul, operands, tile, rows, number, at, soon(number, at)).add_to(sums)
+        at = matmul.level_byte(number)
+        return _Group(code, matmul, operands, tile, rows, number, at, soon(number)).add_to(sums)
 
     return code.loop(0, matmul.activations.groups, [code.floats(0.0)] * len(rows), group)
 
 
-def prefetch_ahead(matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, at: Value) -> Prefetches:
-    """Prefetch what is read `PREFETCH_DISTANCE` bytes after a group's levels, which begin at byte `at` of a tile; the
-    next tile follows its end."""
-    return Prefetches(operands, tile, at + PREFETCH_DISTANCE, matmul.vectors)
+def prefetch_ahead(
+    matmul: QuantizedMatmul, operands: QuantizedOperands, tile: Value, following: Value, group: Value
+) -> Prefetches:
+    """Prefetch what is read `PREFETCH_DISTANCE` bytes after a group, scales and zeros included; the tile `following` is
+    read after this one."""
+    packing = matmul.packing
+    soon = matmul.level_byte(group) + (PREFETCH_DISTANCE - packing.entry_bytes)
+    beyond = soon >= matmul.tile_bytes
+    lines = matmul.vectors + packing.entry_bytes // CACHE_LINE
+    return Prefetches(operands, beyond.select(following, tile), beyond.select(soon - matmul.tile_bytes, soon), lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +90,9 @@ class _Group:
 
     def add_to(self, sums: Sequence[Value]) -> list[Value]:
         """Return the sums of each row plus the group's."""
-        format, inputs = self.matmul.packing.format, self.matmul.activations.inputs
-        group = self.number // (format.group // self.matmul.activations.group)
-        start = self.matmul.packing.level_bytes(inputs)
-        scale = self._entries(start, group)
-        if format.zero == "middle":
-            zero = self.code.floats(-float(format.middle))
-        else:
-            zero = self._entries(start + self.matmul.packing.scale_bytes(inputs), group)
+        format = self.matmul.packing.format
+        scale = self._entries(0)
+        zero = self.code.floats(-float(format.middle)) if format.zero == "middle" else self._entries(1)
         dots, out = self._dots(), []
         for number, (row, before) in enumerate(zip(self.rows, sums, strict=True)):
             row_scale, row_sum = (self.operands.scales.load([at, row, self.number]).broadcast() for at in range(2))
@@ -102,12 +105,10 @@ class _Group:
             out.append(math_fma(both, dot, before))
         return out
 
-    def _entries(self, start: int, group: Value) -> Value:
-        """Return float32: one number of each lane for the group from the tile's table at byte `start`."""
-        packing = self.matmul.packing
-        size = packing.scale_bytes(packing.format.group)
-        at = group * size + start
-        loaded = self.operands.weights.load_vector([self.tile, at], size)
+    def _entries(self, table: int) -> Value:
+        """Return float32: the scales or zeros of each lane for the group."""
+        packing, at = self.matmul.packing, self.matmul.entry_byte(table, self.number)
+        loaded = self.operands.weights.load_vector([self.tile, at], packing.scale_bytes)
         return loaded.bitcast(ELEMENTS[packing.format.scales]).astype("f32")
 
     def _dots(self) -> "_Totals":
@@ -121,7 +122,7 @@ class _Group:
         for first in range(0, LANES // self.matmul.dot.lanes, together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):
-                looped = self.matmul.dot.looped
+                looped = self.matmul.dot.looped or len(self.rows) > MAX_UNROLLED_ROWS
                 sums = self._looped_limb(limb, parts) if looped else self._limb(limb, parts, levels)
                 for (row, _), total in sums.items():
                     totals.setdefault((row, limb), []).append(total)
@@ -137,12 +138,15 @@ class _Group:
         per_vector = matmul.dots // matmul.vectors
         each = (dot.narrow_dots or matmul.dots) // per_vector
         totals: list[Value] = []
+        lines = self.prefetches.lines
+        if limb == 0 and parts.start == 0:
+            for line in range(matmul.vectors, lines):
+                self.prefetches.line(line)
         for start in range(0, matmul.vectors, each):
 
             def vector(number: Value, sums: list[Value]) -> list[Value]:
                 if limb == 0 and parts.start == 0:
-                    lines = self.prefetches.lines
-                    self.prefetches.line(number if lines == matmul.vectors else number * lines // matmul.vectors)
+                    self.prefetches.line(number if lines >= matmul.vectors else number * lines // matmul.vectors)
                 for run, levels in enumerate(self._levels(number, parts)):
                     at = self._words_at(number * per_vector + run)
                     words = [self._words(limb, row, at) for row in range(len(self.rows))]

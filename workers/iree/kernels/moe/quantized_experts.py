@@ -16,7 +16,6 @@ from workers.iree.kernels.matmul.integer_dot import IntegerDots
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.quantized_tile import (
-    PREFETCH_DISTANCE,
     Prefetches,
     prefetch_ahead,
     quantized_gemm_tile,
@@ -84,8 +83,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         at = expert * m.down_tiles + first
 
-        def soon(_: Value, byte: Value) -> Prefetches:
-            return prefetch_ahead(matmul, operands, at, byte)
+        def soon(group: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, at, at + 1, group)
 
         sums = quantized_gemm_tile(kernel.code, matmul, operands, at, pairs, soon)
         for pair, total in zip(pairs, sums, strict=True):
@@ -99,18 +98,14 @@ def _gate_and_up(
     code: Code, matmul: QuantizedMatmul, operands: QuantizedOperands, rows: list[Value], gate: Value, apart: int
 ) -> list[tuple[Value, Value]]:
     """Return both sums of each row: of the tile `gate` and of the one `apart` tiles further on, one after the other."""
-    size = matmul.tile_bytes
-    # Behind a gate's end lies the next gate, but its other half is read first, and the next gate after that.
-    to_up, to_gate = code.index((apart - 1) * size), code.index(-apart * size)
 
     def half(which: Value, before: list[Value]) -> list[Value]:
         tile = gate + which * apart
-        jump = which.equals(0).select(to_up, to_gate)
+        # The other half is read next, and then the next gate.
+        following = gate + which.equals(0).select(code.index(apart), 1)
 
-        def soon(_: Value, at: Value) -> Prefetches:
-            straight = at + PREFETCH_DISTANCE
-            further = (straight >= size).select(jump, 0)
-            return Prefetches(operands, tile, straight + further, matmul.vectors)
+        def soon(group: Value) -> Prefetches:
+            return prefetch_ahead(matmul, operands, tile, following, group)
 
         sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
         return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
