@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.host.cpu_plan import AUTO
 from workers.precision import CpuTarget, Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -32,7 +33,13 @@ class LoadOptions:
     """Folder of compiled graphs and packed weights."""
     threads: int = 0
     """Compute threads; 0 lets the backend choose."""
+    threads_bind: str = AUTO
+    """CPUs of the compute threads, as in `CpuPlan.of`."""
+    mmap: bool = True
+    """Map packed weights, whose pages processes share. False copies them into memory of this process."""
     kv_bytes: int = 0
     """Bytes of KV cache that all slots share; 0 is what memory allows."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
+    place: int | None = 0
+    """This worker's place among them, from 0; None for one that has none, see `CpuPlan.spare`."""

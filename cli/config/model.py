@@ -45,8 +45,11 @@ class ChosenModel:
         return cls(name, path)
 
 
-def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
-    """Return the spec of one of `workers` workers, which share the memory, and the cores unless `threads` is set."""
+def worker_spec(
+    settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1, place: int | None = 0
+) -> WorkerSpec:
+    """Return the spec of the worker at a place among `workers`, which share the memory, and the cores unless `threads`
+    is set; or of one more, with None as its place."""
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -69,7 +72,10 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         reasoning_parser=settings.reasoning_parser,
         cache_dir=settings.cache_dir,
         threads=settings.threads,
+        threads_bind=settings.threads_bind,
+        mmap=settings.mmap,
         workers=max(1, workers),
+        place=place,
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )

@@ -129,6 +129,21 @@ class Settings(BaseSettings):
         ge=0,
         le=4096,
     )
+    threads_bind: str = _field(
+        "auto",
+        ENGINE,
+        "CPUs of IREE's compute threads on Linux. auto: near to each other and to their memory, on machines with "
+        "several NUMA nodes or last-level caches. nobind: any. Or a list for each worker, such as 0-15|16-31: a thread "
+        "for each core, pinned to it.",
+        "auto|nobind|CPUS",
+        min_length=1,
+    )
+    mmap: bool = _field(
+        True,
+        ENGINE,
+        "Map packed weights from the cache directory, so that workers share them. Otherwise each IREE worker on a CPU "
+        "copies them into huge pages of its own.",
+    )
     cache_dir: str = _field(
         "",
         ENGINE,

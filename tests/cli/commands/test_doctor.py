@@ -9,8 +9,8 @@ from rich.console import Console
 
 from cli.commands import doctor
 from cli.config.settings import Settings
-from workers.host.cores import find_cores
 from workers.host.probe import Probe, short
+from workers.host.topology import find_cores
 from workers.process.backends import PACKAGES
 
 

@@ -12,7 +12,7 @@ from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.errors import LoadRefused
 from workers.iree.build import weight_archive as archive
-from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, open_archive
+from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, ArchivePlace, open_archive
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
@@ -25,7 +25,7 @@ OPS = TiledOps("float32", FloatFma("f32", 16))
 def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
     weights = open_weights(path)
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
-    return open_archive(weights, wanted, ops, cache_dir, progress, **bound)
+    return open_archive(weights, wanted, ops, ArchivePlace(cache_dir), progress, **bound)
 
 
 class Packing:
@@ -99,7 +99,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
     tracemalloc.start()
     try:
-        open_archive(weights, wanted, ops, tmp_path, lambda phase, done, total: None).close()
+        open_archive(weights, wanted, ops, ArchivePlace(tmp_path), lambda phase, done, total: None).close()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
