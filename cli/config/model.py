@@ -8,7 +8,7 @@ from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
-from workers.errors import LoadRefused
+from workers.errors import LoadRefused, name_source
 from workers.process.backends import cache_dir
 from workers.process.describe import describe
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -76,6 +76,7 @@ def worker_spec(
         mmap=settings.mmap,
         workers=max(1, workers),
         place=place,
+        sources={name: source for name, source in settings.sources.items() if name in WorkerSpec.__struct_fields__},
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
@@ -85,7 +86,9 @@ def check_model(spec: WorkerSpec) -> None:
     """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
     try:
         backend = describe(spec).backend
-    except (LoadRefused, OSError) as error:
+    except LoadRefused as error:
+        raise CommandFailed(str(name_source(error, spec.sources))) from error
+    except OSError as error:
         raise CommandFailed(str(error)) from error
     if backend == "iree":
         _check_cache(cache_dir(spec))

@@ -72,6 +72,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of workers that share the machine's memory and cores, including this one."""
     place: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = 0
     """Place of this worker among them, from 0; None for one without cores of its own, as in standby."""
+    sources: dict[str, str] = {}
+    """The flag, variable or line of a file that set a setting, for errors about it; without those at their defaults."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()

@@ -61,7 +61,8 @@ class HugeWriter:
 
     def flush(self) -> None:
         """Write the rest."""
-        self._write(memoryview(bytes(self._chunk)))
+        with memoryview(self._chunk) as chunk:
+            self._write(chunk)
         self._chunk.clear()
 
     def _append(self, data: memoryview) -> None:
@@ -78,5 +79,7 @@ class HugeWriter:
             data = data[part.nbytes :]
 
     def _write(self, data: memoryview) -> None:
-        while data.nbytes:
-            data = data[self._out.write(data) :]
+        done = 0
+        while done < data.nbytes:
+            with data[done:] as rest:
+                done += self._out.write(rest)
