@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.host.cpu_plan import AUTO
 from workers.precision import CpuTarget, Dtype, Quantize
 
 Progress = Callable[[str, int, int], None]
@@ -33,8 +32,8 @@ class LoadOptions:
     """Folder of compiled graphs and packed weights."""
     threads: int = 0
     """Compute threads; 0 lets the backend choose."""
-    threads_bind: str = AUTO
-    """CPUs of the compute threads, as in `CpuPlan.of`."""
+    threads_bind: str = "auto"
+    """CPUs of the compute threads, as in `workers.host.cpu_plan.CpuPlan.of`."""
     mmap: bool = True
     """Map packed weights, whose pages processes share. False copies them into memory of this process."""
     kv_bytes: int = 0
@@ -42,4 +41,4 @@ class LoadOptions:
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0
-    """This worker's place among them, from 0; None for one that has none, see `CpuPlan.spare`."""
+    """This worker's place among them, from 0; None for one that has none, as in standby."""

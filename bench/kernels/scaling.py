@@ -40,7 +40,7 @@ GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """The sizes of a model that decide a step of one row."""
 
     name: str
@@ -54,8 +54,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("0.5b", 24, 896, 14, 2, 64, 4864, 151936),
-    Shape("7b", 28, 3584, 28, 4, 128, 18944, 152064),
+    StepShape("0.5b", 24, 896, 14, 2, 64, 4864, 151936),
+    StepShape("7b", 28, 3584, 28, 4, 128, 18944, 152064),
 )
 
 
@@ -97,7 +97,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FusedStage:
     """A stage of a fused kernel."""
 
     work: tuple[float, ...]
@@ -119,7 +119,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.ready = [number * self.costs.wake for number in range(self.threads)]
 
-    def run(self, stage: Stage) -> None:
+    def run(self, stage: FusedStage) -> None:
         """Run a stage: each free thread takes the next partition, until none is left and all are done."""
         cost, rate = self.costs.addition(self.threads), self.costs.rate(self.threads)
         work, waiting = iter(stage.work), list[float]()
@@ -155,21 +155,21 @@ class Simulation:
         return max(self.ready)
 
 
-def matmul(outputs: int, inputs: int, packing: Packing, threads: int) -> Stage:
+def matmul(outputs: int, inputs: int, packing: Packing, threads: int) -> FusedStage:
     """The stage of a product with quantized weights."""
     tiles = outputs // LANES
     starts = tapered_starts(tiles, partition_count(tiles, threads))
     size = packing.tile_bytes(inputs)
-    return Stage(tuple(size * (end - start) for start, end in pairwise(starts)))
+    return FusedStage(tuple(size * (end - start) for start, end in pairwise(starts)))
 
 
-def small(items: int, most: int, each: float) -> Stage:
+def small(items: int, most: int, each: float) -> FusedStage:
     """A stage of few values, divided equally among at most `most` partitions; an item counts as `each` bytes."""
     count = min(items, most)
-    return Stage(tuple(each * ((part + 1) * items // count - part * items // count) for part in range(count)))
+    return FusedStage(tuple(each * ((part + 1) * items // count - part * items // count) for part in range(count)))
 
 
-def layer(shape: Shape, packing: Packing, threads: int, positions: int) -> Iterator[Stage]:
+def layer(shape: StepShape, packing: Packing, threads: int, positions: int) -> Iterator[FusedStage]:
     """The stages of `baton_layer` for one row, as `workers.iree.kernels.fused_layer` adds them."""
     mixed, kv_blocks = shape.heads * shape.head_dim, -(-positions // 128)
     kv_bytes = 2 * 2 * shape.head_dim * positions / kv_blocks  # of a KV head and a block, in bfloat16
@@ -188,7 +188,7 @@ def layer(shape: Shape, packing: Packing, threads: int, positions: int) -> Itera
     yield small(1, threads, shape.hidden * value)
 
 
-def step(shape: Shape, packing: Packing, threads: int, costs: Costs, positions: int) -> Simulation:
+def step(shape: StepShape, packing: Packing, threads: int, costs: Costs, positions: int) -> Simulation:
     """A decode step of one row: all layers, then the head."""
     run = Simulation(threads, costs)
     stages = list(layer(shape, packing, threads, positions))
@@ -201,7 +201,7 @@ def step(shape: Shape, packing: Packing, threads: int, costs: Costs, positions: 
     return run
 
 
-def line(shape: Shape, kind: str, threads: int, costs: Costs, positions: int) -> str:
+def line(shape: StepShape, kind: str, threads: int, costs: Costs, positions: int) -> str:
     """One line of the table."""
     run = step(shape, PACKINGS[kind], threads, costs, positions)
     busy = threads * run.end

@@ -134,8 +134,8 @@ class Settings(BaseSettings):
         "auto",
         ENGINE,
         "CPUs of IREE's compute threads on Linux. auto: near to each other and to their memory, on machines with "
-        "several NUMA nodes or last-level caches. nobind: any. Or a list for each worker, such as 0-15|16-31: a thread "
-        "for each core, pinned to it.",
+        "several NUMA nodes or last-level caches. nobind: any. Or lists such as 0-15, one for each worker, with a "
+        "vertical bar between them: a thread for each core, pinned to it.",
         "auto|nobind|CPUS",
         min_length=1,
     )

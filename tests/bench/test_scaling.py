@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.kernels.scaling import PACKINGS, SHAPES, Costs, Simulation, Stage, layer, matmul, small, step
+from bench.kernels.scaling import PACKINGS, SHAPES, Costs, FusedStage, Simulation, layer, matmul, small, step
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 
 FREE = Costs(core=1.0, node=1e9, link=1e9, near=0.0, far=0.0, cache_cores=8, wake=0.0, dispatch=0.0)
 
 
-def run(threads: int, stages: list[Stage], costs: Costs = FREE) -> Simulation:
+def run(threads: int, stages: list[FusedStage], costs: Costs = FREE) -> Simulation:
     simulation = Simulation(threads, costs)
     for stage in stages:
         simulation.run(stage)
@@ -36,12 +36,12 @@ def test_one_thread_reads_everything() -> None:
 
 
 def test_threads_share_equal_partitions() -> None:
-    simulation = run(2, [Stage((5.0, 5.0, 5.0, 5.0))])
+    simulation = run(2, [FusedStage((5.0, 5.0, 5.0, 5.0))])
     assert simulation.ready == [10.0, 10.0]
 
 
 def test_a_stage_waits_for_its_slowest_thread() -> None:
-    simulation = run(2, [Stage((10.0, 4.0)), Stage((1.0, 1.0))])
+    simulation = run(2, [FusedStage((10.0, 4.0)), FusedStage((1.0, 1.0))])
     assert simulation.end == 11.0
     assert simulation.waited == 6.0
 
@@ -49,13 +49,13 @@ def test_a_stage_waits_for_its_slowest_thread() -> None:
 def test_additions_to_a_counter_happen_one_after_the_other() -> None:
     """Both take at 1 and 2. The first reports at 12 and finds nothing at 13; the second reports at 14, behind the first
     one's look, finds nothing at 15, and sees the end at 16."""
-    simulation = run(2, [Stage((10.0, 10.0))], replace(FREE, near=1.0))
+    simulation = run(2, [FusedStage((10.0, 10.0))], replace(FREE, near=1.0))
     assert simulation.end == 16.0
 
 
 def test_threads_that_wait_delay_the_last_report_unless_they_only_read() -> None:
     costs = replace(FREE, near=1.0)
-    adds, reads = (run(8, [Stage((100.0,))], replace(costs, loads=loads)).end for loads in (False, True))
+    adds, reads = (run(8, [FusedStage((100.0,))], replace(costs, loads=loads)).end for loads in (False, True))
     assert adds == 1 + 100 + (1 + 7) + 1 + 1
     assert reads == 1 + 100 + (1 + 1) + 1 + 1
 
