@@ -55,8 +55,8 @@ class CpuPlan:
     workers: tuple[WorkerCpus, ...]
     """By the place of the worker."""
     spare: WorkerCpus
-    """Those of a worker without a place: one that stands by, or is started for a rolling restart. It is not pinned, and the
-    kernel gives it the cores of the worker whose work it does."""
+    """Those of a worker without a place: one that stands by, or is started for a rolling restart. It is not pinned, and
+    the kernel gives it the cores of the worker whose work it does."""
     not_pinned: str = ""
     """The reason why no thread is pinned; empty if they are."""
 
