@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,12 @@ MPOL_PREFERRED, MPOL_INTERLEAVE = 1, 3
 MPOL_MF_MOVE = 1 << 1
 MAX_NODES = 1024
 """Bits of a node mask (CONFIG_NODES_SHIFT is at most 10)."""
+BATCH = 1 << 16
+"""Pages of one call."""
+STRIPE = 2 << 20
+"""Bytes that lie on one node: a huge page stays whole."""
+SAMPLE, SKEW = 256, 1.25
+"""Pages that are looked at, and the share of one node, over its equal share, that still counts as even."""
 _WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
@@ -40,10 +47,28 @@ def use_memory_of(nodes: Sequence[int]) -> None:
 
 
 def move_to(address: int, size: int, nodes: Sequence[int]) -> None:
-    """Move pages that only this process has mapped to these nodes. Raises `OSError`."""
-    mask, bits = _mask(nodes)
+    """Move pages that only this process has mapped to one node, or to several in turn. Raises `OSError`.
+
+    mbind(2) moves nothing that lies on one of several nodes already; move_pages(2) does, page by page.
+    """
     start, end = _pages(address, size)
-    _call(_calls().mbind, start, end - start, _policy(nodes), mask, bits, MPOL_MF_MOVE)
+    if len(nodes) == 1:
+        mask, bits = _mask(nodes)
+        _call(_calls().mbind, start, end - start, _policy(nodes), mask, bits, MPOL_MF_MOVE)
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    for first in range(start, end, BATCH * page):
+        pages = range(first, min(first + BATCH * page, end), page)
+        targets = [nodes[(each - start) // STRIPE % len(nodes)] for each in pages]
+        _move_pages(pages, targets)
+
+
+def is_spread(address: int, size: int, nodes: Sequence[int]) -> bool:
+    """Return whether pages lie on all of these nodes in similar numbers, by a sample. Raises `OSError`."""
+    start, end = _pages(address, size)
+    page = os.sysconf("SC_PAGE_SIZE")
+    found = Counter(nodes_of(range(start, end, max(page, (end - start) // SAMPLE // page * page))))
+    return max(found[node] for node in found) * len(nodes) <= SKEW * sum(found.values()) and set(found) == set(nodes)
 
 
 def nodes_of(addresses: Sequence[int]) -> list[int]:
@@ -51,9 +76,15 @@ def nodes_of(addresses: Sequence[int]) -> list[int]:
 
     Raises `OSError`.
     """
+    return _move_pages(addresses, None)
+
+
+def _move_pages(addresses: Sequence[int], nodes: Sequence[int] | None) -> list[int]:
+    """Move pages, or ask where they are without `nodes`; return the node of each."""
     count = len(addresses)
     pages, found = (ctypes.c_void_p * count)(*addresses), (ctypes.c_int * count)()
-    _call(_calls().move_pages, 0, count, pages, None, found, 0)
+    targets = None if nodes is None else (ctypes.c_int * count)(*nodes)
+    _call(_calls().move_pages, 0, count, pages, targets, found, 0 if nodes is None else MPOL_MF_MOVE)
     return list(found)
 
 

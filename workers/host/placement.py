@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from workers.host.cpu_plan import WorkerCpus
-from workers.host.numa_policy import move_to, use_memory_of
+from workers.host.numa_policy import is_spread, move_to, use_memory_of
 
 MADV_POPULATE_READ = 22
 """madvise(2), from Linux 5.14 on; Python has no name for it."""
@@ -35,7 +35,8 @@ def place_file(memory: mmap.mmap, address: int, nodes: Sequence[int]) -> None:
     """
     try:
         memory.madvise(MADV_POPULATE_READ)
-        move_to(address, len(memory), nodes)
+        if len(nodes) == 1 or not is_spread(address, len(memory), nodes):
+            move_to(address, len(memory), nodes)
     except OSError as error:
         _warn("weights_not_placed", nodes, error)
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import structlog
 
-from workers.host import placement
+from workers.host import numa_policy, placement
 from workers.host.cpu_plan import WorkerCpus
-from workers.host.numa_policy import move_to, nodes_of, use_memory_of
+from workers.host.numa_policy import STRIPE, is_spread, move_to, nodes_of, use_memory_of
 from workers.host.placement import place_file, place_thread
 from workers.host.topology import Topology
 
@@ -69,6 +69,33 @@ def test_pages_are_moved_to_one_node() -> None:
     memory = touched(4)
     move_to(addresses(memory)[0], len(memory), [node])
     assert nodes_of(addresses(memory)) == [node] * 4
+
+
+def test_pages_of_one_node_are_not_spread_over_two() -> None:
+    node = allowed_nodes()[0]
+    memory = touched(4)
+    move_to(addresses(memory)[0], len(memory), [node])
+    start, size = addresses(memory)[0], len(memory)
+    assert is_spread(start, size, [node])
+    assert not is_spread(start, size, [node, 1000])
+
+
+def test_pages_are_moved_to_several_nodes_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, list[int], list[int]]] = []
+    monkeypatch.setattr(numa_policy, "BATCH", 512)
+    monkeypatch.setattr(
+        numa_policy,
+        "_call",
+        lambda number, pid, count, pages, nodes, found, flags: asked.append((count, list(pages), list(nodes))),
+    )
+    size = 2 * STRIPE + 3 * mmap.PAGESIZE
+    move_to(mmap.PAGESIZE, size, [4, 7])
+    pages = size // mmap.PAGESIZE
+    assert [count for count, _, _ in asked] == [512, 512, pages - 1024]
+    assert [address for _, found, _ in asked for address in found] == [
+        (page + 1) * mmap.PAGESIZE for page in range(pages)
+    ]
+    assert [set(nodes) for _, _, nodes in asked] == [{4}, {7}, {4}]
 
 
 def test_a_mapped_file_is_in_memory_after_it_was_placed(tmp_path: Path) -> None:
