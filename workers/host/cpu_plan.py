@@ -31,11 +31,8 @@ class WorkerCpus:
     nodes: tuple[int, ...] = ()
     """The NUMA nodes among which the worker's memory is interleaved, or the one that it is taken from; empty to leave
     that to the kernel."""
-
-    @property
-    def copy(self) -> str:
-        """The name of the copy of the weights that it reads: workers of different NUMA nodes have one each."""
-        return f"node{self.nodes[0]}" if len(self.nodes) == 1 else ""
+    copy: str = ""
+    """The name of the copy of the weights that it reads, if workers of different NUMA nodes have one each."""
 
     def __str__(self) -> str:
         text = f"{self.threads} compute thread{'s' if self.threads > 1 else ''}"
@@ -75,8 +72,7 @@ class CpuPlan:
         if reason:
             return cls((plain,) * workers, plain, reason)
         placed = tuple(_placed(topology, share) for share in shares)
-        spare = replace(plain, nodes=_memory(topology, topology.nodes))
-        return cls(placed, spare, "" if placed[0].pins else "all cores are alike and share one cache")
+        return cls(placed, _spare(placed[0]), "" if placed[0].pins else "the cores are equivalent and share one cache")
 
     @classmethod
     def of_host(cls, workers: int = 1, threads: int = 0, bind: str = AUTO) -> "CpuPlan":
@@ -142,18 +138,22 @@ def _placed(topology: Topology, share: Sequence[Core]) -> WorkerCpus:
     cpus = near if len(nodes) < len(topology.nodes) else ()
     pins = tuple(_cpus(other for other in topology.fast_cores if other.cache == core.cache) for core in share)
     free = set(pins) == {_cpus(topology.cores)}
-    return WorkerCpus(len(share), () if free else pins, cpus, _memory(topology, nodes))
+    return _with_memory(WorkerCpus(len(share), () if free else pins, cpus), topology, nodes)
 
 
 def _cpus(cores: Iterable[Core]) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in cores for cpu in core.threads))
 
 
-def _memory(topology: Topology, nodes: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes that memory is taken from, where there is a choice."""
-    if len(topology.memory_nodes) < 2:
-        return ()
-    return tuple(sorted(topology.memory_nodes.intersection(nodes)))
+def _with_memory(cpus: WorkerCpus, topology: Topology, nodes: Iterable[int]) -> WorkerCpus:
+    """Add the nodes that memory is taken from, where there is a choice, and the copy of the weights of one node."""
+    near = tuple(sorted(topology.memory_nodes.intersection(nodes))) if len(topology.memory_nodes) > 1 else ()
+    return replace(cpus, nodes=near, copy=f"node{near[0]}" if len(near) == 1 else "")
+
+
+def _spare(first: WorkerCpus, cpus: tuple[int, ...] = ()) -> WorkerCpus:
+    """Return the CPUs of a worker without a place. It maps the copy of the first one, and leaves its pages there."""
+    return WorkerCpus(first.threads, (), cpus, () if first.copy else first.nodes, first.copy)
 
 
 def _listed(topology: Topology, workers: int, threads: int, bind: str) -> CpuPlan:
@@ -165,8 +165,7 @@ def _listed(topology: Topology, workers: int, threads: int, bind: str) -> CpuPla
         one = "one list of CPUs for each worker, separated by |"
         raise BindRefused(f"threads_bind: {bind!r} has {len(lists)} lists for {workers} workers; write {one}")
     placed = tuple(_on(topology, cpus, threads) for cpus in lists)
-    every = sorted({cpu for cpus in lists for cpu in cpus})
-    return CpuPlan(placed, WorkerCpus(placed[0].threads, (), tuple(every), _nodes_of(topology, every)))
+    return CpuPlan(placed, _spare(placed[0], tuple(sorted({cpu for cpus in lists for cpu in cpus}))))
 
 
 def _list(topology: Topology, text: str) -> tuple[int, ...]:
@@ -193,8 +192,5 @@ def _on(topology: Topology, cpus: Sequence[int], threads: int) -> WorkerCpus:
     if threads > len(pins):
         raise BindRefused(f"threads: {threads} threads do not fit on the {len(pins)} cores of CPUs {cpu_text(cpus)}")
     count = threads or len(pins)
-    return WorkerCpus(count, tuple(pins[:count]), tuple(cpus), _nodes_of(topology, cpus))
-
-
-def _nodes_of(topology: Topology, cpus: Sequence[int]) -> tuple[int, ...]:
-    return _memory(topology, [core.node for core in topology.cores if set(core.threads).intersection(cpus)])
+    nodes = [core.node for core in topology.cores if set(core.threads).intersection(cpus)]
+    return _with_memory(WorkerCpus(count, tuple(pins[:count]), tuple(cpus)), topology, nodes)

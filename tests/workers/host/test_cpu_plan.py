@@ -53,7 +53,7 @@ def test_cores_of_one_cache_are_left_to_the_kernel(
 ) -> None:
     plan = CpuPlan.of(laptop(tmp_path).topology(monkeypatch), workers)
     assert plan.workers == (WorkerCpus(4 // workers),) * workers
-    assert plan.not_pinned == "all cores are alike and share one cache"
+    assert plan.not_pinned == "the cores are equivalent and share one cache"
 
 
 def test_threads_keep_off_efficiency_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +82,7 @@ def test_one_worker_interleaves_its_memory_between_two_nodes(tmp_path: Path, mon
     (cpus,) = plan.workers
     assert cpus.pins == (cpu_list("0-31,64-95"),) * 32 + (cpu_list("32-63,96-127"),) * 32
     assert (cpus.cpus, cpus.nodes, cpus.copy) == ((), (0, 1), "")
+    assert plan.spare == WorkerCpus(64, nodes=(0, 1))
     assert plan.advice == "a worker for each NUMA node reads its weights from near memory: --workers 2"
     assert str(cpus) == "64 compute threads, pinned to CPUs 0-127, memory of NUMA nodes 0-1"
 
@@ -92,10 +93,9 @@ def test_a_worker_for_each_node_has_its_own_copy_of_the_weights(
     plan = CpuPlan.of(two_sockets(tmp_path).topology(monkeypatch), 2)
     for node, cpus in enumerate(plan.workers):
         own = cpu_list(("0-31,64-95", "32-63,96-127")[node])
-        assert cpus == WorkerCpus(32, (own,) * 32, own, (node,))
-        assert cpus.copy == f"node{node}"
+        assert cpus == WorkerCpus(32, (own,) * 32, own, (node,), f"node{node}")
     assert plan.at(1) == plan.workers[1]
-    assert plan.at(None) == plan.spare == WorkerCpus(32, nodes=(0, 1))
+    assert plan.at(None) == plan.spare == WorkerCpus(32, copy="node0"), "no third copy"
     assert plan.advice == ""
 
 
@@ -161,10 +161,10 @@ def test_a_system_that_does_not_bind() -> None:
 def test_a_list_has_a_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = CpuPlan.of(two_sockets(tmp_path).topology(monkeypatch), 2, bind="0-1,64|40,41")
     assert plan.workers == (
-        WorkerCpus(2, ((0, 64), (1,)), (0, 1, 64), (0,)),
-        WorkerCpus(2, ((40,), (41,)), (40, 41), (1,)),
+        WorkerCpus(2, ((0, 64), (1,)), (0, 1, 64), (0,), "node0"),
+        WorkerCpus(2, ((40,), (41,)), (40, 41), (1,), "node1"),
     )
-    assert plan.spare == WorkerCpus(2, (), (0, 1, 40, 41, 64), (0, 1))
+    assert plan.spare == WorkerCpus(2, (), (0, 1, 40, 41, 64), (), "node0")
 
 
 def test_fewer_threads_than_cores_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

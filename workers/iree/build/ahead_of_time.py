@@ -18,15 +18,15 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
-    cpus = CpuPlan.of_host(options.workers, options.threads, options.threads_bind)
-    planned = cpus.at(options.place).threads
+    plan = CpuPlan.of_host(options.workers, options.threads, options.threads_bind)
+    planned = plan.at(options.place).threads
     device = Device(*choose_device(options.device, options.threads, config, planned), options.cpu)
     try:
         recipe = Recipe.of(path, config, device, options)
     finally:
         device.close()
     builder = Builder(recipe)
-    for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in cpus.workers):
+    for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
         open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))

@@ -175,7 +175,7 @@ def test_a_copy_for_a_numa_node_is_a_file_of_its_own(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model")
     weights, ops = open_weights(path), PlainOps("float32")
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
-    for cpus in (WorkerCpus(1), WorkerCpus(1, nodes=(0, 1)), WorkerCpus(1, nodes=(1,))):
+    for cpus in (WorkerCpus(1), WorkerCpus(1, nodes=(0, 1)), WorkerCpus(1, nodes=(1,), copy="node1")):
         place = replace(ArchivePlace.of(tmp_path, cpus, True), nodes=())  # this machine may have no second node
         open_archive(weights, wanted, ops, place, lambda phase, done, total: None).close()
     base, copy = sorted((tmp_path / "weights").glob("*.safetensors"), key=lambda file: len(file.name))
