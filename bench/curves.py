@@ -33,7 +33,7 @@ from bench.measurement.peak import Peak
 from bench.measurement.rounds import RefusedError
 from bench.measurement.step_curve import HEADER, Point, cells, flaws, kv_slope, medians, plot_curves, steepest
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 ROWS = tuple(range(1, 33))
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)

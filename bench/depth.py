@@ -28,7 +28,7 @@ from bench.measurement.process_statistics import psutil
 from bench.measurement.rounds import RefusedError
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Runner
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 SLOTS = SMOKE_SLOTS
 """One of them is used."""

@@ -47,7 +47,7 @@ from bench.measurement.rounds import Others, RefusedError, Series, interleave
 from bench.peers.llama_cpp import CPU_OPTIONS, GREEDY, LlamaCpp, PeerError, complete
 from bench.peers.to_gguf import Kind, convert
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 CONTEXT = 1024
 PROMPT = 64

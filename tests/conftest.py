@@ -11,7 +11,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 # The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -32,7 +32,13 @@ class LoadOptions:
     """Folder of compiled graphs and packed weights."""
     threads: int = 0
     """Compute threads; 0 lets the backend choose."""
+    threads_bind: str = "auto"
+    """CPUs of the compute threads, as in `workers.host.cpu_plan.CpuPlan.of`."""
+    mmap: bool = True
+    """Map packed weights, whose pages processes share. False copies them into memory of this process."""
     kv_bytes: int = 0
     """Bytes of KV cache that all slots share; 0 is what memory allows."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
+    place: int | None = 0
+    """This worker's place among them, from 0; None for one that has none, as in standby."""

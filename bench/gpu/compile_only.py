@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.gpu.stages import StageSpec, checkpoint
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 from workers.iree.build.compile_client import Builder, build_all
 from workers.iree.build.recipe import Recipe
 from workers.iree.device.gpu import GPU_TARGETS, VULKAN_TARGETS, cuda_target, gpu_flags

@@ -25,7 +25,7 @@ from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.options import add_model
 from bench.harness.shapes import SHAPES
 from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu

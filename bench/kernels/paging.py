@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.harness.command_line import at_least, command_line, parsed
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu

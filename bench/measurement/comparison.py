@@ -11,7 +11,7 @@ from bench.measurement.limits import Work
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
 from bench.measurement.rounds import Series, ratio
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 SUBJECTS = ("engine", "llama.cpp", "HTTP", "llama-server", "in turn", "bandwidth", "peak")
 """The systems of a comparison, in the order in which they are measured."""

@@ -47,7 +47,7 @@ from bench.measurement.markdown import markdown
 from bench.measurement.rounds import Others
 from bench.peers.llama_cpp import CPU_OPTIONS, GREEDY, LlamaCpp, PeerError
 from bench.peers.to_gguf import convert
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 CONTEXT = 1024
 PROMPT = 64

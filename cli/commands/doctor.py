@@ -18,9 +18,11 @@ from baton_serve.start import module_command
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from models import builtin_path
-from workers.host.cores import find_cores
+from workers.host.cpu_plan import CpuPlan
+from workers.host.huge_pages import HugePages
 from workers.host.memory import free_bytes
 from workers.host.probe import Probe, short
+from workers.host.topology import Topology
 from workers.process.backends import PACKAGES, cache_dir, missing_packages
 
 PROBE_SECONDS = 120.0
@@ -79,11 +81,13 @@ def _machine(settings: Settings) -> Table:
     table.add_row("baton", __version__)
     table.add_row("python", f"{platform.python_version()} ({platform.python_implementation()})")
     table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    cores = find_cores()
-    table.add_row("cores", f"{cores} of {os.cpu_count()} CPUs: {cores.usable} compute threads")
+    topology = Topology.of_host()
+    table.add_row("cores", f"{topology} of {os.cpu_count()} CPUs")
+    table.add_row("compute threads", _plan(CpuPlan.of(topology)))
     table.add_row("cpu features", " ".join(_cpu_features()) or "not known on this system")
     table.add_row("memory", _memory())
-    table.add_row("graph cache", _cache(cache_dir(worker_spec(settings, ChosenModel("doctor", Path())))))
+    table.add_row("huge pages", str(HugePages.of_host()))
+    _add_cache(table, cache_dir(worker_spec(settings, ChosenModel("doctor", Path()))))
     # A long path is folded, not truncated, on a narrow terminal.
     builtin = Text(str(builtin_path()), overflow="fold")
     table.add_row("built-in model", builtin if builtin_path().is_dir() else "[red]missing[/]: reinstall baton-serve")
@@ -105,17 +109,31 @@ def _memory() -> str:
     return f"{total / 2**30:.1f} GiB" + ("" if free is None else f", {free / 2**30:.1f} GiB free")
 
 
-def _cache(folder: Path) -> str:
+def _plan(plan: CpuPlan) -> str:
+    """Describe the CPUs of a server with one worker."""
+    text = str(plan.workers[0])
+    if plan.not_pinned:
+        text += f", not pinned: {plan.not_pinned}"
+    return f"{text}; {plan.advice}" if plan.advice else text
+
+
+def _add_cache(table: Table, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return f"[red]{folder} cannot be made: {error.strerror}[/]; set BATON_CACHE_DIR"
+        table.add_row("cache", f"[red]{folder} cannot be made: {error.strerror}[/]; set BATON_CACHE_DIR")
+        return
     if not os.access(folder, os.W_OK):
-        return f"[red]{folder} cannot be written[/]; set BATON_CACHE_DIR"
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    used = sum(file.stat().st_size for file in files)
-    free = shutil.disk_usage(folder).free
-    return f"{folder}: {len(files)} files, {used / 2**20:.1f} MiB; {free / 2**30:.1f} GiB free on the disk"
+        table.add_row("cache", f"[red]{folder} cannot be written[/]; set BATON_CACHE_DIR")
+        return
+    table.add_row("cache", f"{folder}: {shutil.disk_usage(folder).free / 2**30:.1f} GiB free on the disk")
+    table.add_row("compiled graphs", _size(folder / "graphs"))
+    table.add_row("packed weights", _size(folder / "weights"))
+
+
+def _size(folder: Path) -> str:
+    sizes = [size for file in folder.rglob("*") if file.is_file() and (size := file.stat().st_size)]
+    return f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {sum(sizes) / 2**20:.1f} MiB"
 
 
 def _verdict(probes: list[Probe], console: Console) -> bool:

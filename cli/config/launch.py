@@ -37,14 +37,15 @@ def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch
 def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
     """Return the spec of each of the server's own workers."""
     return [
-        worker_spec(settings, model, f"w{number}", settings.workers)
+        worker_spec(settings, model, f"w{number}", settings.workers, number if number < settings.workers else None)
         for number in range(settings.workers + settings.standby)
     ]
 
 
 def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
     """See `WorkerLaunch.like`. Another tokenizer is refused, since live streams could not continue with it."""
-    changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path)
+    place = spec.place if name == spec.name else None  # an extra worker runs beside the one that it is like
+    changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path, place=place)
     try:
         check_model(changed)
         same = spec.backend == "scripted" or same_text(Path(spec.model_path), Path(changed.model_path))

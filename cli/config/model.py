@@ -8,7 +8,7 @@ from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
-from workers.errors import LoadRefused
+from workers.errors import LoadRefused, name_source
 from workers.process.backends import cache_dir
 from workers.process.describe import describe
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -45,8 +45,11 @@ class ChosenModel:
         return cls(name, path)
 
 
-def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1) -> WorkerSpec:
-    """Return the spec of one of `workers` workers, which share the memory, and the cores unless `threads` is set."""
+def worker_spec(
+    settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1, place: int | None = 0
+) -> WorkerSpec:
+    """Return the spec of the worker at a place among `workers`, which share the memory, and the cores unless `threads`
+    is set; or of one more, with None as its place."""
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -69,7 +72,11 @@ def worker_spec(settings: Settings, model: ChosenModel, worker: str = "w0", work
         reasoning_parser=settings.reasoning_parser,
         cache_dir=settings.cache_dir,
         threads=settings.threads,
+        threads_bind=settings.threads_bind,
+        mmap=settings.mmap,
         workers=max(1, workers),
+        place=place,
+        sources={name: source for name, source in settings.sources.items() if name in WorkerSpec.__struct_fields__},
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
@@ -79,7 +86,9 @@ def check_model(spec: WorkerSpec) -> None:
     """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
     try:
         backend = describe(spec).backend
-    except (LoadRefused, OSError) as error:
+    except LoadRefused as error:
+        raise CommandFailed(str(name_source(error, spec.sources))) from error
+    except OSError as error:
         raise CommandFailed(str(error)) from error
     if backend == "iree":
         _check_cache(cache_dir(spec))

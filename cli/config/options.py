@@ -19,7 +19,8 @@ from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
 
 IN_PROCESS = (
-    *("model", "backend", "device", "dtype", "quantize", "cpu", "context", "threads", "cache_dir"),
+    *("model", "backend", "device", "dtype", "quantize", "cpu", "context", "threads"),
+    *("threads_bind", "mmap", "cache_dir"),
     *("tool_parser", "reasoning_parser"),
 )
 """The settings of a command that runs a model in its own process."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     """The settings. `max_batch_size` is set by `--max-batch-size`, `BATON_MAX_BATCH_SIZE` or `max_batch_size = 8`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     model: str = _field(
         "", MODEL, "Model directory or Hugging Face model id; empty selects the built-in model.", "MODEL"
@@ -128,6 +129,21 @@ class Settings(BaseSettings):
         "model. MLX chooses its own number.",
         ge=0,
         le=4096,
+    )
+    threads_bind: str = _field(
+        "auto",
+        ENGINE,
+        "CPUs of IREE's compute threads on Linux. auto: near to each other and to their memory, on machines with "
+        "several NUMA nodes or last-level caches. nobind: any. Or lists such as 0-15, one for each worker, with a "
+        "vertical bar between them: a thread for each core, pinned to it.",
+        "auto|nobind|CPUS",
+        min_length=1,
+    )
+    mmap: bool = _field(
+        True,
+        ENGINE,
+        "Map packed weights from the cache directory, so that workers share them. Otherwise each IREE worker on a CPU "
+        "copies them into huge pages of its own.",
     )
     cache_dir: str = _field(
         "",
@@ -355,6 +371,16 @@ class Settings(BaseSettings):
     join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
     server_key: str = _field("", JOINING, "The gateway's public key, which baton keys show prints there.", "KEY")
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton keys make.", "FILE")
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The flag, variable or line of a file that set each setting, without those at their defaults."""
+        return self._sources
+
+    def from_sources(self, sources: dict[str, str]) -> "Settings":
+        """Remember what set the settings. Returns them."""
+        self._sources = sources
+        return self
 
     @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod

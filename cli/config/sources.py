@@ -32,7 +32,8 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         model_config = SettingsConfigDict(toml_file=file)
 
     try:
-        return Loaded(**given)
+        settings = Loaded(**given)
+        return settings.from_sources({name: _source(name, given, file) for name in settings.model_fields_set})
     except ValidationError as error:
         raise InvalidSettings("\n".join(_explain(error, given, file))) from error
     except UnicodeDecodeError as error:
@@ -73,14 +74,16 @@ def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None
         if problem["type"] == "extra_forbidden":
             yield f"{file}: {name} is not a setting{_did_you_mean(name, Settings.model_fields)}"
             continue
-        variable = ENV_PREFIX + name.upper()
-        if name in given:
-            where = flag(name)
-        elif variable in {key.upper() for key in os.environ}:
-            where = variable
-        else:
-            where = f"{file}: {name}"
+        where = _source(name, given, file)
         yield f"{where}: must be {_allowed(name, problem['type'])}{_instead(name, problem['input'])}"
+
+
+def _source(name: str, given: Mapping[str, Any], file: Path | None) -> str:
+    """Return the flag, the variable or the line of the file that set a setting."""
+    if name in given:
+        return flag(name)
+    variable = ENV_PREFIX + name.upper()
+    return variable if variable in {key.upper() for key in os.environ} else f"{file}: {name}"
 
 
 def _allowed(name: str, kind: str) -> str:

@@ -74,6 +74,14 @@ OUTPUT: dict[str, list[str]] = {
         r"^tiny: IREE and JAX agree on 8 of 8 tokens",
     ],
     "bench/kernels/attention.py": [rf"^ +{rows} +64 +{P} +{N} +{P}x$" for rows in (1, 2)],
+    "bench/kernels/scaling.py": [
+        r"^SIMULATED, one row$",
+        *(
+            rf"^ *{model} +{kind} +4 +{P} \({P}\) +{N}% +{N}%( +{P}){{3}}$"
+            for model in ("0.5b", "7b")
+            for kind in ("int8", "int4")
+        ),
+    ],
     "bench/kernels/paging.py": [rf"^ +256 +{P} +{P}$"],
     "bench/load.py": [
         rf'^\{{"label": "", "streams": {n}, "requests": [1-9], "bad": 0, "why": null, "out_tok_s": {P}, "tokens": [1-9]'

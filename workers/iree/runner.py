@@ -22,16 +22,17 @@ from workers.engine.runner import (
     check_specs,
     check_targets,
 )
-from workers.host.cores import cores_each
+from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
+from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
-from workers.iree.build.weight_archive import Archive, open_archive
+from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
 from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
-from workers.iree.device.drivers import choose_device
+from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.kv_memory import host_kv, needed, row_bytes
 from workers.iree.model.decoder import rope_frequencies
@@ -94,7 +95,12 @@ class IreeRunner:
         `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
-            device = Device(*choose_device(options.device, options.threads, config, options.workers), options.cpu)
+            cpus = CpuPlan.of_host(options.workers, options.threads, options.threads_bind).at(options.place)
+            uri, threads = choose_device(options.device, options.threads, config, cpus.threads)
+            on_cpu = driver_of(uri) in LOCAL_DRIVERS
+            if on_cpu:
+                place_thread(cpus)
+            device = Device(uri, threads, options.cpu, cpus.pins)
             undo.callback(device.close)
             recipe = Recipe.of(path, config, device, options)
             builder = Builder(recipe)
@@ -104,12 +110,15 @@ class IreeRunner:
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
             needs.check(free, options.quantize, quantizable=quantizable)
             kv_rows = needs.kv // row_bytes(plan) if device.local else 0
-            archive = open_archive(open_weights(path), plan.weights, plan.ops, options.cache_dir, progress)
+            place = ArchivePlace(options.cache_dir)
+            if on_cpu:
+                place = ArchivePlace.of(options.cache_dir, cpus, options.mmap)
+            archive = open_archive(open_weights(path), plan.weights, plan.ops, place, progress)
             undo.callback(archive.close)
             runner = cls(builder, device, archive, kv_rows)
             undo.pop_all()  # the runner owns them from now on
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), options.threads or cores_each(options.workers), progress)
+            runner.graphs.open(plan.required(), cpus.threads, progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -304,9 +313,11 @@ class IreeRunner:
         self._sampler.forget()
         self._inputs_of.clear()
         self._decode_inputs.clear()
-        self._archive.close()
-        del self._host_kv, self._kv, self._no_rows, self._archive
+        del self._host_kv, self._kv, self._no_rows
         self._device.close()
+        # After the device's threads have ended: who drops the last reference to the weights calls into Python.
+        self._archive.close()
+        del self._archive
 
     def _run_inputs(self, runs: Sequence[SlotRun], size: int) -> list[rt.HalBufferView | int]:
         """Return the inputs of a graph of `size` rows, for one run or for the blocks of several."""

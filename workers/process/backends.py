@@ -108,8 +108,11 @@ def options_of(spec: WorkerSpec, config: "ModelConfig") -> LoadOptions:
         context=config.choose_context(spec.context),
         cache_dir=cache_dir(spec),
         threads=spec.threads,
+        threads_bind=spec.threads_bind,
+        mmap=spec.mmap,
         kv_bytes=spec.kv_bytes,
         workers=spec.workers,
+        place=spec.place,
     )
 
 

@@ -13,6 +13,7 @@ from baton_serve import __version__
 from protocol.bounds import MAX_NAME, PROTOCOL_VERSION
 from protocol.events import Hello
 from workers.errors import LoadRefused
+from workers.host.cpu_plan import CpuPlan
 from workers.output_formats.formats.choice import AUTO, choose_formats
 from workers.precision import CpuTarget
 from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
@@ -108,7 +109,8 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str,
         return device, device if device == "cpu" else f"{device} {platform.node()}"
     from workers.iree.device.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
 
-    device, _ = choose_device(spec.device, spec.threads, config, spec.workers)
+    cpus = CpuPlan.of_host(spec.workers, spec.threads, spec.threads_bind).at(spec.place)
+    device, _ = choose_device(spec.device, spec.threads, config, cpus.threads)
     if driver_of(device) in LOCAL_DRIVERS:
         return device, "cpu"
     return device, device if device == GENERIC_DEVICE else f"{device} {platform.node()}"

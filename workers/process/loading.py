@@ -15,6 +15,7 @@ from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.token_budget import DEFAULT_STEP_TOKENS
+from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.vocabulary import tokenizer_vocabulary
@@ -50,8 +51,17 @@ class Loaded:
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
     """Load tokenizer and runner, and run one step. Called on the thread that runs the engine afterwards.
 
-    Raises what the backend raises, and `NonFiniteModel`.
+    Raises what the backend raises, and `NonFiniteModel`; for a setting, `LoadRefused` that names what set it.
     """
+    try:
+        return _load(spec, progress)
+    except LoadRefused as error:
+        if (named := name_source(error, spec.sources)) is error:
+            raise
+        raise named from error
+
+
+def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     tokenizer = _load_tokenizer(spec, progress)
     eos_ids = _config_eos_ids(spec) if tokenizer is None else frozenset()
     sampling_defaults = _sampling_defaults(spec)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
 from workers.faults.plan import Fault, of_incarnation
+from workers.host.cpu_plan import AUTO as BIND_AUTO
 from workers.output_formats.formats.choice import AUTO
 from workers.precision import CpuTarget, Dtype, Quantize
 
@@ -63,8 +64,16 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Folder of IREE's compiled graphs and packed weights; empty means the user's cache folder."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Compute threads; 0 means one per core of this worker's share, or one for a model too small to gain from more."""
+    threads_bind: str = BIND_AUTO
+    """CPUs of the compute threads, as in `workers.host.cpu_plan.CpuPlan.of`."""
+    mmap: bool = True
+    """Map IREE's packed weights from the cache folder; otherwise each worker has a copy."""
     workers: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
     """Number of workers that share the machine's memory and cores, including this one."""
+    place: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = 0
+    """Place of this worker among them, from 0; None for one without cores of its own, as in standby."""
+    sources: dict[str, str] = {}
+    """The flag, variable or line of a file that set a setting, for errors about it; without those at their defaults."""
     log_level: str = "info"
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()

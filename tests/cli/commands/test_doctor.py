@@ -9,8 +9,11 @@ from rich.console import Console
 
 from cli.commands import doctor
 from cli.config.settings import Settings
-from workers.host.cores import find_cores
+from tests.workers.host.machines import two_sockets
+from workers.host.cpu_plan import CpuPlan
+from workers.host.huge_pages import HugePages
 from workers.host.probe import Probe, short
+from workers.host.topology import Topology
 from workers.process.backends import PACKAGES
 
 
@@ -29,9 +32,37 @@ def test_the_report_names_the_machine_and_what_works_here(tmp_path: Path) -> Non
     assert works
     assert "local-task" in report
     assert str(tmp_path) in report
-    cores = find_cores()
-    assert f"{cores} of {os.cpu_count()} CPUs: {cores.usable} compute threads" in report
+    topology = Topology.of_host()
+    assert f"{topology} of {os.cpu_count()} CPUs" in report
+    assert str(CpuPlan.of(topology).workers[0]) in report
+    assert str(HugePages.of_host()) in report
     assert "Try: baton serve" in report
+
+
+def test_graphs_and_weights_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", {})
+    for name, sizes in {"graphs/aa": (1, 2), "weights": (3,)}.items():
+        (tmp_path / name).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            (tmp_path / name / f"{number}.bin").write_bytes(bytes(size << 20))
+    (tmp_path / "weights" / "0.lock").touch()
+    output = io.StringIO()
+    doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=200))
+    cells = [line.split("│") for line in output.getvalue().splitlines() if line.startswith("│")]
+    rows = {name.strip(): text.strip() for _, name, text, *_ in cells}
+    assert rows["compiled graphs"] == "2 files, 3.0 MiB"
+    assert rows["packed weights"] == "1 file, 3.0 MiB"
+    assert rows["cache"].startswith(f"{tmp_path}: ")
+
+
+def test_a_machine_of_two_nodes_gets_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", {})
+    topology = two_sockets(tmp_path).topology(monkeypatch)
+    monkeypatch.setattr(Topology, "of_host", lambda: topology)
+    output = io.StringIO()
+    doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=300))
+    assert "64 compute threads, pinned to CPUs 0-127, memory of NUMA nodes 0-1" in output.getvalue()
+    assert "--workers 2" in output.getvalue()
 
 
 def test_free_memory_is_what_a_load_counts_and_no_path_is_truncated(

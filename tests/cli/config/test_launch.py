@@ -24,7 +24,7 @@ def test_a_worker_gets_all_settings() -> None:
     given = ["--endpoint", "ipc:///x", "--incarnation", "4", "--spec", argv[-1]]
     assert argv == module_command("workers", *given)
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
-    assert spec == worker_spec(settings, model, "w1", 2)
+    assert spec == worker_spec(settings, model, "w1", 2, 1)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
     assert (spec.threads, spec.workers) == (0, 2)
 
@@ -39,6 +39,14 @@ def test_standby_workers_come_last_and_have_no_share_of_the_cores() -> None:
     ]
     specs = [msgspec.json.decode(launch.command("ipc:///x", 1)[-1], type=WorkerSpec) for launch in launches]
     assert {spec.workers for spec in specs} == {2}
+    assert [spec.place for spec in specs] == [0, 1, None, None]
+
+
+def test_an_extra_worker_has_no_place_and_a_new_incarnation_keeps_it() -> None:
+    spec = WorkerSpec("w1", "m", "/m", backend="scripted", workers=2, place=1)
+    extra, again = (like_command(spec, name, "")("ipc://x", 1)[-1] for name in ("extra0", "w1"))
+    assert msgspec.json.decode(extra, type=WorkerSpec).place is None
+    assert msgspec.json.decode(again, type=WorkerSpec).place == 1
 
 
 def test_a_worker_chooses_its_threads_itself() -> None:

@@ -9,6 +9,7 @@ from cli.config import model as chosen
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
+from cli.config.sources import load
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError
@@ -86,3 +87,21 @@ def test_a_name_that_is_too_long_for_the_wire_is_refused(tmp_path: Path) -> None
     assert ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 128)))).name == "x" * 128
     with pytest.raises(CommandFailed, match="--name"):
         ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 129))))
+
+
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_an_error_of_a_worker_names_what_set_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags: dict[str, str] = {"model": str(make_checkpoint(tmp_path / "model")), "backend": "mlx"}
+    if source == "flag":
+        flags["cpu"] = "avx2"
+    elif source == "variable":
+        monkeypatch.setenv("BATON_CPU", "avx2")
+    else:
+        (tmp_path / "baton.toml").write_text('cpu = "avx2"')
+    settings = load(flags)
+    place = {"flag": "--cpu", "variable": "BATON_CPU", "file": "baton.toml: cpu"}[source]
+    with pytest.raises(CommandFailed, match=f"^{place}: 'avx2' has no effect on the mlx backend"):
+        check_model(worker_spec(settings, ChosenModel.choose(settings)))

@@ -35,6 +35,7 @@ def test_flags_take_precedence_over_variables_and_those_over_the_file(monkeypatc
     monkeypatch.setenv("BATON_WORKERS", "5")
     settings = load({"port": 6, "workers": None})
     assert (settings.port, settings.workers, settings.threads) == (6, 5, 3)
+    assert settings.sources == {"port": "--port", "workers": "BATON_WORKERS", "threads": "baton.toml: threads"}
 
 
 def test_a_named_file_is_read_instead_of_baton_toml() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 from workers.iree.runner import IreeRunner
 from workers.load_options import LoadOptions, Progress
 

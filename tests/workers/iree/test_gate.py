@@ -259,12 +259,16 @@ def test_logits_with_quantized_weights_are_bitwise_identical(
     runner.close()
 
 
-@pytest.mark.parametrize(("device", "threads"), [("local-task", 5), ("", 0)], ids=["five", "the one that asks"])
+@pytest.mark.parametrize(
+    ("device", "threads"),
+    [("local-task", 5), ("local-task", 64), ("", 0)],
+    ids=["five", "more than cores", "the one that asks"],
+)
 def test_the_number_of_threads_changes_no_bit(
     load: Load, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch, device: str, threads: int
 ) -> None:
     """Five threads share the context of a row, as two do not that have a head each, and have a graph for short
-    prompts."""
+    prompts. 64 are more than there are cores."""
     other = load(device=device, threads=threads)
     assert other.capabilities.device == (device or "local-sync")
     expected = runner.logits(Chunk(7, TOKENS, 0, 0))

@@ -11,6 +11,7 @@ from tests.checkpoints import make_checkpoint
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.json_files import CheckpointError
 from workers.errors import LoadRefused
+from workers.host.topology import Core, Topology
 from workers.process.describe import Described, describe
 
 
@@ -38,7 +39,8 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
     pytest.importorskip("iree.runtime")
     from workers.iree.device import drivers
 
-    monkeypatch.setattr(drivers, "cores_each", lambda workers: 8 // workers)
+    eight = Topology(tuple(Core((cpu,)) for cpu in range(8)))
+    monkeypatch.setattr(Topology, "of_host", lambda: eight)
     small = describe_model(checkpoint, backend="iree")
     assert small.device == describe_model(checkpoint, backend="iree", workers=2).device == "local-sync"
     monkeypatch.setattr(drivers, "SMALL_MODEL_PARAMETERS", 0)

@@ -7,7 +7,9 @@ import pytest
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.errors import LoadRefused
+from workers.process import loading
 from workers.process.loading import kv_tokens, load, warm_up
+from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -73,3 +75,14 @@ class NanRunner(ScriptedRunner):
 def test_a_model_with_nan_logits_is_refused(at: str) -> None:
     with pytest.raises(LoadRefused, match=r"the model's logits are NaN or infinite: its weights are damaged$"):
         warm_up(NanRunner(at), 512)
+
+
+def test_a_refused_load_names_what_set_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LoadRefused("device: 'cuda' cannot be opened")
+
+    monkeypatch.setattr(loading, "load_runner", refuse)
+    for sources, text in (({"device": "BATON_DEVICE"}, "BATON_DEVICE: 'cuda' cannot"), ({}, "device: 'cuda' cannot")):
+        spec = WorkerSpec("w0", "m", "/m", backend="scripted", sources=sources)
+        with pytest.raises(LoadRefused, match=f"^{text}"):
+            load(spec, lambda phase, done, total: None)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.host.cores import cores_each
+from workers.host.cpu_plan import CpuPlan
 from workers.iree.build.compile_client import Builder, Built, build_all
 from workers.iree.build.recipe import Recipe
-from workers.iree.build.weight_archive import open_archive
+from workers.iree.build.weight_archive import ArchivePlace, open_archive
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import choose_device
 from workers.load_options import LoadOptions, Progress
@@ -18,15 +18,18 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
-    device = Device(*choose_device(options.device, options.threads, config, options.workers), options.cpu)
+    plan = CpuPlan.of_host(options.workers, options.threads, options.threads_bind)
+    planned = plan.at(options.place).threads
+    device = Device(*choose_device(options.device, options.threads, config, planned), options.cpu)
     try:
         recipe = Recipe.of(path, config, device, options)
     finally:
         device.close()
     builder = Builder(recipe)
-    open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, options.cache_dir, progress).close()
+    for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
+        open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
     groups = builder.plan.everything()
     progress("compile graphs", 0, len(groups))
-    for done, built in enumerate(build_all(builder, groups, options.threads or cores_each(options.workers)), 1):
+    for done, built in enumerate(build_all(builder, groups, planned), 1):
         progress("compile graphs", done, len(groups))
         yield built

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
-import iree.runtime as rt
 import numpy as np
 import structlog
 
 from workers.checkpoints.checkpoint import Weights, config_digest
 from workers.errors import LoadRefused
+from workers.host.cpu_plan import WorkerCpus
+from workers.iree.build.weight_memory import HugeWriter, copy_weights, index_of, map_weights
 from workers.iree.model.ops import Ops
 from workers.iree.model.stored_parameters import Stored, pack_parameter
 from workers.load_options import Progress
@@ -35,6 +37,28 @@ ALIGNMENT = 64
 
 class ArchiveError(LoadRefused):
     """Raised when the packed weights cannot be kept on disk; the text says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlace:
+    """The place of an archive on the disk and in memory."""
+
+    cache_dir: Path
+    """The cache folder."""
+    copy: str = ""
+    """The name of a copy on the disk; empty for the first one."""
+    nodes: tuple[int, ...] = ()
+    """NUMA nodes whose memory the file is mapped in; empty to leave that to the kernel."""
+    mapped: bool = True
+    """Map the file. False copies it into memory of this process."""
+
+    @classmethod
+    def of(cls, cache_dir: Path, cpus: WorkerCpus, mapped: bool) -> "ArchivePlace":
+        """Return the place of the archive of a worker on these CPUs."""
+        return cls(cache_dir, cpus.copy, cpus.nodes, mapped)
+
+    def open(self, file: Path) -> mmap.mmap:
+        return map_weights(file, self.nodes) if self.mapped else copy_weights(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +90,10 @@ class Layout:
 class Archive:
     """Packed weights on the disk. While one is open no process removes its file."""
 
-    def __init__(self, file: Path, nbytes: int, lock: IO[str] | None) -> None:
+    def __init__(self, memory: mmap.mmap, nbytes: int, lock: IO[str] | None) -> None:
+        """`memory` has the file's contents."""
         self.nbytes = nbytes
-        self.index = rt.ParameterIndex()
-        self.index.load(str(file), "safetensors")
+        self.index = index_of(memory, nbytes)
         self._lock = lock
 
     def close(self) -> None:
@@ -82,18 +106,19 @@ def open_archive(
     weights: Weights,
     wanted: Sequence[Stored],
     ops: Ops,
-    cache_dir: Path,
+    place: ArchivePlace,
     progress: Progress,
     max_bytes: int = MAX_BYTES,
 ) -> Archive:
-    """Open the parameters of a checkpoint as `wanted`; they are packed on first use, then found in `cache_dir`.
+    """Open the parameters of a checkpoint as `wanted`; they are packed on first use, then found in the cache folder.
 
     A new archive makes room: the least recently used ones are removed until all are `max_bytes` together, except those
     that are open and the new one. Raises `CheckpointError` for tensors that are missing or whose shape does not follow
     from config.json, `ArchiveError` when there is no room or no permission.
     """
-    folder = cache_dir / "weights"
-    file = folder / f"{_digest(weights.directory, wanted)}.safetensors"
+    folder = place.cache_dir / "weights"
+    name = _digest(weights.directory, wanted) + (f"-{place.copy}" if place.copy else "")
+    file = folder / f"{name}.safetensors"
     layout = Layout.of(wanted)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +126,7 @@ def open_archive(
     except OSError as error:
         if not _whole(file, layout):
             raise _cannot_keep(folder, layout, error) from error
-        return Archive(file, layout.size, None)  # on a read-only disk, where nothing is removed
+        return Archive(place.open(file), layout.size, None)  # on a read-only disk, where nothing is removed
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         while not _whole(file, layout):  # another process that made it may remove it before the lock is taken
@@ -112,7 +137,7 @@ def open_archive(
             fcntl.flock(lock, fcntl.LOCK_SH)
         with contextlib.suppress(OSError):  # another user's file
             os.utime(file)
-        return Archive(file, layout.size, lock)
+        return Archive(place.open(file), layout.size, lock)
     except OSError as error:
         lock.close()
         raise _cannot_keep(folder, layout, error) from error
@@ -179,10 +204,9 @@ def _write(
         left.unlink(missing_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=file.stem, suffix=".tmp", dir=file.parent)
     try:
-        with os.fdopen(handle, "wb") as out:
+        with os.fdopen(handle, "wb", buffering=0) as out:
             _pack(out, layout, wanted, weights, ops, progress)
             # A file that is renamed before its pages are on the disk is full of zeros after a power failure.
-            out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, file)
     finally:
@@ -193,9 +217,11 @@ def _pack(
     out: BinaryIO, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
     """Write one tensor after the other, so that one at a time is in memory."""
-    out.write(layout.header)
+    writer = HugeWriter(out)
+    writer.write_at(0, memoryview(layout.header))
     for done, (stored, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
         progress("pack weights", done, len(wanted))
-        out.seek(offset)
-        out.write(np.ascontiguousarray(pack_parameter(stored, weights, ops)).view(np.uint8).data)
+        packed = np.ascontiguousarray(pack_parameter(stored, weights, ops))
+        writer.write_at(offset, packed.reshape(-1).view(np.uint8).data)
+    writer.flush()
     progress("pack weights", len(wanted), len(wanted))

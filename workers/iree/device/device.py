@@ -8,12 +8,14 @@ from typing import Any
 
 import iree.runtime as rt
 import numpy as np
+from iree.runtime._binding import create_hal_driver
 from numpy.typing import NDArray
 
 from workers.errors import LoadRefused
-from workers.host.cores import usable_cores
 from workers.host.probe import short
+from workers.host.topology import usable_cores
 from workers.iree.device.buffers import DeviceBuffer, Input, zero_pages
+from workers.iree.device.compute_threads import compute_threads, pin_threads
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
@@ -63,9 +65,10 @@ def available_drivers() -> list[str]:
 class Device:
     """One opened device. Owned by the runner; used by its thread only."""
 
-    def __init__(self, uri: str, threads: int, cpu: CpuTarget = "host") -> None:
+    def __init__(self, uri: str, threads: int, cpu: CpuTarget = "host", pins: Sequence[Sequence[int]] = ()) -> None:
         """`threads` is the number of compute threads of a local driver, 0 one a core; `cpu` is what graphs may use of
-        its instructions. Raises `DeviceError` and `CpuError`."""
+        its instructions; `pins` are the CPUs that each compute thread is pinned to, if there are any. Raises
+        `DeviceError` and `CpuError`."""
         self.uri = uri or DEFAULT_DEVICE
         generic = self.uri == GENERIC_DEVICE
         self.driver = DEFAULT_DEVICE if generic else driver_of(self.uri)
@@ -86,8 +89,10 @@ class Device:
         """Compute threads."""
         if on_cpu:
             rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
+        before = set(compute_threads())
         try:
-            driver = rt.get_driver(self.driver)
+            # The driver that the runtime keeps has the threads of the first device of the process.
+            driver = create_hal_driver(self.driver) if on_cpu else rt.get_driver(self.driver)
             bare = self.driver == self.uri or generic
             self._device = driver.create_default_device() if bare else driver.create_device_by_uri(self.uri)
             self.name, self._gpu = _described(driver, self.driver, self.uri)
@@ -98,6 +103,8 @@ class Device:
                 "`baton doctor` shows which devices work here"
             ) from error
         if self.driver == DEFAULT_DEVICE:
+            if pins:
+                pin_threads(pins, before)
             yield_to_compute_threads()
         self.instance = rt.VmInstance()
         self._hal = rt.create_hal_module(self.instance, self._device)

@@ -2,7 +2,6 @@
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import parameter_count
-from workers.host.cores import cores_each
 
 DEFAULT_DEVICE = "local-task"
 SINGLE_THREAD_DEVICE = "local-sync"
@@ -20,14 +19,15 @@ def driver_of(device: str) -> str:
     return device.partition("://")[0]
 
 
-def choose_device(device: str, threads: int, config: ModelConfig, workers: int = 1) -> tuple[str, int]:
+def choose_device(device: str, threads: int, config: ModelConfig, planned: int) -> tuple[str, int]:
     """Return the device's URI and how many threads compute; an empty URI and 0 threads leave the choice to us.
 
-    `workers` share the cores of this machine. With one thread the caller computes, and wakes no other.
+    `planned` is the number of threads for which the worker has cores. With one thread the caller computes, and wakes no
+    other.
     """
     if not threads:
         small = not device and parameter_count(config) <= SMALL_MODEL_PARAMETERS
-        threads = 1 if small else cores_each(workers)
+        threads = 1 if small else planned
     if driver_of(device) == SINGLE_THREAD_DEVICE or (not device and threads == 1):
         return device or SINGLE_THREAD_DEVICE, 1
     return device or DEFAULT_DEVICE, threads

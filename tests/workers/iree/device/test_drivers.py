@@ -11,25 +11,21 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.device import drivers
 from workers.iree.device.drivers import choose_device
 
-CORES = 6
-
 
 @pytest.mark.parametrize(
-    ("device", "threads", "workers", "spare", "chosen"),
+    ("device", "threads", "planned", "spare", "chosen"),
     [
-        ("", 0, 1, 0, ("local-sync", 1)),
-        ("", 0, 2, 0, ("local-sync", 1)),
-        ("", 0, 1, -1, ("local-task", CORES)),
-        ("", 0, 2, -1, ("local-task", CORES // 2)),
-        ("", 0, CORES, -1, ("local-sync", 1)),
+        ("", 0, 6, 0, ("local-sync", 1)),
+        ("", 0, 6, -1, ("local-task", 6)),
+        ("", 0, 1, -1, ("local-sync", 1)),
         ("", 1, 1, -1, ("local-sync", 1)),
-        ("", 2, 4, 0, ("local-task", 2)),
-        ("local-task", 0, 1, 0, ("local-task", CORES)),
-        ("local-task", 0, CORES, 0, ("local-task", 1)),
+        ("", 2, 2, 0, ("local-task", 2)),
+        ("local-task", 0, 6, 0, ("local-task", 6)),
+        ("local-task", 0, 1, 0, ("local-task", 1)),
         ("local-task", 1, 1, 0, ("local-task", 1)),
-        ("local-sync", 0, 1, -1, ("local-sync", 1)),
-        ("local-sync://0", 3, 1, -1, ("local-sync://0", 1)),
-        ("cuda", 0, 1, 0, ("cuda", CORES)),
+        ("local-sync", 0, 6, -1, ("local-sync", 1)),
+        ("local-sync://0", 3, 3, -1, ("local-sync://0", 1)),
+        ("cuda", 0, 6, 0, ("cuda", 6)),
     ],
 )
 def test_a_small_model_is_computed_by_the_thread_that_asks(
@@ -37,15 +33,14 @@ def test_a_small_model_is_computed_by_the_thread_that_asks(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     threads: int,
-    workers: int,
+    planned: int,
     spare: int,
     chosen: tuple[str, int],
 ) -> None:
-    """Whatever shares the cores with it; a larger model where it gets one core alone."""
+    """Whatever cores it has; a larger model where it has one core alone."""
     config = ModelConfig.from_dir(checkpoint)
     monkeypatch.setattr(drivers, "SMALL_MODEL_PARAMETERS", parameter_count(config) + spare)
-    monkeypatch.setattr(drivers, "cores_each", lambda workers: CORES // workers)
-    assert choose_device(device, threads, config, workers) == chosen
+    assert choose_device(device, threads, config, planned) == chosen
 
 
 def test_a_worker_says_what_computes_before_it_imports_what_does() -> None:

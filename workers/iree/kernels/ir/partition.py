@@ -1,8 +1,12 @@
 """Partitions of a kernel's work among threads."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from workers.iree.kernels.ir.value import Value
+
+Index = TypeVar("Index", int, Value)
+"""A number, or the value that a kernel computes."""
 
 PARTITIONS_PER_THREAD = 7
 """The most workgroups for each thread. From eight on, IREE hands out several at a time
@@ -36,8 +40,7 @@ class Partition:
 
     def tapered_start(self, total: int, part: Value | None = None) -> Value:
         """Return the first item of this part or another one, as `tapered_range` divides them."""
-        left = self.count - (self.number if part is None else part)
-        return total - left * left * total // (self.count * self.count)
+        return _tapered_start(total, self.number if part is None else part, self.count)
 
     def next(self) -> Value:
         """Return the part that this part's thread most likely takes next, if threads take turns; the last part if there
@@ -45,6 +48,16 @@ class Partition:
         return (self.number + max(1, self.count // PARTITIONS_PER_THREAD)).minimum(self.count - 1)
 
 
+def tapered_starts(total: int, count: int) -> list[int]:
+    """Return where each of `count` parts begins as `Partition.tapered_range` divides `total` items, and the end."""
+    return [_tapered_start(total, part, count) for part in range(count + 1)]
+
+
 def partition_count(parts: int, threads: int) -> int:
     """Return how many workgroups the work is divided among, of which `parts` is the finest division."""
     return min(parts, PARTITIONS_PER_THREAD * threads)
+
+
+def _tapered_start(total: int, part: Index, count: int) -> Index:
+    left = count - part
+    return total - left * left * total // (count * count)

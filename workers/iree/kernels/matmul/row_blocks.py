@@ -1,9 +1,9 @@
 """Row blocks of a product: the rows of a block are multiplied by a tile of weights together.
 
-A product computes the live rows of a graph (`live_rows`) in blocks of one height, as few as its registers allow, and has
-code for every height that it may need. The last block begins before the end of the one in front of it where it would
-reach beyond the live rows: what is computed twice is the same both times. Graphs of many rows have two heights, and any
-number of live rows.
+A product computes the live rows of a graph (`live_rows`) in blocks of one height, as few as its registers allow, and
+has code for every height that it may need. The last block begins before the end of the one in front of it where it
+would reach beyond the live rows: what is computed twice is the same both times. Graphs of many rows have two heights,
+and any number of live rows.
 """
 
 import math
