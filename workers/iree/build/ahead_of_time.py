@@ -18,7 +18,8 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
-    device = Device(*choose_device(options.device, options.threads, config, options.workers), options.cpu)
+    uri, threads = choose_device(options.device, options.threads, config, options.workers)
+    device = Device(uri, threads, options.cpu, compile_only=True)
     try:
         recipe = Recipe.of(path, config, device, options)
     finally:

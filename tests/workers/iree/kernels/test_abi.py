@@ -24,7 +24,7 @@ from workers.iree.kernels.ir import arithmetic
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, row_stride
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.embedding import embedding
-from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, F32_VECTOR, LANES, Type
-from workers.iree.kernels.ir.operations import fma, intrinsic
+from workers.iree.kernels.ir.operations import fma, intrinsic, intrinsic_by_register
 from workers.iree.kernels.ir.value import Value
 
 ROW_PADDING = LANES
@@ -105,6 +105,45 @@ class Bf16Dot:
         return elements.astype("f32")
 
 
+@dataclass(frozen=True, slots=True)
+class Bfdot:
+    """bfloat16 on AArch64 with FEAT_BF16: `bfdot` adds the sum of two products to a float32.
+
+    Both roundings are to odd, and denormal numbers are zeros. Arm Architecture Reference Manual for A-profile, BFDOT.
+    """
+
+    element: ClassVar[str] = "bf16"
+    k: ClassVar[int] = 2
+    per_word: ClassVar[int] = 2
+    accumulators: ClassVar[int] = 4
+
+    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
+        return [source.load_vector(at, 2 * LANES)]
+
+    def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
+        return self.load(source, at)[part]
+
+    def broadcast(self, word: Value) -> Value:
+        return word.broadcast(4).bitcast("bf16")
+
+    def dot(self, total: Value, right: Value, left: Value) -> Value:
+        sums, pairs = Type("f32", 4), Type("bf16", 8)
+        takes = (sums, pairs, pairs)
+        return intrinsic_by_register("llvm.aarch64.neon.bfdot.v4f32.v8bf16", [total, right, left], takes, sums, F32_VECTOR)
+
+    def pack(self, floats: Value) -> Value:
+        return self.round(floats).bitcast("i32")
+
+    def unpack(self, words: Value) -> Value:
+        return self.widen(words.bitcast("bf16"))
+
+    def round(self, floats: Value) -> Value:
+        return floats.astype("bf16")
+
+    def widen(self, elements: Value) -> Value:
+        return elements.astype("f32")
+
+
 class _FloatOperands:
     """Left operands that stay float32, so that only weights and KV cache are rounded to the element."""
 
@@ -175,6 +214,8 @@ def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
     accumulators = 16 if "avx512f" in features else 4
     if dtype != "bfloat16":
         return FloatFma(ELEMENTS[dtype], accumulators)
+    if "bf16" in features:
+        return Bfdot()
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
     return Bf16Dot() if {"avx512bf16", "sse4a"} <= features else WidenedBf16(accumulators)
 

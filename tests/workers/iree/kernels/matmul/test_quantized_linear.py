@@ -18,15 +18,9 @@ from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
-from workers.iree.kernels.matmul.integer_dot import (
-    PLAIN_DOTS,
-    IntegerDots,
-    Vpdpbusd,
-    Vpmaddubsw,
-    Vpmaddwd,
-    choose_integer_dots,
-)
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots, choose_integer_dots
 from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.x86_dots import Vpdpbusd, Vpmaddubsw, Vpmaddwd
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import CpuTarget
