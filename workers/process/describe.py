@@ -89,13 +89,14 @@ def _scripted_digest(spec: WorkerSpec) -> str:
 
 
 def _computed_by(backend: str, cpu: CpuTarget) -> str:
-    """Return versions and machine. Kernels are written for the instructions of a CPU, which determine the rounding."""
+    """Return versions, system and machine. Kernels are written for the instructions of a CPU, which determine the
+    rounding; what the host computes, such as angles of rotation, depends on the system's libraries."""
     versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
     if backend != "iree":
         return f"{versions} {platform.machine()}"
     from workers.iree.device.cpu import Cpu
 
-    return f"{versions} {Cpu.of(cpu).kind}"
+    return f"{versions} {sys.platform} {Cpu.of(cpu).kind}"
 
 
 def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:

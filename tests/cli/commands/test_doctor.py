@@ -11,6 +11,7 @@ from cli.commands import doctor
 from cli.config.settings import Settings
 from workers.host.cores import find_cores
 from workers.host.probe import Probe, short
+from workers.iree.device.cpu import Cpu
 from workers.process.backends import PACKAGES
 
 
@@ -32,6 +33,15 @@ def test_the_report_names_the_machine_and_what_works_here(tmp_path: Path) -> Non
     cores = find_cores()
     assert f"{cores} of {os.cpu_count()} CPUs: {cores.usable} compute threads" in report
     assert "Try: baton serve" in report
+
+
+def test_the_features_of_the_cpu_have_the_names_of_its_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    features = frozenset({"neon", "dotprod", "i8mm", "crc"})
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("aarch64", features))
+    monkeypatch.setattr(doctor, "PACKAGES", {})
+    output = io.StringIO()
+    doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=200))
+    assert " neon dotprod i8mm " in output.getvalue()
 
 
 def test_free_memory_is_what_a_load_counts_and_no_path_is_truncated(

@@ -11,6 +11,8 @@ from workers.errors import LoadRefused
 from workers.precision import CpuTarget
 
 LLVM_NAMES = {
+    "amx_bf16": "amx-bf16",
+    "amx_int8": "amx-int8",
     "avx512_bf16": "avx512bf16",
     "avx512_fp16": "avx512fp16",
     "avx512_vnni": "avx512vnni",
@@ -35,7 +37,7 @@ AARCH64 = "aarch64"
 MACHINES = {"amd64": "x86_64", "arm64": AARCH64}
 """LLVM's names of architectures that operating systems name otherwise."""
 AARCH64_FEATURES = frozenset({"neon", "lse", "fullfp16", "dotprod", "i8mm", "bf16"})
-"""What graphs use of AArch64. LLVM does not know every such CPU by its name, so that `host` would leave some out."""
+"""Features of AArch64 that graphs use. LLVM does not know every such CPU by name: its `host` would leave some out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,10 @@ class Cpu:
             return host
         if host.machine != cpu.machine:
             others = ", ".join(name for name, each in TARGETS.items() if each.machine == host.machine)
+            choice = f", or take one of {others}" if others else ""
             raise CpuError(
                 f"cpu: {target!r} is for {cpu.machine}, and this machine's CPU is {host.machine}: leave the setting "
-                f"`cpu` out{f', or take one of {others}' if others else ''}. `baton compile` compiles for other machines"
+                f"`cpu` out{choice}. `baton compile` compiles for other machines"
             )
         if not host.features:
             raise CpuError(f"cpu: {target!r} cannot be checked: this system does not list its CPU's instructions")

@@ -115,4 +115,6 @@ class EmulatedModule:
 
 def _read(file: Path, kind: str) -> HostArray:
     *shape, element = kind.split("x")
-    return HostArray(np.fromfile(file, BITS[element]).reshape([-1 if size == "?" else int(size) for size in shape]), element)
+    return HostArray(
+        np.fromfile(file, BITS[element]).reshape([-1 if size == "?" else int(size) for size in shape]), element
+    )

@@ -1,4 +1,4 @@
-"""What runs AArch64 programs on this machine: QEMU, the C libraries of Debian, and IREE's runtime.
+"""An emulator that runs AArch64 programs on this machine: QEMU, the C libraries of Debian, and IREE's runtime.
 
     python -m tests.workers.iree.aarch64.emulator
 

@@ -54,9 +54,7 @@ def check(found: AbstractSet[str], wanted: AbstractSet[str], unwanted: AbstractS
         ("neon-i8mm", 4, {"usdot", "usmmla"}, {"sdot"}),
     ],
 )
-def test_quantized_weights(
-    tmp_path: Path, target: CpuTarget, bits: int, wanted: set[str], unwanted: set[str]
-) -> None:
+def test_quantized_weights(tmp_path: Path, target: CpuTarget, bits: int, wanted: set[str], unwanted: set[str]) -> None:
     """With blocks of two rows and more, and of a row alone."""
     features, packing = Cpu.named(target).features, Packing(FORMATS[bits])
     arithmetic, dots = arithmetic_of(features, "bfloat16"), choose_integer_dots(features)

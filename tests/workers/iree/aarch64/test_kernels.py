@@ -1,4 +1,4 @@
-"""The kernels of AArch64, emulated: against numpy, against x86-64 to the bit, and whatever rows are beside a row."""
+"""The kernels of AArch64, emulated: against numpy, bitwise identical to this machine's, whatever rows are beside a row."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +100,6 @@ def test_the_emulated_cpu_lacks_the_instructions_of_the_next_target(
     made = products_of(cache_dir, emulated(better), better, "bfloat16", NAMES)
     lesser_device = emulated(lesser)
     made.module = lesser_device.load(made.file, None, "")
-    with pytest.raises(EmulationError, match="ILLEGAL_INSTRUCTION|signal 4|uncaught target signal"):
+    with pytest.raises(EmulationError, match="uncaught target signal 4"):
         made("int8", make(FORMATS["int8"]), X)
     made.close()

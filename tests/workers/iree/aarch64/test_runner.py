@@ -63,9 +63,7 @@ def test_all_logits(
 @whole
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("target", "kind"), ALL)
-def test_gate(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize
-) -> None:
+def test_gate(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize) -> None:
     runner = loaded(load, make_mixture(tmp_path / "model"), monkeypatch, target, kind)
     report = run_gate(lambda: runner, longest=40, requests=32)
     assert report.requests >= 32

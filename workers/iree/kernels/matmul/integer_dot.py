@@ -36,7 +36,8 @@ class IntegerDot(Protocol):
 
     @property
     def offset(self) -> int:
-        """What is subtracted from levels before they are multiplied, where an instruction takes signed ones only."""
+        """The number that is subtracted from levels before they are multiplied, as some instructions take signed ones
+        only."""
 
     @property
     def row_pairs(self) -> "RowPairs | None":

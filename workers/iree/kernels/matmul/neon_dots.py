@@ -52,7 +52,7 @@ class Sdot(_Dot):
 class SdotOffset(Sdot):
     """FEAT_DotProd, for levels of 8 bits: the instruction takes both factors with a sign."""
 
-    offset: ClassVar[int] = SIGN  # type: ignore[misc]
+    offset: ClassVar[int] = SIGN
 
     def operands(self, levels: Value) -> list[Value]:
         return [_signed(levels)]
@@ -60,7 +60,7 @@ class SdotOffset(Sdot):
 
 @dataclass(frozen=True, slots=True)
 class UsmmlaPairs:
-    """FEAT_I8MM: `usmmla` multiplies eight inputs of two outputs by those of two rows, twice the products of `usdot`."""
+    """FEAT_I8MM: `usmmla` multiplies eight inputs of two outputs by those of two rows, twice as many as `usdot`."""
 
     @property
     def sum_type(self) -> Type:
@@ -87,7 +87,7 @@ class Usdot(_Dot):
     """FEAT_I8MM: levels without a sign, of a single row by `usdot`, of two rows by `usmmla`."""
 
     instruction: ClassVar[str] = "usdot"
-    row_pairs: ClassVar[RowPairs | None] = UsmmlaPairs()  # type: ignore[misc]
+    row_pairs: ClassVar[RowPairs | None] = UsmmlaPairs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class SmullSadalp(Int32Sums):
     """
 
     lanes: ClassVar[int] = LANES  # type: ignore[misc]
-    offset: ClassVar[int] = SIGN  # type: ignore[misc]
-    looped: ClassVar[bool] = True  # type: ignore[misc]
+    offset: ClassVar[int] = SIGN
+    looped: ClassVar[bool] = True
     max_height: ClassVar[int] = 5
 
     def together(self, rows: int) -> int:

@@ -202,9 +202,7 @@ class _Group:
                     chain[j % chains] = dot.add(chain[j % chains], levels[j][part], words)
         return {at: reduce(add, each) for at, each in sums.items()}
 
-    def _paired_limb(
-        self, limb: int, pairs: RowPairs, levels: "list[_Levels]"
-    ) -> dict[tuple[int, int], Value]:
+    def _paired_limb(self, limb: int, pairs: RowPairs, levels: "list[_Levels]") -> dict[tuple[int, int], Value]:
         """Like `_limb`, for two rows at a time and a last one alone."""
         dot, whole, count = self.matmul.dot, 0, len(self.rows)
         sums = [self.code.constant(0, pairs.sum_type)] * (count // 2)
