@@ -1,4 +1,4 @@
-"""The kernels of AArch64, emulated: against numpy, bitwise identical to this machine's, whatever rows are beside a row."""
+"""The kernels of AArch64, emulated: against numpy, bitwise identical to this machine's, in any company of rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
