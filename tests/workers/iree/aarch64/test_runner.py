@@ -30,6 +30,7 @@ def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget,
     return load(path, dtype="bfloat16", quantize=kind, cpu=target, threads=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "kind"), [("neon", "int4"), ("neon-dotprod", "int8"), ("neon-i8mm", "none")])
 def test_logits_are_bitwise_identical(
     load: Load, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize
@@ -49,6 +50,7 @@ def test_logits_are_bitwise_identical(
 
 
 @whole
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("target", "kind"), ALL)
 def test_all_logits(
@@ -61,6 +63,7 @@ def test_all_logits(
 
 
 @whole
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("target", "kind"), ALL)
 def test_gate(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize) -> None:
