@@ -25,6 +25,8 @@ ROWS, INPUTS, TILES = 5, 64, 2
 FORMATS = {8: GroupFormat(8, 32, "bias", "float16"), 4: GroupFormat(4, 64, "bias", "float16")}
 DOTPROD, I8MM, BF16 = {"sdot", "udot"}, {"usdot", "sudot", "smmla", "ummla", "usmmla"}, {"bfdot", "bfmmla", "bfcvtn"}
 SVE = re.compile(r"\bz\d+\.[bhsd]\b")
+PLATFORM_REGISTER = re.compile(r"\b[xw]18\b")
+"""The register that macOS keeps to itself: it loads the same modules as Linux."""
 
 
 def instructions(text: str, target: CpuTarget, folder: Path) -> set[str]:
@@ -35,6 +37,7 @@ def instructions(text: str, target: CpuTarget, folder: Path) -> set[str]:
     Compiler(folder, flags, device.compile_target()).compile(module_of(text))
     (assembly,) = (file.read_text() for file in folder.glob("*.s"))
     assert not SVE.search(assembly)
+    assert not PLATFORM_REGISTER.search(assembly)
     return {match[1] for match in re.finditer(r"^\t([a-z]\w*)\b", assembly, re.MULTILINE)}
 
 
