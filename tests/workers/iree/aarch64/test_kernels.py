@@ -12,7 +12,16 @@ from tests.workers.iree.aarch64.emulator import EmulationError
 from tests.workers.iree.kernels.attention import test_attention as attention
 from tests.workers.iree.kernels.matmul import test_linear as linear
 from tests.workers.iree.kernels.matmul import test_quantized_linear as quantized
-from tests.workers.iree.kernels.matmul.test_quantized_linear import FORMATS, LIVE, ROWS, Products, X, make
+from tests.workers.iree.kernels.matmul.test_quantized_linear import (
+    FORMATS,
+    INPUTS,
+    LIVE,
+    MANY_LIVE,
+    ROWS,
+    Products,
+    X,
+    make,
+)
 from tests.workers.iree.kernels.running import runner_of
 from tests.workers.iree.kernels.sampling import test_sample as sampling
 from workers.iree.device.cpu import Cpu
@@ -65,8 +74,10 @@ def test_quantized_products_have_the_bits_of_another_architecture(products: Prod
         matrix = make(FORMATS[name])
         np.testing.assert_array_equal(products(name, matrix, x), here(name, matrix, x))
         np.testing.assert_array_equal(products(name, matrix, x[: ROWS[1]]), here(name, matrix, x)[: ROWS[1]])
-    live = here.live(make(FORMATS["int4"]), x[: LIVE[0]], LIVE[1])
-    np.testing.assert_array_equal(products.live(make(FORMATS["int4"]), x[: LIVE[0]], LIVE[1]), live)
+    matrix = make(FORMATS["int4"])
+    for lives in (LIVE, MANY_LIVE):
+        rows = np.resize(x, (lives[0], INPUTS))
+        np.testing.assert_array_equal(products.live(matrix, rows, lives[1]), here.live(matrix, rows, lives[1]))
 
 
 def test_exact_rows(target: CpuTarget, cache_dir: Path) -> None:
