@@ -7,5 +7,5 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 """Type of weights and KV cache; `auto` is the checkpoint's own."""
 Quantize = Literal["none", "int8", "int4"]
 """Quantization applied while loading, to matrices that the checkpoint stores unquantized."""
-CpuTarget = Literal["host", "avx2", "avx-vnni", "avx512", "avx512-vnni"]
-"""Instructions that graphs use on an x86-64 CPU; `host` is all that this machine has."""
+CpuTarget = Literal["host", "avx2", "avx-vnni", "avx512", "avx512-vnni", "neon", "neon-dotprod", "neon-i8mm"]
+"""Instructions that graphs use on a CPU, x86-64 or AArch64; `host` is all that this machine has."""

@@ -17,7 +17,7 @@ def compile_model(settings: Settings, *, as_json: bool) -> None:
     """Compile the graphs and print their sizes and times. Raises `CommandFailed`."""
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, workers=settings.workers)  # the number of threads is part of what is compiled
-    check_model(spec)
+    check_model(spec, compile_only=True)
     began = time.perf_counter()
     with loading_status(spec.model_name) as progress:
         try:

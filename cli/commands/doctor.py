@@ -23,6 +23,7 @@ from workers.host.huge_pages import HugePages
 from workers.host.memory import free_bytes
 from workers.host.probe import Probe, short
 from workers.host.topology import Topology
+from workers.iree.device.cpu import Cpu
 from workers.process.backends import PACKAGES, cache_dir, missing_packages
 
 PROBE_SECONDS = 120.0
@@ -30,15 +31,18 @@ CPU_FEATURES = (
     "avx2",
     "fma",
     "avx512f",
-    "avx512_bf16",
-    "avx_vnni",
-    "avx512_vnni",
-    "amx_bf16",
-    "asimd",
-    "bf16",
+    "avx512bf16",
+    "avxvnni",
+    "avx512vnni",
+    "amx-bf16",
+    "amx-int8",
+    "neon",
+    "dotprod",
     "i8mm",
+    "bf16",
     "sve",
 )
+"""Features that matter to the engines, by LLVM's names."""
 
 
 def examine(settings: Settings, console: Console) -> bool:
@@ -95,11 +99,7 @@ def _machine(settings: Settings) -> Table:
 
 
 def _cpu_features() -> list[str]:
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return []
-    lines = (line for line in info.read_text().splitlines() if line.lower().startswith(("flags", "features")))
-    present = set(next(lines, "").partition(":")[2].split())
+    present = Cpu.of_host().features
     return [name for name in CPU_FEATURES if name in present]
 
 

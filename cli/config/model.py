@@ -82,10 +82,11 @@ def worker_spec(
     )
 
 
-def check_model(spec: WorkerSpec) -> None:
-    """Check that a worker can load the model, before any process starts. Raises `CommandFailed`."""
+def check_model(spec: WorkerSpec, *, compile_only: bool = False) -> None:
+    """Check that a worker can load the model, before any process starts. With `compile_only` this machine need not have
+    the CPU. Raises `CommandFailed`."""
     try:
-        backend = describe(spec).backend
+        backend = describe(spec, compile_only=compile_only).backend
     except LoadRefused as error:
         raise CommandFailed(str(name_source(error, spec.sources))) from error
     except OSError as error:

@@ -58,8 +58,8 @@ class Settings(BaseSettings):
     cpu: CpuTarget = _field(
         "host",
         MODEL,
-        "Instructions that IREE uses on a CPU: all that it has (host), or those of a lesser CPU, to measure and test "
-        "them.",
+        "Instructions that IREE uses on a CPU: all that it has (host), or those of another one, to measure and test "
+        "them or to compile for it.",
     )
     context: int = _field(
         0,

@@ -39,9 +39,12 @@ class Described:
     """Digest of the checkpoint alone."""
 
 
-def describe(spec: WorkerSpec) -> Described:
-    """Read the description of the model, not its weights. Raises `UnknownFormat`, `LoadRefused` for a `cpu`
-    that the backend or this machine does not have, and what `choose_backend` and the checkpoint raise."""
+def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
+    """Read the description of the model, not its weights.
+
+    Raises `UnknownFormat`, `LoadRefused` for a `cpu` that the backend or, without `compile_only`, this machine does not
+    have, and what `choose_backend` and the checkpoint raise.
+    """
     choose_formats(spec.reasoning_parser, spec.tool_parser)
     backend = choose_backend(spec)
     if backend != "iree" and spec.cpu != "host":
@@ -56,7 +59,8 @@ def describe(spec: WorkerSpec) -> Described:
     device, computes = _device(spec, backend, config)
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
-    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {_computed_by(backend, spec.cpu)}"
+    by = _computed_by(backend, spec.cpu, compile_only)
+    settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
     if spec.parse_special:
         settings += " parse_special"
     if spec.generation_config == "none":  # the digest of the model covers the file
@@ -89,14 +93,16 @@ def _scripted_digest(spec: WorkerSpec) -> str:
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
 
 
-def _computed_by(backend: str, cpu: CpuTarget) -> str:
-    """Return versions and machine. Kernels are written for the instructions of a CPU, which determine the rounding."""
+def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
+    """Return versions, system and machine. Kernels are written for the instructions of a CPU, which determine the
+    rounding; what the host computes, such as angles of rotation, depends on the system's libraries."""
     versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
     if backend != "iree":
         return f"{versions} {platform.machine()}"
     from workers.iree.device.cpu import Cpu
 
-    return f"{versions} {Cpu.of(cpu).kind}"
+    chosen = Cpu.named(cpu) if compile_only else Cpu.of(cpu)
+    return f"{versions} {sys.platform} {chosen.kind}"
 
 
 def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:

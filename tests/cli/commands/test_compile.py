@@ -12,9 +12,10 @@ pytest.importorskip("jax", reason="the IREE backend is not installed: pip instal
 from cli.commands import compile as compile_module
 from cli.commands.compile import compile_model
 from cli.config.errors import CommandFailed
-from cli.config.model import ChosenModel, worker_spec
+from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
 from workers.iree.build.compile_client import Built
+from workers.iree.device.cpu import Cpu
 from workers.load_options import Progress
 from workers.process.spec import WorkerSpec
 
@@ -50,6 +51,18 @@ def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None
     report = json.loads(capsys.readouterr().out)
     assert report["modules"][1] == {"graphs": ["unfiltered_1", "filter_1"], "bytes": 2048, "seconds": 4.5}
     assert report["seconds"] >= 0
+
+
+def test_another_cpu_is_compiled_for_and_not_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", frozenset({"avx2"})))
+    settings = Settings(backend="iree", cpu="neon", cache_dir=str(tmp_path))
+    with pytest.raises(CommandFailed, match="cpu: 'neon' is for aarch64, and this machine's CPU is x86_64"):
+        check_model(worker_spec(settings, ChosenModel.choose(settings)))
+    monkeypatch.setattr(compile_module, "compile_ahead", lambda spec, progress: iter(()))
+    compile_model(settings, as_json=False)
+    assert "0 modules" in capsys.readouterr().out
 
 
 def test_a_backend_without_graphs_is_a_command_error() -> None:

@@ -14,6 +14,7 @@ from workers.host.cpu_plan import CpuPlan
 from workers.host.huge_pages import HugePages
 from workers.host.probe import Probe, short
 from workers.host.topology import Topology
+from workers.iree.device.cpu import Cpu
 from workers.process.backends import PACKAGES
 
 
@@ -63,6 +64,15 @@ def test_a_machine_of_two_nodes_gets_advice(tmp_path: Path, monkeypatch: pytest.
     doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=300))
     assert "64 compute threads, pinned to CPUs 0-127, memory of NUMA nodes 0-1" in output.getvalue()
     assert "--workers 2" in output.getvalue()
+
+
+def test_the_features_of_the_cpu_have_the_names_of_its_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    features = frozenset({"neon", "dotprod", "i8mm", "crc"})
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("aarch64", features))
+    monkeypatch.setattr(doctor, "PACKAGES", {})
+    output = io.StringIO()
+    doctor.examine(Settings(cache_dir=str(tmp_path)), Console(file=output, width=200))
+    assert " neon dotprod i8mm " in output.getvalue()
 
 
 def test_free_memory_is_what_a_load_counts_and_no_path_is_truncated(

@@ -86,13 +86,29 @@ def test_instructions_of_another_cpu_are_part_of_the_digest(checkpoint: Path, mo
     pytest.importorskip("iree.runtime")
     from workers.iree.device.cpu import TARGETS, Cpu
 
-    features = frozenset[str]().union(*(features for _, features in TARGETS.values()))
+    targets = {name: target for name, target in TARGETS.items() if target.machine == "x86_64"}
+    features = frozenset[str]().union(*(target.features for target in targets.values()))
     monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", features))
-    digests = {cpu: describe_model(checkpoint, backend="iree", cpu=cpu).digest for cpu in ("host", *TARGETS)}
+    digests = {cpu: describe_model(checkpoint, backend="iree", cpu=cpu).digest for cpu in ("host", *targets)}
     assert digests["avx2"] == digests["avx-vnni"] != digests["avx512"] == digests["avx512-vnni"] == digests["host"]
     monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("x86_64", features | {"avx512bf16", "sse4a"}))
     assert describe_model(checkpoint, backend="iree", cpu="avx2").digest == digests["avx2"]
     assert describe_model(checkpoint, backend="iree").digest != digests["host"]
+
+
+def test_only_instructions_of_aarch64_that_round_differently_are_part_of_the_digest(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("iree.runtime")
+    from workers.iree.device.cpu import TARGETS, Cpu
+
+    monkeypatch.setattr(Cpu, "of_host", lambda: Cpu("aarch64", TARGETS["neon-i8mm"].features))
+    digests = {
+        cpu: describe_model(checkpoint, backend="iree", cpu=cpu).digest for cpu in ("neon", "neon-dotprod", "neon-i8mm")
+    }
+    assert digests["neon"] == digests["neon-dotprod"] != digests["neon-i8mm"]
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert describe_model(checkpoint, backend="iree", cpu="neon").digest != digests["neon"]
 
 
 def test_instructions_are_refused_for_other_backends(checkpoint: Path) -> None:

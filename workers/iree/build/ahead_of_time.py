@@ -20,7 +20,8 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     """
     plan = CpuPlan.of_host(options.workers, options.threads, options.threads_bind)
     planned = plan.at(options.place).threads
-    device = Device(*choose_device(options.device, options.threads, config, planned), options.cpu)
+    uri, threads = choose_device(options.device, options.threads, config, planned)
+    device = Device(uri, threads, options.cpu, compile_only=True)
     try:
         recipe = Recipe.of(path, config, device, options)
     finally:

@@ -11,7 +11,7 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
-from workers.iree.kernels.matmul.integer_dot import choose_integer_dots
+from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
@@ -97,11 +97,11 @@ def choose_ops(
 ) -> TiledOps | PlainOps:
     """Return the kernels for CPUs on a local device, with the model's padding, and plain StableHLO elsewhere.
 
-    `dtype` "auto" is the checkpoint's. Raises `CpuError`.
+    `dtype` "auto" is the checkpoint's.
     """
     kind = config.dtype if dtype == "auto" else dtype
     if not local:
         return PlainOps(kind)
-    chosen = Cpu.of(cpu)
+    chosen = Cpu.named(cpu)
     arithmetic, dots = arithmetic_of(chosen.features, kind), choose_integer_dots(chosen.features)
     return TiledOps(kind, arithmetic, dots, threads, chosen.pause, WidthPadding.of(config))

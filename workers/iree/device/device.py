@@ -65,10 +65,19 @@ def available_drivers() -> list[str]:
 class Device:
     """One opened device. Owned by the runner; used by its thread only."""
 
-    def __init__(self, uri: str, threads: int, cpu: CpuTarget = "host", pins: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        uri: str,
+        threads: int,
+        cpu: CpuTarget = "host",
+        pins: Sequence[Sequence[int]] = (),
+        *,
+        compile_only: bool = False,
+    ) -> None:
         """`threads` is the number of compute threads of a local driver, 0 one a core; `cpu` is what graphs may use of
-        its instructions; `pins` are the CPUs that each compute thread is pinned to, if there are any. Raises
-        `DeviceError` and `CpuError`."""
+        its instructions; `pins` are the CPUs that each compute thread is pinned to, if there are any. With
+        `compile_only` nothing is loaded, and `cpu` may be one that this machine does not have. Raises `DeviceError` and
+        `CpuError`."""
         self.uri = uri or DEFAULT_DEVICE
         generic = self.uri == GENERIC_DEVICE
         self.driver = DEFAULT_DEVICE if generic else driver_of(self.uri)
@@ -82,7 +91,7 @@ class Device:
             raise DeviceError(
                 f"cpu: {cpu!r} has no effect on {self.uri!r}, which is no CPU: leave the setting `cpu` out"
             )
-        self._cpu = Cpu.of(cpu)
+        self._cpu = Cpu.named(cpu) if compile_only else Cpu.of(cpu)
         self.local = on_cpu and not generic
         """The host reads and writes the device's memory."""
         self.threads = threads or usable_cores() if on_cpu else 1

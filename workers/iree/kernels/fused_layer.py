@@ -23,7 +23,7 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import MAX_GROUP, ActivationQuantization, ActivationQuantizer
-from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots
 from workers.iree.kernels.matmul.linear import write_glu_linear, write_linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import write_quantized_linear

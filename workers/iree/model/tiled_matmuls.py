@@ -10,7 +10,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
-from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul

@@ -16,7 +16,7 @@ from workers.iree.build import graph_plan as graphs
 from workers.iree.build.graph_plan import ON_DEMAND, PREFILL_CHUNKS, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import Recipe
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
-from workers.iree.kernels.matmul.integer_dot import choose_integer_dots
+from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters

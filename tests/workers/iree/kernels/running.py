@@ -30,27 +30,31 @@ ARITHMETICS = [
 Run = Callable[..., list[NDArray[Any]]]
 
 
-def runner_of(cache_dir: Path) -> Run:
+def runner_of(cache_dir: Path, device: Device) -> Run:
     """Return a function that compiles a kernel's text and runs it on arrays."""
-    device = Device("local-sync", 1)
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
 
     def call(text: str, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
-        (name, arguments, results) = re.findall(r"func\.func private @(\w+)\((.*?)\) -> \((.*?)\) \{", text)[0]
-        names = ", ".join(re.findall(r"%\w+", arguments))
-        types = ", ".join(re.findall(r": (tensor<[^>]*>)", arguments))
-        count = results.count("tensor<")
-        out = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
-        entry = f"""
-          func.func public @main({arguments}) -> ({results}) {{
-            %r{f":{count}" if count > 1 else ""} = func.call @{name}({names}) : ({types}) -> ({results})
-            return {out} : {results}
-          }}"""
-        module = device.load(compiler.compile(f"module @kernel {{ {text} {entry} }}"), None, "")
+        module = device.load(compiler.compile(module_of(text)), None, "")
         views = [device.upload(_bits(array), array.dtype.name) for array in arrays]
         return [device.download(view) for view in module.call("main", *views)]
 
     return call
+
+
+def module_of(text: str) -> str:
+    """Return a module whose function `main` is a kernel."""
+    (name, arguments, results) = re.findall(r"func\.func private @(\w+)\((.*?)\) -> \((.*?)\) \{", text)[0]
+    names = ", ".join(re.findall(r"%\w+", arguments))
+    types = ", ".join(re.findall(r": (tensor<[^>]*>)", arguments))
+    count = results.count("tensor<")
+    out = ", ".join(f"%r#{i}" for i in range(count)) if count > 1 else "%r"
+    entry = f"""
+      func.func public @main({arguments}) -> ({results}) {{
+        %r{f":{count}" if count > 1 else ""} = func.call @{name}({names}) : ({types}) -> ({results})
+        return {out} : {results}
+      }}"""
+    return f"module @kernel {{ {text} {entry} }}"
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:

@@ -21,10 +21,11 @@ from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and
 from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir import arithmetic
-from workers.iree.kernels.ir.arithmetic import Bf16Dot, row_stride
+from workers.iree.kernels.ir.arithmetic import Bf16Dot, Bfdot, row_stride
+from workers.iree.kernels.matmul import integer_dot, neon_dots, x86_dots
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.embedding import embedding
-from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, choose_integer_dots
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
@@ -42,6 +43,7 @@ from workers.precision import Quantize
 
 PAGE = Path(__file__).parents[4] / "docs" / "kernels.md"
 ROWS, HIDDEN, FFN = 6, 64, 96
+AARCH64: tuple[set[str], ...] = ({"neon", "dotprod", "i8mm"}, {"neon", "dotprod"}, {"neon"})
 PACKING = Packing(GroupFormat(4, 32, "bias", "float16"))
 WRITERS = {
     "write_linear": "linear",
@@ -71,8 +73,22 @@ def test_constants_are_those_of_the_code(name: str, value: str, module: str) -> 
 def test_arithmetics_pack_as_the_page_has_it(row: list[str]) -> None:
     name, elements, _, k, per_word = row
     kind = getattr(arithmetic, name.strip("`"))
-    made = kind() if kind is Bf16Dot else kind(*([elements.split(", ")[0]] if len(elements) > 4 else []), 16)
+    made = kind() if kind in (Bf16Dot, Bfdot) else kind(*([elements.split(", ")[0]] if len(elements) > 4 else []), 16)
     assert (made.element, made.k, made.per_word) == (elements.split(", ")[0], int(k), int(per_word))
+
+
+@pytest.mark.parametrize("row", table("IntegerDot"), ids=lambda row: row[0])
+def test_integer_dots_are_those_of_the_code(row: list[str]) -> None:
+    name, levels, _, lanes, height = row
+    match = re.fullmatch(r"`(\w+)(?:\((\d+)\))?`", name)
+    assert match is not None
+    modules = integer_dot, x86_dots, neon_dots
+    kind = next(getattr(module, match[1]) for module in modules if hasattr(module, match[1]))
+    dot = kind(int(match[2])) if match[2] else kind()
+    assert (dot.lanes, dot.max_height) == (int(lanes), int(height))
+    chosen = [choose_integer_dots(features) for features in ({"avx512vnni"}, {"avxvnni"}, {"avx2"}, *AARCH64, set())]
+    for bits in (8, 4):
+        assert (dot in [dots.of(bits) for dots in chosen]) == (str(bits) in levels)
 
 
 def shape(kv_heads: int, batch: int, tokens: int) -> AttentionShape:

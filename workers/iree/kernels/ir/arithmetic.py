@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, F32_VECTOR, LANES, Type
-from workers.iree.kernels.ir.operations import fma, intrinsic
+from workers.iree.kernels.ir.operations import fma, intrinsic, intrinsic_by_register
 from workers.iree.kernels.ir.value import Value
 
 ROW_PADDING = LANES
@@ -64,23 +64,41 @@ class Arithmetic(Protocol):
         """Return the float32 values of elements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bf16Dot:
-    """bfloat16 on AVX512-BF16: `vdpbf16ps` adds two products to a float32, the second neighbour's first.
+class _Bf16Pairs:
+    """Left operands of pairs of bfloat16, which one instruction multiplies by pairs of weights and sums."""
 
-    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
-    """
-
+    __slots__ = ()
     element: ClassVar[str] = "bf16"
     k: ClassVar[int] = 2
     per_word: ClassVar[int] = 2
-    accumulators: ClassVar[int] = 16
 
     def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
         return [source.load_vector(at, 2 * LANES)]
 
     def load_part(self, source: Memory, at: Sequence[Index], part: int) -> Value:
         return self.load(source, at)[part]
+
+    def pack(self, floats: Value) -> Value:
+        return self.round(floats).bitcast("i32")
+
+    def unpack(self, words: Value) -> Value:
+        return self.widen(words.bitcast("bf16"))
+
+    def round(self, floats: Value) -> Value:
+        return floats.astype("bf16")
+
+    def widen(self, elements: Value) -> Value:
+        return elements.astype("f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Dot(_Bf16Pairs):
+    """bfloat16 on AVX512-BF16: `vdpbf16ps` adds two products to a float32, the second neighbour's first.
+
+    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
+    """
+
+    accumulators: ClassVar[int] = 16
 
     def broadcast(self, word: Value) -> Value:
         return word.broadcast().bitcast("bf16")
@@ -90,19 +108,29 @@ class Bf16Dot:
         takes = (F32_VECTOR, pairs, pairs)
         return intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", [total, right, left], takes, F32_VECTOR)
 
-    def pack(self, floats: Value) -> Value:
-        return self.round(floats).bitcast("i32")
-
-    def unpack(self, words: Value) -> Value:
-        return self.widen(words.bitcast("bf16"))
-
     def round(self, floats: Value) -> Value:
         if floats.type != F32_VECTOR:
             return floats.astype("bf16")
         return intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", [floats], [F32_VECTOR], Type("bf16", LANES))
 
-    def widen(self, elements: Value) -> Value:
-        return elements.astype("f32")
+
+@dataclass(frozen=True, slots=True)
+class Bfdot(_Bf16Pairs):
+    """bfloat16 on AArch64 with FEAT_BF16: `bfdot` adds the sum of two products to a float32.
+
+    Products and sums are rounded to odd, and denormal numbers are zeros. Arm Architecture Reference Manual for
+    A-profile, BFDOT (vector).
+    """
+
+    accumulators: ClassVar[int] = 4
+
+    def broadcast(self, word: Value) -> Value:
+        return word.broadcast(4).bitcast("bf16")
+
+    def dot(self, total: Value, right: Value, left: Value) -> Value:
+        sums, pairs = Type("f32", 4), Type("bf16", 8)
+        name, takes = "llvm.aarch64.neon.bfdot.v4f32.v8bf16", (sums, pairs, pairs)
+        return intrinsic_by_register(name, [total, right, left], takes, sums, F32_VECTOR)
 
 
 class _FloatOperands:
@@ -175,6 +203,8 @@ def arithmetic_of(features: AbstractSet[str], dtype: str) -> Arithmetic:
     accumulators = 16 if "avx512f" in features else 4
     if dtype != "bfloat16":
         return FloatFma(ELEMENTS[dtype], accumulators)
+    if "bf16" in features:
+        return Bfdot()
     # Only AMD's CPUs have SSE4A; they take two `vdpbf16ps` a cycle.
     return Bf16Dot() if {"avx512bf16", "sse4a"} <= features else WidenedBf16(accumulators)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from workers.iree.kernels.ir.literal import Number
 from workers.iree.kernels.ir.memory import Index, Memory, memref
 from workers.iree.kernels.ir.mlir_lines import MlirLines
-from workers.iree.kernels.ir.mlir_types import F32_VECTOR, INDEX, LANES, Type
+from workers.iree.kernels.ir.mlir_types import F32_VECTOR, I32, INDEX, LANES, Type
 from workers.iree.kernels.ir.value import Value, constant
 
 
@@ -136,9 +136,10 @@ class Code(MlirLines):
         name = self.let(f'"memref.alloca"() {properties} : () -> {memref(shape, element)}')
         return Memory(self, name, shape, element)
 
-    def intrinsic_statement(self, name: str) -> None:
-        """Call an intrinsic of LLVM without operands and results."""
-        self.do(f'llvm.call_intrinsic "{name}"() : () -> ()')
+    def intrinsic_statement(self, name: str, *operands: int) -> None:
+        """Call an intrinsic of LLVM that takes constants, int32, and has no result."""
+        names = ", ".join(self.constant(each, I32).name for each in operands)
+        self.do(f'llvm.call_intrinsic "{name}"({names}) : ({", ".join(["i32"] * len(operands))}) -> ()')
 
     def _for(self, index: Value, low: Index, high: Index, step: int) -> str:
         ends = [self.index(each) for each in (low, high)]

@@ -21,6 +21,8 @@ COUNTERS_PER_STAGE = 2
 """Partitions that are taken, and those that are done."""
 COUNTER_STRIDE = LANES
 """int32 from one counter to the next: each has a cache line of its own."""
+PAUSE_OPERANDS = {"llvm.aarch64.isb": (15,)}
+"""Operands of the intrinsics by which a core waits: the barrier's domain, the whole system."""
 MAX_SPINS = 1 << 12
 """Spins before a thread exits: longer than a normal barrier wait, shorter than a scheduler time slice."""
 
@@ -97,7 +99,7 @@ class FusedKernel:
 
         def spin(values: list[Value]) -> Sequence[Value]:
             if self.pause:
-                code.intrinsic_statement(self.pause)
+                code.intrinsic_statement(self.pause, *PAUSE_OPERANDS.get(self.pause, ()))
             return [values[0] + 1]
 
         _, count = code.loop_while([code.index(0)], is_early, spin)

@@ -60,3 +60,24 @@ def intrinsic(name: str, operands: Sequence[Value], takes: Sequence[Type], type:
     names, types = ", ".join(each.name for each in operands), ", ".join(str(each.type) for each in operands)
     code = operands[0].code
     return Value(code, code.let(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {type}'), type)
+
+
+def intrinsic_by_register(
+    name: str, operands: Sequence[Value], takes: Sequence[Type], type: Type, target: Type
+) -> Value:
+    """Call an intrinsic of LLVM for each register of `type` that a result of type `target` fills.
+
+    `takes` are the types of the registers of its operands. An operand of one register takes part in every call; of any
+    other, each call takes the next register.
+    """
+    calls = target.lanes // type.lanes
+    parts: list[Value] = []
+    for number in range(calls):
+        registers = [
+            operand if operand.type == kind else operand.part(number * kind.lanes, kind.lanes)
+            for operand, kind in zip(operands, takes, strict=True)
+        ]
+        parts.append(intrinsic(name, registers, takes, type))
+    while len(parts) > 1:
+        parts = [low.concatenate(high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

@@ -15,7 +15,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.operations import absolute, round_even
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.integer_dot import IntegerDots
+from workers.iree.kernels.matmul.integer_dots import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 

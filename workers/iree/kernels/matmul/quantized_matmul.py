@@ -8,7 +8,8 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
-from workers.iree.kernels.matmul.integer_dot import IntegerDot, IntegerDots
+from workers.iree.kernels.matmul.integer_dot import IntegerDot
+from workers.iree.kernels.matmul.integer_dots import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 

@@ -16,6 +16,7 @@ from workers.iree.kernels.ir.mlir_types import CACHE_LINE, ELEMENTS, LANES
 from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import LIMB_BITS
+from workers.iree.kernels.matmul.integer_dot import RowPairs
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 
@@ -92,18 +93,30 @@ class _Group:
         """Return the sums of each row plus the group's."""
         format = self.matmul.packing.format
         scale = self._entries(0)
-        zero = self.code.floats(-float(format.middle)) if format.zero == "middle" else self._entries(1)
+        zero: Value | None = None
+        if format.zero == "middle":
+            if not self._takes_middle:
+                zero = self.code.floats(-float(format.middle))
+        else:
+            zero = self._entries(1)
         dots, out = self._dots(), []
         for number, (row, before) in enumerate(zip(self.rows, sums, strict=True)):
             row_scale, row_sum = (self.operands.scales.load([at, row, self.number]).broadcast() for at in range(2))
             dot = self._total(dots, number)
             both = scale * row_scale
-            if format.zero == "bias":
+            if zero is not None and format.zero == "bias":
                 before = math_fma(zero, row_sum, before)
-            else:
+            elif zero is not None:
                 dot = math_fma(zero, row_sum, dot)
             out.append(math_fma(both, dot, before))
         return out
+
+    @property
+    def _takes_middle(self) -> bool:
+        """The levels that the dots multiply are those minus the middle, as the format has it. The sums are no larger
+        than float32 has integers if a row has one limb."""
+        format, limbs = self.matmul.packing.format, self.matmul.activations.limbs
+        return limbs == 1 and format.zero == "middle" and self.matmul.dot.offset == format.middle
 
     def _entries(self, table: int) -> Value:
         """Return float32: the scales or zeros of each lane for the group."""
@@ -122,11 +135,28 @@ class _Group:
         for first in range(0, LANES // self.matmul.dot.lanes, together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):
-                looped = self.matmul.dot.looped or len(self.rows) > MAX_UNROLLED_ROWS
-                sums = self._looped_limb(limb, parts) if looped else self._limb(limb, parts, levels)
+                if self.matmul.dot.looped:
+                    sums = self._looped_limb(limb, parts)
+                elif self.matmul.dot.row_pairs is not None and len(self.rows) > 1:
+                    sums = self._paired_limb(limb, self.matmul.dot.row_pairs, levels)
+                elif len(self.rows) > MAX_UNROLLED_ROWS:
+                    sums = self._looped_limb(limb, parts)
+                else:
+                    sums = self._limb(limb, parts, levels)
                 for (row, _), total in sums.items():
                     totals.setdefault((row, limb), []).append(total)
+        if self.matmul.dot.offset and not self._takes_middle:
+            for (row, limb), parts_of_row in totals.items():
+                missing = self._sum_of_row(limb, row) * self.matmul.dot.offset
+                totals[row, limb] = [part + missing.broadcast(part.type.lanes) for part in parts_of_row]
         return totals
+
+    def _sum_of_row(self, limb: int, row: int) -> Value:
+        """Return the sum of a row's integers in the group, int32."""
+        words = self.operands.levels.load_vector([limb, self.rows[row], self._words_at(0)[0]], self.matmul.dots)
+        # Not as int8 that are extended: IREE 3.13 drops the sign of those that were bitcast.
+        shifts = (24 - 8 * number for number in range(DOT_INPUTS))
+        return reduce(add, ((words << shift).shift_right_signed(24) for shift in shifts)).reduce("add")
 
     def _looped_limb(self, limb: int, parts: range) -> dict[tuple[int, int], Value]:
         """Like `_limb`, as a loop over vectors of levels.
@@ -180,6 +210,28 @@ class _Group:
                     chain = sums[number, part]
                     chain[j % chains] = dot.add(chain[j % chains], levels[j][part], words)
         return {at: reduce(add, each) for at, each in sums.items()}
+
+    def _paired_limb(self, limb: int, pairs: RowPairs, levels: "list[_Levels]") -> dict[tuple[int, int], Value]:
+        """Like `_limb`, for two rows at a time and a last one alone."""
+        dot, whole, count = self.matmul.dot, 0, len(self.rows)
+        sums = [self.code.constant(0, pairs.sum_type)] * (count // 2)
+        alone = self.code.constant(0, dot.sum_type)
+        for j in range(0, self.matmul.dots, 2):
+            if limb == 0:
+                self._prefetch(j)
+                self._prefetch(j + 1)
+            while len(levels) < j + 2:
+                levels += self._levels(len(levels) * self.matmul.vectors // self.matmul.dots, range(1))
+            low, high = (levels[number][whole] for number in (j, j + 1))
+            right, at = pairs.operands(*low, *high), self._words_at(j)
+            words = [self.operands.levels.load_vector([limb, row, *at], 2) for row in self.rows]
+            for number, total in enumerate(sums):
+                sums[number] = pairs.add(total, right, words[2 * number : 2 * number + 2])
+            if count % 2:
+                for number, each in enumerate((low, high)):
+                    alone = dot.add(alone, each, [words[-1].lane(number)])
+        rows = [row for total in sums for row in pairs.rows(total)] + [alone] * (count % 2)
+        return {(number, whole): total for number, total in enumerate(rows)}
 
     def _prefetch(self, dot: int) -> None:
         """Prefetch a few lines at a time: a core waits for no more than a dozen at once."""

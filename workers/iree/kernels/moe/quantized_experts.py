@@ -12,7 +12,7 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
-from workers.iree.kernels.matmul.integer_dot import IntegerDots
+from workers.iree.kernels.matmul.integer_dots import IntegerDots
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.quantized_tile import (

@@ -21,7 +21,7 @@ ROWS, STAGES, KERNELS, LATE = 40, 4, 3, 7
 """`LATE` are workgroups: more than there are threads, so that some come when all is done."""
 
 
-def reversing(name: str) -> str:
+def reversing(name: str, pause: str) -> str:
     """i32 [1], f32 [rows, 16], counters -> the rows in reverse order plus one, once for each stage; the counters."""
     kernel = Kernel(name, LATE)
     code = kernel.code
@@ -29,7 +29,7 @@ def reversing(name: str) -> str:
     counts = kernel.in_place("counts", (barrier_counters(KERNELS, STAGES),), "i32")
     out = kernel.output("out", (ROWS, LANES), "f32")
     buffers = [x, *(kernel.scratch((ROWS, LANES), "f32") for _ in range(STAGES - 1)), out]
-    fused = FusedKernel(kernel, STAGES, counts, number.load_index([0]), Cpu.of_host().pause)
+    fused = FusedKernel(kernel, STAGES, counts, number.load_index([0]), pause)
 
     def work(stage: int, partition: Partition) -> None:
         low, high = partition.even_range(code.index(ROWS))
@@ -57,7 +57,7 @@ def module(request: pytest.FixtureRequest, cache_dir: Path) -> tuple[Device, Mod
         types = f"(tensor<1xi32>, {kind}, tensor<{count}xi32>) -> ({kind}, tensor<{count}xi32>)"
         calls.append(f"%r{i}:2 = func.call @reversing(%n{i}, {x}, {counts}) : {types}")
     text = f"""module @kernels {{
-      {reversing("reversing")}
+      {reversing("reversing", Cpu.of_host().pause)}
       func.func public @main(%x: {kind}) -> ({kind}, tensor<{count}xi32>) {{
         %zeros = arith.constant dense<0> : tensor<{count}xi32>
         {" ".join(calls)}

@@ -18,15 +18,10 @@ from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
-from workers.iree.kernels.matmul.integer_dot import (
-    PLAIN_DOTS,
-    IntegerDots,
-    Vpdpbusd,
-    Vpmaddubsw,
-    Vpmaddwd,
-    choose_integer_dots,
-)
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots, choose_integer_dots
+from workers.iree.kernels.matmul.neon_dots import Sdot, SdotOffset, Smlal, SmullSadalp, Usdot
 from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.x86_dots import Vpdpbusd, Vpmaddubsw, Vpmaddwd
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import CpuTarget
@@ -76,23 +71,22 @@ class Products:
     def __init__(
         self,
         cache_dir: Path,
-        cpu: CpuTarget,
+        device: Device,
         dtype: str,
         arithmetic: Arithmetic,
         dots: IntegerDots,
         formats: dict[str, GroupFormat],
     ) -> None:
-        self.device = Device("local-task", 0, cpu)
+        self.device = device
         self.ops = TiledOps(dtype, arithmetic, dots)
         self.packings = {name: Packing(format) for name, format in formats.items()}
-        graphs = [self._graph(name, rows) for name in formats for rows in ROWS] + [
-            self._live_graph(lives[0]) for lives in (LIVE, MANY_LIVE)
-        ]
+        graphs = [self._graph(name, rows) for name in formats for rows in ROWS]
+        graphs += [self._live_graph(lives[0]) for lives in (LIVE, MANY_LIVE)] if "int4" in formats else []
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
-        file = compiler.compile(lower_module(graphs, {}, self.ops.bodies))
-        self.module: Module = self.device.load(file, None, "")
+        self.file = compiler.compile(lower_module(graphs, {}, self.ops.bodies))
+        self.module: Module = self.device.load(self.file, None, "")
 
     def _graph(self, name: str, rows: int) -> Graph:
         packing = self.packings[name]
@@ -157,7 +151,8 @@ CASES: dict[str, tuple[CpuTarget, str, Arithmetic, IntegerDots, tuple[str, ...]]
 def products(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Products]:
     cpu, dtype, arithmetic, dots, names = CASES[request.param]
     skip_unless_possible(cpu)
-    made = Products(cache_dir, cpu, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
+    device = Device("local-task", 0, cpu)
+    made = Products(cache_dir, device, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
     yield made
     made.close()
 
@@ -216,4 +211,7 @@ def test_choice() -> None:
     assert choose_integer_dots({"avx2", "avx512f", "avx512vnni", "avxvnni"}) == IntegerDots(Vpdpbusd(16), Vpdpbusd(16))
     assert choose_integer_dots(AVX_VNNI) == IntegerDots(Vpdpbusd(8), Vpdpbusd(8))
     assert choose_integer_dots(AVX2) == IntegerDots(Vpmaddwd(), Vpmaddubsw())
-    assert choose_integer_dots({"neon"}) == PLAIN_DOTS
+    assert choose_integer_dots({"neon", "dotprod", "i8mm"}) == IntegerDots(Usdot(), Usdot())
+    assert choose_integer_dots({"neon", "dotprod"}) == IntegerDots(SdotOffset(), Sdot())
+    assert choose_integer_dots({"neon"}) == IntegerDots(SmullSadalp(), Smlal())
+    assert choose_integer_dots({"sse2"}) == PLAIN_DOTS

@@ -23,7 +23,7 @@ from workers.iree.device.device import Device, Module
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma, WidenedBf16, arithmetic_of, row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
-from workers.iree.kernels.matmul.integer_dot import PLAIN_DOTS, IntegerDots, choose_integer_dots
+from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots, choose_integer_dots
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.moe.experts import MANY_WORKGROUPS, ExpertPartition

@@ -21,7 +21,11 @@ Run = Callable[[Floats, SamplingArrays], list[int]]
 
 @pytest.fixture(scope="module")
 def run(cache_dir: Path) -> Run:
-    device = Device("local-sync", 1)
+    return sampling_on(Device("local-sync", 1), cache_dir)
+
+
+def sampling_on(device: Device, cache_dir: Path) -> Run:
+    """Return a function that samples on a device."""
     compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
 
     def call(logits: Floats, p: SamplingArrays) -> list[int]:
