@@ -18,8 +18,8 @@ shown with the reason. A figure that other processes disturbed all the same has 
 llama.cpp and ik_llama.cpp are measured by llama-bench and llama-batched-bench, which do not sample, and cold by
 llama-server. Install the peers with `python bench/peers/install.py`; one that is missing is shown as not measured.
 --add keeps the figures of earlier runs in --out, so that a table can be measured in pieces; each peer's ratio is to
-Baton in its own run, and Baton's figure is that of the run that other processes disturbed least. Models, graphs and converted
-weights are kept in Baton's cache folder (10 GB for 0.5b).
+Baton in its own run, and Baton's figure is that of the run that other processes disturbed least. Models, graphs and
+converted weights are kept in Baton's cache folder (10 GB for 0.5b).
 """
 
 import argparse

@@ -35,5 +35,5 @@ def test_a_child_that_ends_refuses_with_its_last_words(session: ChildSession) ->
 
 
 def test_a_child_that_cannot_load_refuses(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="status 1: ValueError: no such precision$"):
+    with pytest.raises(RefusedError, match=r"status 1: ValueError: no such precision$"):
         ChildSession(sys.executable, write_child(tmp_path), {"refuse": "no such precision"}, {})
