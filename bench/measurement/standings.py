@@ -14,7 +14,7 @@ from bench.measurement.rounds import Series, ratio
 
 OURS = "Baton"
 SECONDS = "s to the first token"
-"""Where less is better."""
+"""Names the figures of which less is better."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Standing:
         return replace(self, series=self.series | line.series | best, ours=self.ours | line.ours)
 
     def ratio(self, peer: str) -> float | None:
-        """How many times better than a peer Baton is: the median over the rounds."""
+        """Return how many times better than a peer Baton is: the median over the rounds."""
         ours, theirs = self.ours.get(peer, Series()), self.series.get(peer, Series())
         return ratio(theirs, ours) if SECONDS in self.what else ratio(ours, theirs)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.child import CHILDREN, ChildSession
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 from bench.peers.precisions import PRECISIONS
 
 
@@ -22,10 +22,10 @@ class BatonPeer:
     def install(self, cpu: str, jobs: int) -> None:
         """Nothing is to be done."""
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         """Nothing is to be done: weights are quantized while they load."""
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         """With `caches`, graphs are compiled in the background while requests run, as in a server that has just
         started. Without, all graphs are ready."""
         precision = PRECISIONS[model.precision]

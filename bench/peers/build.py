@@ -35,7 +35,7 @@ class Source:
     version: str
     programs: tuple[str, ...]
     options: Mapping[str, str]
-    """Of cmake."""
+    """Options of cmake."""
     added: Mapping[str, str] = field(default_factory=dict)
     """Files that the package lacks: path to contents."""
 

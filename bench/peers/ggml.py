@@ -14,7 +14,7 @@ from typing import Any
 from bench.measurement.rounds import RefusedError
 from bench.peers.build import PeerError, Source
 from bench.peers.llama_cpp import LLAMA_CPP, PROGRAMS, LlamaCpp, completion
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 from bench.peers.precisions import PRECISIONS
 from bench.peers.to_gguf import convert
 
@@ -127,16 +127,16 @@ class GgmlPeer:
         if self.source.missing(folder / "bin"):
             self.source.build(folder, jobs, cpu)
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         if not (file := gguf_file(model)).exists():
             convert(model.path, file, PRECISIONS[model.precision].gguf)
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         programs = self.programs(self.source.folder(model.cpu) / "bin", model.threads)
         return GgmlSession(programs, gguf_file(model), model.slots, model.context)
 
 
-def gguf_file(model: Model) -> Path:
+def gguf_file(model: RivalModel) -> Path:
     """The GGUF file of a model, which `bench/engine.py` uses as well."""
     return model.path.with_name(f"{model.path.name}-{PRECISIONS[model.precision].gguf}.gguf")
 

@@ -1,4 +1,4 @@
-"""Installs the peers of `bench/rivals.py`, each in a place of its own in Baton's cache folder.
+"""Installs the peers of `bench/peers/rivals.py`, each in a place of its own in Baton's cache folder.
 
     python bench/peers/install.py [llama.cpp ik_llama.cpp openvino vllm onnxruntime] [--cpu avx2] [--jobs 2]
 

@@ -115,7 +115,7 @@ class LlamaCpp:
         return float(json.loads(output)[0]["avg_ts"])
 
     def _run(self, program: str, *arguments: str) -> str:
-        """What a program prints on stdout."""
+        """Run a program and return what it prints on stdout."""
         return self._finished(program, *arguments).stdout
 
     def _finished(self, program: str, *arguments: str, folder: str | None = None) -> "subprocess.CompletedProcess[str]":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.peers.child import CHILDREN, ChildSession
 from bench.peers.environment import TORCH, Environment
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 
 ENVIRONMENT = Environment(
     "onnxruntime",
@@ -21,7 +21,7 @@ ENVIRONMENT = Environment(
     ),
 )
 OPTIONS = {"int8": (), "int4": ("shared_embeddings=true",)}
-"""Of the model builder, beside its defaults for CPUs: blocks of 32, symmetric, int8 activations (accuracy level 4)."""
+"""Options of the model builder, beside its defaults: blocks of 32, symmetric, int8 activations (accuracy level 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class OnnxRuntimePeer:
     def install(self, cpu: str, jobs: int) -> None:
         ENVIRONMENT.install()
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         target = model.converted("onnxruntime")
         if target.exists():
             return
@@ -59,7 +59,7 @@ class OnnxRuntimePeer:
         finally:
             shutil.rmtree(half, ignore_errors=True)
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         options = {"intra_op_num_threads": model.threads}
         settings = {
             "model": str(model.converted("onnxruntime")),

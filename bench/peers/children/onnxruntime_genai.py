@@ -1,4 +1,4 @@
-"""Child process of `bench/rivals.py`: ONNX Runtime GenAI on the CPU, with a batch that starts and ends together.
+"""Child process of `bench/peers/rivals.py`: ONNX Runtime GenAI on the CPU, with a batch that starts and ends together.
 
 python bench/peers/children/onnxruntime_genai.py
 """

@@ -1,4 +1,4 @@
-"""Child process of `bench/rivals.py`: OpenVINO GenAI's continuous batching on the CPU.
+"""Child process of `bench/peers/rivals.py`: OpenVINO GenAI's continuous batching on the CPU.
 
 python bench/peers/children/openvino_genai.py
 """

@@ -28,7 +28,7 @@ class Generation:
         self._last = now
 
 
-class Loaded(Protocol):
+class LoadedEngine(Protocol):
     """An engine that has loaded its model."""
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> Generation:
@@ -36,7 +36,7 @@ class Loaded(Protocol):
         ...
 
 
-def serve(load: Callable[[dict[str, Any]], Loaded]) -> None:
+def serve(load: Callable[[dict[str, Any]], LoadedEngine]) -> None:
     """Load the engine with the settings in the first line, then answer one line for each line until stdin ends."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Child process of `bench/rivals.py`: vLLM on the CPU.
+"""Child process of `bench/peers/rivals.py`: vLLM on the CPU.
 
 python bench/peers/children/vllm_cpu.py
 """

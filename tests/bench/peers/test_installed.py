@@ -7,7 +7,7 @@ import pytest
 from bench.harness.folders import default_cache
 from bench.harness.shapes import make_model
 from bench.peers.catalogue import PEERS
-from bench.peers.peer import MIN_STEPS, Model
+from bench.peers.peer import MIN_STEPS, RivalModel
 from workers.host.cores import usable_cores
 
 
@@ -19,7 +19,7 @@ def test_a_peer_decodes_and_prefills(key: str, tmp_path: Path) -> None:
     if reason := peer.refusal("int8", "host"):
         pytest.skip(reason)
     path = make_model(default_cache(), "tiny")
-    model = Model(path, "int8", "host", usable_cores(), slots=2, context=256, folder=default_cache())
+    model = RivalModel(path, "int8", "host", usable_cores(), slots=2, context=256, folder=default_cache())
     peer.prepare(model)
     session = peer.start(model, tmp_path)
     try:

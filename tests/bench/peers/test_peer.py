@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.measurement.rounds import RefusedError
-from bench.peers.peer import MIN_STEPS, ColdStart, Prompts, cold_start, decode_rate, prefill_rate
+from bench.peers.peer import MIN_STEPS, FirstSeconds, Prompts, cold_start, decode_rate, prefill_rate
 
 
 def test_only_steps_in_which_all_decode_count() -> None:
@@ -74,7 +74,7 @@ def test_a_cold_start_counts_from_the_start_of_the_process() -> None:
         return sessions[0]
 
     found = cold_start(start, streams=4, prompt=8, tokens=5, seconds=2.5, clock=lambda: clock[0])
-    assert found == ColdStart(first_token_s=3.0, tokens_per_s=20.0)
+    assert found == FirstSeconds(first_token_s=3.0, tokens_per_s=20.0)
     assert sessions[0].calls == [(1, 1), (4, 5), (4, 5), (4, 5)]
     assert sessions[0].closed
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton[iree]'")
 
-from bench import rivals
+from bench.peers import rivals
 from bench.peers.build import PeerError
 from bench.peers.child import ChildSession
-from bench.peers.peer import Model, Session
+from bench.peers.peer import RivalModel, Session
 from bench.peers.precisions import PRECISIONS
 from tests.bench.peers.children import write_child
 
@@ -37,11 +37,11 @@ class ScriptedPeer:
     def install(self, cpu: str, jobs: int) -> None:
         raise NotImplementedError
 
-    def prepare(self, model: Model) -> None:
+    def prepare(self, model: RivalModel) -> None:
         if not self.convertible:
             raise PeerError("its converter failed")
 
-    def start(self, model: Model, caches: Path | None = None) -> Session:
+    def start(self, model: RivalModel, caches: Path | None = None) -> Session:
         if caches is not None:
             (caches / "file").touch()
         return ChildSession(sys.executable, write_child(self.folder), {"first": 5}, {})

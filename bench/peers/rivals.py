@@ -1,6 +1,6 @@
 """Baton beside other engines for CPUs, in turn in one run: one command, a table with ratios, and plots.
 
-    python bench/rivals.py [--peers llama.cpp ik_llama.cpp openvino vllm onnxruntime] [--models 0.5b]
+    python bench/peers/rivals.py [--peers llama.cpp ik_llama.cpp openvino vllm onnxruntime] [--models 0.5b]
         [--precisions bf16 int8 int4] [--streams 1 4 8 16 32] [--prefills 32 128 512 2048 4096] [--cpu avx2] [--add]
 
 Each engine loads the same weights in a process of its own, converted to its format by its own converter where it has
@@ -33,7 +33,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
@@ -52,7 +52,7 @@ from bench.measurement.standings import (
 )
 from bench.peers.baton import BatonPeer
 from bench.peers.catalogue import PEERS
-from bench.peers.peer import ColdStart, Model, Peer, Prompts, Session, cold_start
+from bench.peers.peer import FirstSeconds, Prompts, Rival, RivalModel, Session, cold_start
 from bench.peers.precisions import PRECISIONS
 from workers.host.cores import usable_cores
 
@@ -70,7 +70,7 @@ class DifferentModelError(Exception):
 class Rivalry:
     """One model in one precision: Baton and its peers."""
 
-    def __init__(self, args: argparse.Namespace, name: str, precision: str, subjects: Mapping[str, Peer]) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, precision: str, subjects: Mapping[str, Rival]) -> None:
         self._args, self._name, self._precision, self._subjects = args, name, precision, subjects
         self._others: Callable[[], float] = (lambda: 0.0) if args.smoke else Others().share
         longest = max([*args.prefills, PROMPT + args.tokens]) + MARGIN
@@ -78,7 +78,7 @@ class Rivalry:
         path = make_model(args.cache_dir, name)
         # A context that Baton compiles once for all runs.
         context = -(-longest // args.context) * args.context
-        self._model = Model(path, precision, args.cpu, usable_cores(), slots, context, args.cache_dir)
+        self._model = RivalModel(path, precision, args.cpu, usable_cores(), slots, context, args.cache_dir)
 
     def run(self) -> Iterator[Standing]:
         """Measure everything, and yield each line when it is complete. Raises `DifferentModelError`."""
@@ -88,7 +88,7 @@ class Rivalry:
         for streams in self._args.cold:
             yield from self._cold(streams, refused)
 
-    def _prepared(self, peer: Peer) -> str:
+    def _prepared(self, peer: Rival) -> str:
         """Convert the weights. Returns why the peer cannot be measured, or nothing."""
         if reason := peer.refusal(self._precision, self._args.cpu):
             return reason
@@ -151,7 +151,7 @@ class Rivalry:
         for kind in COLD:
             yield self._line(kind, streams, series[kind])
 
-    def _cold_round(self, peer: Peer, streams: int, series: Mapping[str, Series]) -> None:
+    def _cold_round(self, peer: Rival, streams: int, series: Mapping[str, Series]) -> None:
         """Start with empty caches, and then with those that this start has left."""
         caches = Path(tempfile.mkdtemp(prefix="cold-", dir=self._args.cache_dir))
         try:
@@ -168,7 +168,7 @@ class Rivalry:
         finally:
             shutil.rmtree(caches)
 
-    def _cold_start(self, peer: Peer, streams: int, caches: Path) -> ColdStart:
+    def _cold_start(self, peer: Rival, streams: int, caches: Path) -> FirstSeconds:
         start = partial(peer.start, self._model, caches)
         return cold_start(start, streams, PROMPT, self._args.cold_tokens, self._args.cold_seconds, time.perf_counter)
 
@@ -243,7 +243,7 @@ def main() -> None:
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the children end as well
     machine = machine_fields(cpu_model(), usable_cores())
-    subjects: dict[str, Peer] = {OURS: BatonPeer()}
+    subjects: dict[str, Rival] = {OURS: BatonPeer()}
     subjects |= {PEERS[key].name: PEERS[key] for key in args.peers}
     try:
         before = read_standings(args.out, machine) if args.add else []
