@@ -27,7 +27,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,34 +43,16 @@ from bench.measurement.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, W
 from bench.measurement.markdown import markdown
 from bench.measurement.peak import Peak
 from bench.measurement.rounds import Others, RefusedError, Series, interleave
-from bench.peers.llama_cpp import CPU_OPTIONS, GREEDY, LlamaCpp, PeerError, complete
-from bench.peers.to_gguf import Kind, convert
+from bench.peers.build import CPU_OPTIONS, PeerError
+from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
+from bench.peers.precisions import PRECISIONS
+from bench.peers.to_gguf import convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
 
 CONTEXT = 1024
 PROMPT = 64
 PREFILLS = (128, 512)
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The engine's settings, the equivalent GGUF type, and the share of greedy tokens that must be the same in both."""
-
-    dtype: str
-    quantize: str
-    gguf: Kind
-    equal: float
-
-
-PRECISIONS = {
-    "f32": Precision("float32", "", "f32", 0.95),
-    "bf16": Precision("bfloat16", "", "bf16", 0.1),
-    "int8": Precision("bfloat16", "int8", "q8_0", 0.0),
-    "int4": Precision("bfloat16", "int4", "q4_0", 0.0),
-}
-"""Random weights have near-ties, which rounding to bfloat16 in other places decides differently; after one the texts
-differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
 
 
 class EngineBenchmark:

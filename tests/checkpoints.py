@@ -55,6 +55,8 @@ _FORMAT_DTYPES: Mapping[str, str] = {
     "bfloat16": "BF16",
     "uint32": "U32",
     "int32": "I32",
+    "int64": "I64",
+    "int8": "I8",
 }
 
 

@@ -1,13 +1,13 @@
 """Figures of the engine beside a peer's and beside the limits: lines of a table, and a plot."""
 
 import json
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.measurement.limits import Work
+from bench.measurement.machine import cpu_model
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
 from bench.measurement.rounds import Series, ratio
@@ -76,7 +76,7 @@ def write_results(lines: Sequence[Comparison], out: Path) -> None:
     """Write table.md, figures.json and plot.svg into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(markdown(HEADER, [line.cells() for line in lines]) + "\n")
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "time": time.strftime("%F")}
+    machine = {"cpu": cpu_model(), "cores": usable_cores(), "time": time.strftime("%F")}
     (out / "figures.json").write_text(json.dumps({"machine": machine, "lines": [asdict(line) for line in lines]}))
     plot_engine(lines, out / "plot.svg")
 

@@ -35,7 +35,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
-from bench.engine import PRECISIONS
 from bench.harness.closed_loop import percentile
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
@@ -45,7 +44,9 @@ from bench.harness.shapes import TOKENS, make_model
 from bench.harness.sse_client import StreamedAnswer, request
 from bench.measurement.markdown import markdown
 from bench.measurement.rounds import Others
-from bench.peers.llama_cpp import CPU_OPTIONS, GREEDY, LlamaCpp, PeerError
+from bench.peers.build import CPU_OPTIONS, PeerError
+from bench.peers.llama_cpp import GREEDY, LlamaCpp
+from bench.peers.precisions import PRECISIONS
 from bench.peers.to_gguf import convert
 from workers.host.topology import usable_cores
 

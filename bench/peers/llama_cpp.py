@@ -16,51 +16,41 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.child_server import NotReadyError, free_port, wait_until_ok
 from bench.harness.command_line import at_least, command_line, parsed
-from bench.harness.folders import default_cache
-from bench.measurement.rounds import RefusedError
+from bench.peers.build import CPU_OPTIONS, TOOLS, PeerError, Source
 
-VERSION = "0.3.36"
-"""The version of llama-cpp-python; 0.3.36 has llama.cpp 0.5.0-dev."""
-TOOLS = ("cmake", "c++")
 PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
-CMAKE_OPTIONS = {
-    "CMAKE_BUILD_TYPE": "Release",
-    "BUILD_SHARED_LIBS": "OFF",
-    "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_UI": "OFF",
-    "LLAMA_USE_PREBUILT_UI": "OFF",
-    "LLAMA_OPENSSL": "OFF",
-}
-CPU_OPTIONS: Mapping[str, Mapping[str, str]] = {
-    "host": {"GGML_NATIVE": "ON"},
-    # Without GGML_NATIVE, SSE4.2, AVX, AVX2, BMI2, FMA and F16C are on.
-    "avx2": {"GGML_NATIVE": "OFF"},
-    "avx-vnni": {"GGML_NATIVE": "OFF", "GGML_AVX_VNNI": "ON"},
-}
-"""The options for the CPUs that `--cpu` of Baton names."""
+LLAMA_CPP = Source(
+    "llama.cpp",
+    "llama-cpp-python",
+    "0.3.36",  # llama.cpp 0.5.0-dev
+    PROGRAMS,
+    {
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "OFF",
+        "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        "LLAMA_BUILD_APP": "OFF",
+        "LLAMA_BUILD_UI": "OFF",
+        "LLAMA_USE_PREBUILT_UI": "OFF",
+        "LLAMA_OPENSSL": "OFF",
+    },
+)
 START_TIMEOUT_S = 120
 TRIES = 3
 """Runs of llama-batched-bench: on a busy machine it may end before the thread that prints has printed."""
 GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
 """Fields of a request that make llama-server take the most likely token at the least cost, and compute the prompt."""
-
-
-class PeerError(RefusedError):
-    """Raised when llama.cpp is missing, cannot be built, or fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +59,13 @@ class LlamaCpp:
 
     folder: Path
     threads: int
+    server_options: tuple[str, ...] = ("--no-ui", "--log-disable")
 
     @classmethod
     def find(cls, folder: Path | None, threads: int, cpu: str = "host") -> "LlamaCpp":
         """The build in `folder`, or the kept one for a CPU. Raises `PeerError` when a program is missing."""
-        folder = folder or build_folder(cpu) / "bin"
-        missing = [name for name in PROGRAMS if not (folder / name).is_file()]
+        folder = folder or LLAMA_CPP.folder(cpu) / "bin"
+        missing = LLAMA_CPP.missing(folder)
         if missing:
             command = f"python bench/peers/llama_cpp.py --cpu {cpu}"
             raise PeerError(f"{folder} has no {' and no '.join(missing)}: run {command} first")
@@ -107,7 +98,7 @@ class LlamaCpp:
         """
         port = free_port()
         options = ["-m", model, "-np", slots, "-c", slots * context, "-t", self.threads, "--port", port]
-        options += ["-ctk", kv, "-ctv", kv, "--no-ui", "--cache-ram", 0, "--log-disable", "--no-context-shift"]
+        options += ["-ctk", kv, "-ctv", kv, "--cache-ram", 0, "--no-context-shift", *self.server_options]
         command = [str(self.folder / "llama-server"), *map(str, options)]
         url = f"http://127.0.0.1:{port}"
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -124,53 +115,31 @@ class LlamaCpp:
         return float(json.loads(output)[0]["avg_ts"])
 
     def _run(self, program: str, *arguments: str) -> str:
+        """Run a program and return what it prints on stdout."""
+        return self._finished(program, *arguments).stdout
+
+    def _finished(self, program: str, *arguments: str, folder: str | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run a program, in `folder` if it is given. Raises `PeerError` if it fails."""
         command = [str(self.folder / program), *arguments, "-t", str(self.threads)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
             raise PeerError(f"{program} ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-        return done.stdout
+        return done
 
 
 def complete(url: str, prompt: list[int], tokens: int) -> list[int]:
     """Greedy tokens after a prompt of token ids, from a llama-server."""
+    return [int(token) for token in completion(url, prompt, tokens)["tokens"]]
+
+
+def completion(url: str, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """A llama-server's answer to a prompt of token ids."""
     body = GREEDY | {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "return_tokens": True}
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), kind)
     with urllib.request.urlopen(request, timeout=600) as response:
-        return [int(token) for token in json.load(response)["tokens"]]
-
-
-def build_folder(cpu: str = "host") -> Path:
-    """The folder of this version's build for a CPU."""
-    return default_cache() / (f"llama.cpp-{VERSION}" if cpu == "host" else f"llama.cpp-{VERSION}-{cpu}")
-
-
-def build(folder: Path, jobs: int, cpu: str) -> None:
-    """Download the source and build the programs for a CPU into `folder`/bin. Raises `PeerError`."""
-    for program in TOOLS:
-        if shutil.which(program) is None:
-            raise PeerError(f"{program} is not installed")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        source = _download(Path(scratch))
-        options = [f"-D{name}={value}" for name, value in {**CMAKE_OPTIONS, **CPU_OPTIONS[cpu]}.items()]
-        _call("cmake", "-S", str(source), "-B", str(folder), *options)
-        _call("cmake", "--build", str(folder), "-j", str(jobs), "--target", *PROGRAMS)
-
-
-def _download(scratch: Path) -> Path:
-    pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python")
-    _call(*pip, "-d", str(scratch), f"llama-cpp-python=={VERSION}")
-    (archive,) = scratch.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(scratch, filter="data")
-    (source,) = scratch.glob("*/vendor/llama.cpp")
-    return source
-
-
-def _call(*command: str) -> None:
-    if subprocess.run(command, check=False).returncode:
-        raise PeerError(f"failed: {' '.join(command[:4])} ...")
+        answer: dict[str, Any] = json.load(response)
+        return answer
 
 
 def check(folder: Path) -> bool:
@@ -195,7 +164,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cpu", choices=list(CPU_OPTIONS), default="host", help="whose instructions are used")
     parser.add_argument("--folder", type=Path, help="to build in")
     args = parsed(parser, words, smoke={})
-    args.folder = args.folder or build_folder(args.cpu)
+    args.folder = args.folder or LLAMA_CPP.folder(args.cpu)
     return args
 
 
@@ -204,7 +173,7 @@ def main() -> None:
     if args.smoke:
         sys.exit(0 if check(args.folder) else 1)
     try:
-        build(args.folder, args.jobs, args.cpu)
+        LLAMA_CPP.build(args.folder, args.jobs, args.cpu)
     except PeerError as error:
         sys.exit(f"llama.cpp: {error}")
     print(f"llama.cpp is in {args.folder / 'bin'}")

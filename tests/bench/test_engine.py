@@ -13,6 +13,7 @@ pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: p
 
 from bench import engine
 from bench.peers.llama_cpp import PROGRAMS
+from bench.peers.precisions import PRECISIONS
 
 PROGRAM = f"""#!{sys.executable}
 import json, sys, threading
@@ -88,7 +89,7 @@ def run(programs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_peer_is_measured_beside_the_engine(
     programs: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(engine.PRECISIONS, "bf16", replace(engine.PRECISIONS["bf16"], equal=0.0))
+    monkeypatch.setitem(PRECISIONS, "bf16", replace(PRECISIONS["bf16"], equal=0.0))
     run(programs, cache_dir, monkeypatch)
     table = (programs / "out" / "table.md").read_text()
     assert table in capsys.readouterr().out

@@ -113,8 +113,21 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^{name}( +{P}){{4}} +0$" for name in ("default budget", "512 tokens a step", "no budget")),
         rf"^next turn( +{P}){{4}} +[1-9]\d*$",
     ],
+    "bench/peers/install.py": [
+        rf"^{name}: (installed|not (built|installed)\b.*)$"
+        for name in ("llama.cpp", "ik_llama.cpp", "openvino", "vllm", "onnxruntime")
+    ],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
     "bench/peers/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
+    "bench/peers/rivals.py": [
+        rf"^\| tiny bf16, decode 2 +\| +{P} \|$",
+        rf"^\| tiny bf16, prefill 128 +\| +{P} \|$",
+        *(
+            rf"^\| tiny bf16, {caches} caches, {what} 2 +\| +{P} \|$"
+            for caches in ("empty", "filled")
+            for what in ("s to the first token, then streams", "tokens/s of streams")
+        ),
+    ],
     "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {P} tok/s, through HTTP {P} tok/s, ratio {P}$"],
     "bench/soak.py": [
         r"^\| answered +\| +[1-9]",
@@ -161,6 +174,7 @@ FILES = {
     "bench/curves.py": ["table.md", "figures.json", "plot.svg"],
     "bench/engine.py": ["table.md", "figures.json", "plot.svg"],
     "bench/memory.py": ["table.md", "figures.json", "plot.svg"],
+    "bench/peers/rivals.py": ["table.md", "figures.json", "plot.svg"],
     "bench/soak.py": ["table.md", "samples.json", "plot.svg"],
 }
 """Files that each script writes into its folder of results."""

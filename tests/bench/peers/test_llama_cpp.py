@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.llama_cpp import PROGRAMS, TRIES, LlamaCpp, PeerError
+from bench.peers.build import PeerError
+from bench.peers.llama_cpp import PROGRAMS, TRIES, LlamaCpp
 
 RESULT = '{"pp": 64, "tg": 32, "pl": 4, "speed_pp": 900.0, "speed_tg": 123.5}'
 

@@ -1,0 +1,1 @@
+"""Programs that drive one engine each, in that engine's own virtual environment; see `bench/peers/session.py`."""
