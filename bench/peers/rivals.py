@@ -54,7 +54,7 @@ from bench.peers.baton import BatonPeer
 from bench.peers.catalogue import PEERS
 from bench.peers.peer import FirstSeconds, Prompts, Rival, RivalModel, Session, cold_start
 from bench.peers.precisions import PRECISIONS
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 PROMPT = 64
 COMPARED, SAME = 8, 16

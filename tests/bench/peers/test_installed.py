@@ -8,7 +8,7 @@ from bench.harness.folders import default_cache
 from bench.harness.shapes import make_model
 from bench.peers.catalogue import PEERS
 from bench.peers.peer import MIN_STEPS, RivalModel
-from workers.host.cores import usable_cores
+from workers.host.topology import usable_cores
 
 
 @pytest.mark.slow
