@@ -46,7 +46,7 @@ from bench.measurement.rounds import Others, RefusedError, Series, interleave
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
 from bench.peers.precisions import PRECISIONS
-from bench.peers.to_gguf import convert
+from bench.peers.weights.to_gguf import convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
 

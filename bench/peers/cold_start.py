@@ -47,7 +47,7 @@ from bench.measurement.rounds import Others
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp
 from bench.peers.precisions import PRECISIONS
-from bench.peers.to_gguf import convert
+from bench.peers.weights.to_gguf import convert
 from workers.host.topology import usable_cores
 
 CONTEXT = 1024

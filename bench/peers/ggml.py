@@ -16,7 +16,7 @@ from bench.peers.build import PeerError, Source
 from bench.peers.llama_cpp import LLAMA_CPP, PROGRAMS, LlamaCpp, completion
 from bench.peers.peer import RivalModel, Session
 from bench.peers.precisions import PRECISIONS
-from bench.peers.to_gguf import convert
+from bench.peers.weights.to_gguf import convert
 
 IK_LLAMA = Source(
     "ik_llama.cpp",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.peers.to_gguf import Kind
+from bench.peers.weights.to_gguf import Kind
 
 
 @dataclass(frozen=True, slots=True)

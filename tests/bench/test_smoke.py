@@ -118,7 +118,7 @@ OUTPUT: dict[str, list[str]] = {
         for name in ("llama.cpp", "ik_llama.cpp", "openvino", "vllm", "onnxruntime")
     ],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
-    "bench/peers/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
+    "bench/peers/weights/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
     "bench/peers/rivals.py": [
         rf"^\| tiny bf16, decode 2 +\| +{P} \|$",
         rf"^\| tiny bf16, prefill 128 +\| +{P} \|$",

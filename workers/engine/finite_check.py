@@ -20,7 +20,8 @@ class NonFiniteModel(LoadRefused):
         )
 
 
-def has_finite_logits(runner: Runner, slot: int) -> bool:
-    """Compute one token in `slot`, which must be fresh; the caller resets it. Raises what the runner raises."""
-    (token,) = runner.prefill([Chunk(slot, (PROBE_TOKEN,), 0, 0)], [SampleSpec(Sampling(), 1)])
+def has_finite_logits(runner: Runner, slot: int, length: int = 1) -> bool:
+    """Compute a prompt of some tokens in `slot`, which must be fresh; the caller resets it. Raises what the runner
+    raises."""
+    (token,) = runner.prefill([Chunk(slot, (PROBE_TOKEN,) * length, 0, 0)], [SampleSpec(Sampling(), length)])
     return token is not None

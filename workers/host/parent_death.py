@@ -101,7 +101,7 @@ def main(parent: int, command: list[str]) -> None:
 
 
 def _yield_to_others() -> None:
-    os.nice(LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     if sys.platform == "linux":
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

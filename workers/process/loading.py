@@ -109,23 +109,24 @@ def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixP
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:
-    """Run one prompt of one token and one decode row, without the engine and its counters.
+    """Run a prompt of the smallest chunk and one decode row, without the engine and its counters.
 
-    Returns the seconds that a step of `step_tokens` may take: all of its prompt tokens in chunks of the smallest size,
-    one after the other, and the decode rows. Larger chunks cost less per token.
+    Returns the seconds that a step of `step_tokens` may take: all of its prompt tokens in chunks of that size, one
+    after the other, and the decode rows. Larger chunks cost less per token.
 
     Raises `NonFiniteModel` if either has non-finite logits.
     """
+    length = min(runner.capabilities.prefill_chunks[0], runner.capabilities.context - 1)
     began = clock()
-    sane = has_finite_logits(runner, 0)
+    sane = has_finite_logits(runner, 0, length)
     prefilled = clock()
     if sane:
-        sane = runner.decode([DecodeRow(0, PROBE_TOKEN, 1, 1, SampleSpec(Sampling(), 2))]) != [None]
+        sane = runner.decode([DecodeRow(0, PROBE_TOKEN, length, length, SampleSpec(Sampling(), length + 1))]) != [None]
     decode_s = clock() - prefilled
     if not sane:
         raise NonFiniteModel(runner.capabilities.dtype)
     runner.reset(0)
-    chunks = math.ceil(step_tokens / runner.capabilities.prefill_chunks[0])
+    chunks = math.ceil(step_tokens / length)
     return chunks * (prefilled - began) + decode_s
 
 

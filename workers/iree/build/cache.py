@@ -24,7 +24,7 @@ MAX_KEYS = 16384
 IN_USE_S = 60.0
 """Seconds after its last use in which an entry is kept even beyond the bound: its file may not be mapped yet."""
 STALE_S = 3600.0
-"""Seconds after which an unfinished entry was left by a process that died: no module takes a fifth of it to make."""
+"""Seconds after which an unfinished entry may have been left by a process that died, which its lock tells."""
 _SOLVABLE = {errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 

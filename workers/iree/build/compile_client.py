@@ -60,13 +60,12 @@ class CompileProcess:
 
     def __init__(self, builder: Builder, parallel: int, background: bool) -> None:
         self._builder = builder
-        limit_s = BACKGROUND_SECONDS if background else COMPILE_SECONDS
-        self._silence_s = 2 * limit_s
+        self.silence_s = 2 * (BACKGROUND_SECONDS if background else COMPILE_SECONDS)
         """A process without a result for so long is killed."""
         job = module_command("workers.iree.build.compile_server")
         command = tied(job, background=background)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._tell(CompileStart(builder.recipe, parallel, limit_s))
+        self._tell(CompileStart(builder.recipe, parallel, background))
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +87,7 @@ class CompileProcess:
         """
         assert self._process.stdout is not None
         for _ in range(count):
-            watchdog = threading.Timer(self._silence_s, self.kill)
+            watchdog = threading.Timer(self.silence_s, self.kill)
             watchdog.start()
             try:
                 line = self._process.stdout.readline()

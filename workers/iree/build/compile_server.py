@@ -20,11 +20,12 @@ from workers.iree.build.recipe import Recipe
 
 
 class CompileStart(Struct, frozen=True):
-    """The first line: what to compile, how many modules at once, and the longest time for one."""
+    """The first line: what to compile, how many modules at once, and whether it is in the background
+    (`Compiler.compile`)."""
 
     recipe: Recipe
     parallel: int
-    limit_s: float
+    background: bool
 
 
 class CompileRequest(Struct, frozen=True):
@@ -55,11 +56,13 @@ class CompileServer:
         self._lines = lines
         self._results = results
         self._lock = Lock()
+        self._background = False
 
     def run(self) -> None:
         start = msgspec.json.decode(self._lines.readline(), type=CompileStart)
+        self._background = start.background
         try:
-            self._plan, self._compiler, self._limit_s = start.recipe.plan(), start.recipe.compiler(), start.limit_s
+            self._plan, self._compiler = start.recipe.plan(), start.recipe.compiler()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result of every request
             for line in self._lines:
                 self._fail(msgspec.json.decode(line, type=CompileRequest), error)
@@ -84,7 +87,7 @@ class CompileServer:
     def _compile(self, request: CompileRequest, text: str, traced_s: float) -> None:
         began = time.perf_counter()
         try:
-            file = self._compiler.compile(text, request.key, self._limit_s)
+            file = self._compiler.compile(text, request.key, background=self._background)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
         else:

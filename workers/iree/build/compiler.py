@@ -51,30 +51,42 @@ class Compiler:
         """Return the module that `compile` made for a key, in this process or another."""
         return self._cache.by_key(key)
 
-    def compile(self, text: str, key: str = "", limit_s: float = COMPILE_SECONDS) -> Path:
+    def compile(self, text: str, key: str = "", *, background: bool = False) -> Path:
         """Return the compiled module's file, to be found again by `key` if one is given.
 
-        Raises `CompileError`, also if it takes longer than `limit_s`, and `CacheError`.
+        In the `background` it may take hours, and another process that wants the module does not wait for it. Raises
+        `CompileError` and `CacheError`.
         """
         digest = self.key(text)
-        file = self._cache.get(digest, lambda module: self._run(text, module, limit_s))
+        if background and self._cache.find(digest) is None:
+            made = self._run(text, BACKGROUND_SECONDS)
+            file = self._cache.get(digest, lambda module: _write(module, made))
+        else:
+            file = self._cache.get(digest, lambda module: _write(module, self._run(text, COMPILE_SECONDS)))
         if key:
             self._cache.remember(key, digest)
         return file
 
-    def _run(self, text: str, module: Path, limit_s: float) -> None:
-        command = [find_tool("iree-compile"), "-", "-o", str(module), *self._flags]
+    def _run(self, text: str, limit_s: float) -> bytes:
+        """Return the compiled module. Raises `CompileError` and `CacheError`."""
+        command = [find_tool("iree-compile"), "-", "-o", "-", *self._flags]
         try:
-            done = subprocess.run(tied(command), input=text, text=True, capture_output=True, timeout=limit_s)
+            done = subprocess.run(tied(command), input=text.encode(), capture_output=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
             raise CompileError(f"iree-compile took more than {limit_s:.0f} s") from None
         if done.returncode:
-            if NO_ROOM in done.stderr:
+            said = done.stderr.decode(errors="replace")
+            if NO_ROOM in said:
                 raise CacheError(self._folder, NO_ROOM)
             if done.returncode < 0:  # most likely by the kernel, which had no memory left
                 raise CompileError(f"iree-compile was ended by signal {-done.returncode}")
-            errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-3:]
+            errors = [line for line in said.splitlines() if "error:" in line] or said.splitlines()[-3:]
             raise GraphRefused(
                 f"iree-compile ended with {done.returncode}: {'; '.join(errors)[:2000]}. It would again: take another "
                 "--device, --dtype or --backend"
             )
+        return done.stdout
+
+
+def _write(file: Path, module: bytes) -> None:
+    file.write_bytes(module)

@@ -122,8 +122,10 @@ class GraphPlan:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Size buckets of the last rows of chunks whose logits come from one call: mostly of one prompt."""
-        return (1,) if self.block == 0 else tuple(sorted({1, self.buckets[-1]}))
+        """Size buckets of the last rows of chunks whose logits come from one call: mostly of one prompt, or of few."""
+        if self.block == 0:
+            return (1,)
+        return tuple(size for size in self.sample_sizes if size in (1, 4, self.buckets[-1]))
 
     @property
     def last_rows(self) -> jax.ShapeDtypeStruct:

@@ -26,7 +26,7 @@ whole = pytest.mark.skipif(os.environ.get("BATON_EMULATED") != "all", reason="ta
 
 def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize) -> IreeRunner:
     """A runner whose graphs are emulated, with two threads."""
-    patch.setattr("workers.iree.runner.Device", lambda uri, threads, cpu: emulated(cpu, uri, threads))
+    patch.setattr("workers.iree.runner.Device", lambda uri, threads, cpu, pins: emulated(cpu, uri, threads))
     return load(path, dtype="bfloat16", quantize=kind, cpu=target, threads=2)
 
 

@@ -19,9 +19,9 @@ class CountingCompiler(Compiler):
 
     runs = 0
 
-    def _run(self, text: str, module: Path, limit_s: float) -> None:
+    def _run(self, text: str, limit_s: float) -> bytes:
         self.runs += 1
-        super()._run(text, module, limit_s)
+        return super()._run(text, limit_s)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -67,14 +67,14 @@ def test_an_upgrade_that_changes_no_graph_compiles_nothing(tmp_path: Path) -> No
 
 
 def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = subprocess.CompletedProcess([], 1, "", "error: cannot open output file: No space left on device")
+    said = subprocess.CompletedProcess([], 1, b"", b"error: cannot open output file: No space left on device")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
     with pytest.raises(CacheError, match="graphs: cannot keep a compiled graph: No space left on device"):
         Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
 
 
 def test_a_killed_compiler_has_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = subprocess.CompletedProcess([], -signal.SIGKILL, "", "")
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, b"", b"")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
     with pytest.raises(CompileError, match=r"^iree-compile was ended by signal 9$") as failed:
         Compiler(tmp_path, FLAGS, "cpu").compile(TEXT)
@@ -89,10 +89,26 @@ def test_a_compiler_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: py
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", run)
-    for limit_s in (COMPILE_SECONDS, BACKGROUND_SECONDS):
+    for background, limit_s in ((False, COMPILE_SECONDS), (True, BACKGROUND_SECONDS)):
         with pytest.raises(CompileError, match=rf"^iree-compile took more than {limit_s:.0f} s$"):
-            Compiler(tmp_path, FLAGS, "cpu").compile(TEXT, limit_s=limit_s)
+            Compiler(tmp_path, FLAGS, "cpu").compile(TEXT, background=background)
     assert limits == [COMPILE_SECONDS, BACKGROUND_SECONDS]
+
+
+def test_nothing_waits_for_a_compiler_in_the_background(tmp_path: Path) -> None:
+    """Another process wants the module that it compiles, and makes it meanwhile."""
+    found: list[Path] = []
+
+    class Slow(CountingCompiler):
+        def _run(self, text: str, limit_s: float) -> bytes:
+            made = super()._run(text, limit_s)
+            found.append(Compiler(tmp_path, FLAGS, "cpu").compile(TEXT))
+            return made
+
+    slow = Slow(tmp_path, FLAGS, "cpu")
+    assert slow.compile(TEXT, "key", background=True) == found[0] == slow.find("key")
+    assert slow.compile(TEXT, background=True) == found[0]
+    assert slow.runs == 1
 
 
 def test_refusal_says_why_and_leaves_nothing(tmp_path: Path) -> None:

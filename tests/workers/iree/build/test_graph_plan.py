@@ -116,7 +116,7 @@ def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
 
 def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) -> None:
     plan = replace(tiled, buckets=decode_buckets(32))
-    assert plan.head_sizes == (1, 32)
+    assert plan.head_sizes == (1, 4, 32)
     assert plan.required()[0] == ("decode_32",)
 
 

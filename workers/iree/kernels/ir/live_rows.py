@@ -3,8 +3,8 @@
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
 
-FEW_ROWS = 64
-"""The most rows of a graph that has few: a decode graph, mostly."""
+ONE_HEIGHT_ROWS = 64
+"""The most rows of a graph whose products divide the live ones into blocks of one height."""
 SEQUENCE_ROWS = 8
 """Live rows of a graph of many rows are a multiple of this: a sequence's rows follow each other. Other numbers take
 more padding."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
-from workers.iree.kernels.ir.live_rows import FEW_ROWS, live_rows
+from workers.iree.kernels.ir.live_rows import ONE_HEIGHT_ROWS, live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.iree.kernels.ir.partition import Partition
@@ -56,7 +56,7 @@ def write_quantized_linear(
         count = (end + (height - 1)) // height
         work.all_tiles(_Blocks(height, row_blocks.min_blocks(height), -(-rows // height)), count, last)
 
-    if live is not None and rows > FEW_ROWS:
+    if live is not None and rows > ONE_HEIGHT_ROWS:
         work.live_tiles(ManyRowBlocks(matmul.max_height), live_rows(live, rows), rows)
         return
     if live is not None:

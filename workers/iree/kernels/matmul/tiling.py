@@ -6,7 +6,7 @@ A tile is 16 outputs with all of their inputs.
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.arithmetic import Arithmetic
-from workers.iree.kernels.ir.live_rows import FEW_ROWS
+from workers.iree.kernels.ir.live_rows import ONE_HEIGHT_ROWS
 from workers.iree.kernels.ir.mlir_types import LANES, size_of
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
@@ -38,7 +38,7 @@ class GemmTiling:
     @property
     def few_live(self) -> bool:
         """True if the rows are divided as `row_blocks` says, otherwise as `many_row_blocks` does."""
-        return self.live and self.rows <= FEW_ROWS
+        return self.live and self.rows <= ONE_HEIGHT_ROWS
 
     @property
     def many_row_blocks(self) -> ManyRowBlocks:

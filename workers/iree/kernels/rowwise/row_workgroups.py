@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.iree.kernels.ir.kernel import Kernel
-from workers.iree.kernels.ir.live_rows import FEW_ROWS, live_rows
+from workers.iree.kernels.ir.live_rows import ONE_HEIGHT_ROWS, live_rows
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.value import Value
 
@@ -21,7 +21,7 @@ class RowWorkgroups:
 
     @classmethod
     def of(cls, rows: int) -> "RowWorkgroups":
-        return cls(rows, MANY_EACH if rows > FEW_ROWS else 1)
+        return cls(rows, MANY_EACH if rows > ONE_HEIGHT_ROWS else 1)
 
     @property
     def count(self) -> int:

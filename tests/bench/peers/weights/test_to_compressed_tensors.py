@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.peers.to_compressed_tensors import GROUP, convert
+from bench.peers.weights.to_compressed_tensors import GROUP, convert
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import open_weights
 

@@ -1,6 +1,6 @@
 """A checkpoint in Hugging Face layout as a GGUF file, so that llama.cpp can run the same weights.
 
-    python bench/peers/to_gguf.py CHECKPOINT FILE.gguf [--kind bf16]
+    python bench/peers/weights/to_gguf.py CHECKPOINT FILE.gguf [--kind bf16]
 
 Llama, Mistral, Qwen2 and Qwen3 with a byte-level BPE tokenizer, after `convert_hf_to_gguf.py` of llama.cpp. Kinds are
 f32, bf16, q8_0 and q4_0; every matrix gets the same kind, embedding and head included, norms and biases stay float32.
@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from bench.harness.command_line import command_line, parsed
 from tests.checkpoints import make_checkpoint

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bench.peers.to_gguf import Kind, convert
+from bench.peers.weights.to_gguf import Kind, convert
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 

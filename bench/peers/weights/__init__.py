@@ -1,0 +1,1 @@
+"""Conversion of checkpoints to the formats of other engines."""
