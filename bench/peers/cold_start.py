@@ -85,7 +85,7 @@ class Figures:
 
 
 async def closed_loop(url: str, extra: Mapping[str, Any], streams: int, seconds: float) -> list[StreamedAnswer]:
-    """Keep `streams` requests in flight for some seconds; returns the answers, of which the last are cut off.
+    """Keep `streams` requests in flight for some seconds; returns the answers, the last ones unfinished.
 
     Raises `BadAnswerError` and OSError.
     """

@@ -33,7 +33,8 @@ def attention(name: str, kind: Attention, *, live: bool = False) -> str:
 
 
 def _live_sequences(kernel: Kernel, kind: Attention, live: bool) -> Value | None:
-    """Take the number of live rows as a kernel's next operand if `live` says so: how many sequences they are."""
+    """Take the number of live rows as a kernel's next operand where `live` is set, and return how many sequences they
+    are."""
     if not live:
         return None
     rows = live_rows(kernel.input("live", (1,), "i32"), kind.shape.batch * kind.shape.tokens)
