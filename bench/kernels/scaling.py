@@ -5,8 +5,8 @@
 Nothing is measured here: a discrete-event model runs the stages of the fused layer (their partitions are those of the
 kernels) for one row, with the costs that the options name. A thread takes a partition by an atomic addition to a
 counter, reads its weights at its share of the memory bandwidth, and reports it by another addition; then it waits for
-the stage. Additions to one counter happen one after the other, and those of the threads that wait are among them: they
-look by adding zero. With --loads they would look by reading, which no kernel does yet.
+the stage. Additions to one counter happen one after the other. The threads that wait look at it by adding zero, of which
+LLVM makes a fence and a load on x86. With --additions they add, as on AArch64, in one queue with those that report.
 
   step ms      one step, and in brackets the time that its bytes take if all threads read all the time
   waiting      the share of the threads' time in which they have nothing to do
@@ -79,8 +79,8 @@ class Costs:
     """From one thread's start in a step to the next one's: each wakes the one after it."""
     dispatch: float
     """From one dispatch to the next."""
-    loads: bool = False
-    """Threads that wait read the counter. They add zero to it in the kernels."""
+    additions: bool = False
+    """Threads that wait add zero to the counter, of which LLVM makes a load on x86 and not on AArch64."""
     remote: bool = False
     """Threads are on two nodes, and weights interleaved between them."""
 
@@ -129,8 +129,8 @@ class Simulation:
         heapq.heapify(events)
         while events:
             time, number, reports = heapq.heappop(events)
-            if reports:  # additions of those that wait are in one queue with it
-                done = max(time, done) + cost * (1 + (min(1, len(waiting)) if self.costs.loads else len(waiting)))
+            if reports:  # after a load, the line is with all that wait; additions are in one queue with this one
+                done = max(time, done) + cost * (1 + (len(waiting) if self.costs.additions else min(1, len(waiting))))
                 self.counted += done - time
                 heapq.heappush(events, (done, number, False))
                 continue
@@ -227,7 +227,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache-cores", type=at_least(1), default=8, help="cores that share a last-level cache")
     parser.add_argument("--wake-us", type=at_least(0), default=5, help="from the wake of a thread to that of the next")
     parser.add_argument("--dispatch-us", type=at_least(0), default=4, help="between two dispatches")
-    parser.add_argument("--loads", action="store_true", help="threads wait by loads instead of additions of zero")
+    parser.add_argument("--additions", action="store_true", help="threads wait by additions of zero instead of loads")
     return parsed(parser, words, smoke={"threads": [1, 4]})
 
 
@@ -235,7 +235,7 @@ def main() -> None:
     args = arguments()
     costs = Costs(
         args.core_gbs, args.node_gbs, args.link_gbs, args.near_ns, args.far_ns, args.cache_cores,
-        1000.0 * args.wake_us, 1000.0 * args.dispatch_us, args.loads,
+        1000.0 * args.wake_us, 1000.0 * args.dispatch_us, args.additions,
     )  # fmt: skip
     print("SIMULATED, one row")
     print(f"{'model':>5} {'':>5} {'threads':>8} {'step ms':>16} {'waiting':>9} {'counters':>9}", end="")

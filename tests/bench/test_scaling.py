@@ -55,7 +55,7 @@ def test_additions_to_a_counter_happen_one_after_the_other() -> None:
 
 def test_threads_that_wait_delay_the_last_report_unless_they_only_read() -> None:
     costs = replace(FREE, near=1.0)
-    adds, reads = (run(8, [FusedStage((100.0,))], replace(costs, loads=loads)).end for loads in (False, True))
+    adds, reads = (run(8, [FusedStage((100.0,))], replace(costs, additions=each)).end for each in (True, False))
     assert adds == 1 + 100 + (1 + 7) + 1 + 1
     assert reads == 1 + 100 + (1 + 1) + 1 + 1
 
