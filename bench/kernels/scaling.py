@@ -5,8 +5,8 @@
 Nothing is measured here: a discrete-event model runs the stages of the fused layer (their partitions are those of the
 kernels) for one row, with the costs that the options name. A thread takes a partition by an atomic addition to a
 counter, reads its weights at its share of the memory bandwidth, and reports it by another addition; then it waits for
-the stage. Additions to one counter happen one after the other. The threads that wait look at it by adding zero, of which
-LLVM makes a fence and a load on x86. With --additions they add, as on AArch64, in one queue with those that report.
+the stage. Additions to one counter happen one after the other. The threads that wait add zero to it, of which LLVM
+makes a fence and a load on x86. With --additions they add, as on AArch64, in one queue with those that report.
 
   step ms      one step, and in brackets the time that its bytes take if all threads read all the time
   waiting      the share of the threads' time in which they have nothing to do
