@@ -64,7 +64,7 @@ class Executor:
         """Return the logits of every token of a prompt, which the scoring graph holds: [tokens, vocabulary]."""
         size = self._plan.score_chunk
         padded = np.array([[*tokens, *[0] * (size - len(tokens))]])
-        logits, self._kv = self._function(f"score_{size}")(*self._inputs(padded, 0), self._weights)
+        _, logits, self._kv = self._function(f"score_{size}")(*self._inputs(padded, 0), self._weights)
         return np.asarray(logits)[: len(tokens)]
 
     def _function(self, name: str) -> Callable[..., Any]:

@@ -107,17 +107,18 @@ def _why_not(topology: Topology, workers: int, each: int, bind: str, shares: Seq
 
 
 def _shares(cores: Sequence[Core], workers: int) -> list[list[Core]]:
-    """Divide cores among workers: whole nodes if that is possible, else equal numbers in their order."""
+    """Divide cores among workers: whole nodes if these have as many each, else equal numbers in their order."""
     nodes: dict[int, list[Core]] = {}
     for core in cores:
         nodes.setdefault(core.node, []).append(core)
-    groups = list(nodes.values())
+    groups, shares = list(nodes.values()), list[list[Core]]()
     if workers % len(groups) == 0:  # each node has the same number of workers
-        return [share for group in groups for share in _equal(group, workers // len(groups))]
-    if len(groups) % workers == 0:  # each worker has the same number of nodes
+        shares = [share for group in groups for share in _equal(group, workers // len(groups))]
+    elif len(groups) % workers == 0:  # each worker has the same number of nodes
         count = len(groups) // workers
-        return [[core for group in groups[at : at + count] for core in group] for at in range(0, len(groups), count)]
-    return list(_equal(cores, workers))
+        shares = [[core for group in groups[at : at + count] for core in group] for at in range(0, len(groups), count)]
+    even = len({len(share) for share in shares}) == 1  # all workers have as many threads as the one with the fewest
+    return shares if even else list(_equal(cores, workers))
 
 
 def _equal(cores: Sequence[Core], parts: int) -> Iterator[list[Core]]:
@@ -136,9 +137,16 @@ def _placed(topology: Topology, share: Sequence[Core]) -> WorkerCpus:
     nodes = tuple(dict.fromkeys(core.node for core in share))
     near = _cpus(core for core in topology.cores if core.node in nodes)
     cpus = near if len(nodes) < len(topology.nodes) else ()
-    pins = tuple(_cpus(other for other in topology.fast_cores if other.cache == core.cache) for core in share)
+    pins = tuple(_near(topology.fast_cores, core) for core in share)
     free = set(pins) == {_cpus(topology.cores)}
     return _with_memory(WorkerCpus(len(share), () if free else pins, cpus), topology, nodes)
+
+
+def _near(cores: Sequence[Core], core: Core) -> tuple[int, ...]:
+    """Return the CPUs of the cores with the same last-level cache, or on the same node if the core shares none: so do
+    those of many virtual machines, and of Arm CPUs whose last cache is not listed."""
+    sharing = [other for other in cores if other.cache == core.cache]
+    return _cpus(sharing if len(sharing) > 1 else [other for other in cores if other.node == core.node])
 
 
 def _cpus(cores: Iterable[Core]) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from actors.process.cgroups import ROOT
 
 HUGE = 2 << 20
 """Bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB."""
-MAP_HUGETLB = 0x40000
-"""mmap(2); Python has no name for it."""
+MAP_HUGETLB = 0x40000 | 21 << 26
+"""MAP_HUGETLB with MAP_HUGE_2MB, see mmap(2); Python has no names for them."""
 _THP = "sys/kernel/mm/transparent_hugepage"
 _HUGETLB = "sys/kernel/mm/hugepages/hugepages-2048kB"
 
@@ -47,11 +47,14 @@ def advise_huge(memory: mmap.mmap) -> None:
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 
-def huge_memory(size: int) -> mmap.mmap:
-    """Allocate private memory of at least `size` bytes: of the hugetlb pool if it has room, else with transparent huge
-    pages if the kernel gives them. Raises `OSError` without memory."""
+def huge_memory(size: int, *, pool: bool = True) -> mmap.mmap:
+    """Allocate private memory of at least `size` bytes: of the hugetlb `pool` if it has room, else with transparent
+    huge pages if the kernel gives them. Raises `OSError` without memory.
+
+    If the cgroup has a limit for the pool, its memory is there only until it is touched.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if sys.platform == "linux":
+    if pool and sys.platform == "linux":
         with contextlib.suppress(OSError):  # the pool has no room
             return mmap.mmap(-1, -(-size // HUGE) * HUGE, flags=flags | MAP_HUGETLB)
     memory = mmap.mmap(-1, size, flags=flags)

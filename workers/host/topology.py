@@ -18,8 +18,6 @@ FULL_CAPACITY = 1024
 """The capacity of the fastest cores (cpu_capacity in the kernel's ABI documentation)."""
 ATOM_CAPACITY = 512
 """The capacity that efficiency cores of Intel's hybrid CPUs count as: the kernel lists them, without a figure."""
-FAST = 0.75
-"""The share of the greatest capacity from which on a core counts as fast, as in IREE's topologies."""
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
@@ -59,8 +57,10 @@ class Topology:
 
     @property
     def fast_cores(self) -> tuple[Core, ...]:
-        """The cores without those that are much slower: a kernel ends with its slowest thread."""
-        least = FAST * max(core.capacity for core in self.cores)
+        """The cores that compute most together if each does as much as the slowest one of them: a kernel ends with its
+        slowest thread. A few fast cores leave slow ones in, many leave them out."""
+        capacities = {core.capacity for core in self.cores}
+        least = max(capacities, key=lambda least: (least * sum(core.capacity >= least for core in self.cores), least))
         return tuple(core for core in self.cores if core.capacity >= least)
 
     @property

@@ -29,8 +29,8 @@ Make = Callable[[Path], Machine]
         (laptop, 1, 4),
         (laptop, 3, 1),
         (laptop, 9, 1),
-        (hybrid, 1, 6),
-        (hybrid, 2, 3),
+        (hybrid, 1, 14),
+        (hybrid, 2, 7),
         (epyc, 1, 64),
         (epyc, 8, 8),
         (two_sockets, 1, 64),
@@ -57,14 +57,25 @@ def test_cores_of_one_cache_are_left_to_the_kernel(
 
 
 def test_threads_keep_off_efficiency_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = CpuPlan.of(hybrid(tmp_path).topology(monkeypatch))
+    plan = CpuPlan.of(hybrid(tmp_path).topology(monkeypatch, cpus=range(16)))
     assert plan.workers == (WorkerCpus(6, (cpu_list("0-11"),) * 6),)
     assert str(plan.workers[0]) == "6 compute threads, pinned to CPUs 0-11"
 
 
 def test_threads_keep_off_small_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = CpuPlan.of(big_little(tmp_path).topology(monkeypatch, cpus=range(8)))
-    assert plan.workers == (WorkerCpus(2, ((6, 7), (6, 7))),)
+    assert plan.workers == (WorkerCpus(4, ((4, 5, 6, 7),) * 4),)
+
+
+def test_cores_that_share_no_cache_are_not_pinned_alone() -> None:
+    """As in many virtual machines."""
+    cores = tuple(Core((cpu,), cache=cpu) for cpu in range(8))
+    assert CpuPlan.of(Topology(cores, can_bind=True)).workers == (WorkerCpus(8),)
+
+
+def test_workers_on_uneven_nodes_have_equal_shares() -> None:
+    cores = tuple(Core((cpu,), node=int(cpu == 8)) for cpu in range(9))
+    assert [cpus.threads for cpus in CpuPlan.of(Topology(cores, can_bind=True), 2).workers] == [4, 4]
 
 
 def test_each_cache_has_a_thread_for_each_of_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_this_machine_has_a_core() -> None:
     ("make", "text", "usable"),
     [
         (laptop, "4 cores, 8 hardware threads", 4),
-        (hybrid, "14 cores, 6 of them fast, 20 hardware threads", 6),
+        (hybrid, "14 cores, 20 hardware threads", 14),
         (epyc, "64 cores, 128 hardware threads, 8 last-level caches", 64),
         (two_sockets, "64 cores, 128 hardware threads, 2 last-level caches, 2 NUMA nodes", 64),
     ],
@@ -81,19 +81,26 @@ def test_a_cpuset_limits_the_memory_nodes(tmp_path: Path, monkeypatch: pytest.Mo
     assert Topology.of_host(tmp_path).memory_nodes == {1}
 
 
-def test_efficiency_cores_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = hybrid(tmp_path).topology(monkeypatch)
+def test_few_efficiency_cores_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten cores at half the speed are fewer than six at the whole."""
+    topology = hybrid(tmp_path).topology(monkeypatch, cpus=range(16))
     assert [core.threads for core in topology.fast_cores] == [(2 * core, 2 * core + 1) for core in range(6)]
-    assert topology.cores[-1] == Core((19,), capacity=ATOM_CAPACITY)
+    assert topology.cores[-1] == Core((15,), capacity=ATOM_CAPACITY)
+    assert str(topology) == "10 cores, 6 of them fast, 16 hardware threads"
+
+
+def test_many_efficiency_cores_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = hybrid(tmp_path).topology(monkeypatch)
+    assert topology.fast_cores == topology.cores
 
 
 def test_a_process_on_slow_cores_alone_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hybrid(tmp_path).topology(monkeypatch, cpus=range(12, 20)).usable == 8
 
 
-def test_small_and_medium_cores_of_an_arm_cpu_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_cores_of_an_arm_cpu_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = big_little(tmp_path).topology(monkeypatch, cpus=range(8))
-    assert [core.threads for core in topology.fast_cores] == [(6,), (7,)]
+    assert [core.threads for core in topology.fast_cores] == [(4,), (5,), (6,), (7,)]
 
 
 def test_a_system_without_these_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

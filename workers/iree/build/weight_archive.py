@@ -27,8 +27,10 @@ from workers.iree.model.ops import Ops
 from workers.iree.model.stored_parameters import Stored, pack_parameter
 from workers.load_options import Progress
 
-FORMAT = 4
+FORMAT = 3
 """The version of the contents, to be raised when they change for the same key."""
+QUANTIZED_FORMAT = 4
+"""The same of archives with quantized matrices."""
 MAX_BYTES = 64 << 30
 """The limit for all archives in a cache folder together."""
 ALIGNMENT = 64
@@ -184,7 +186,8 @@ def _digest(path: Path, wanted: Sequence[Stored]) -> str:
     """Return the digest of the checkpoint and the layout. Times of files tell weights that were trained further."""
     stamps = [(file.name, file.stat().st_mtime_ns) for file in sorted(path.glob("*.safetensors"))]
     layout = [(stored.name, stored.shape, stored.dtype, repr(stored.packing)) for stored in wanted]
-    parts = [FORMAT, config_digest(path), stamps, layout]
+    version = QUANTIZED_FORMAT if any(stored.packing is not None for stored in wanted) else FORMAT
+    parts = [version, config_digest(path), stamps, layout]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
@@ -200,9 +203,9 @@ def _write(
     file: Path, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
     """Write beside the file and rename; the caller holds the lock."""
-    for left in file.parent.glob(f"{file.stem}*.tmp"):  # of a process that died while it wrote
+    for left in file.parent.glob(f"{file.stem}.*.tmp"):  # of a process that died while it wrote
         left.unlink(missing_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=file.stem, suffix=".tmp", dir=file.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f"{file.stem}.", suffix=".tmp", dir=file.parent)
     try:
         with os.fdopen(handle, "wb", buffering=0) as out:
             _pack(out, layout, wanted, weights, ops, progress)

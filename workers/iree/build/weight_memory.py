@@ -28,7 +28,11 @@ def copy_weights(file: Path) -> mmap.mmap:
     """Copy a file into memory of this process. Raises `OSError`."""
     size = file.stat().st_size
     memory = huge_memory(size)
-    read_into(memory, file, size)
+    try:
+        read_into(memory, file, size)
+    except OSError:  # the cgroup's limit for the hugetlb pool, if it is not the file
+        memory = huge_memory(size, pool=False)
+        read_into(memory, file, size)
     structlog.get_logger().info("weights_copied", bytes=size, huge=huge_bytes(address(memory)))
     return memory
 

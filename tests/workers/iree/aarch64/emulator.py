@@ -2,7 +2,7 @@
 
     python -m tests.workers.iree.aarch64.emulator
 
-sets it up in a folder of its own: `BATON_EMULATOR_DIR`, or `baton-emulator` in the user's cache directory. It takes a
+sets it up in a folder of its own: `AARCH64_EMULATOR_DIR`, or `baton-emulator` in the user's cache directory. It takes a
 Debian system, whose packages are downloaded and unpacked there. Nothing is installed, and root is not needed.
 """
 
@@ -64,7 +64,7 @@ class Emulator:
 
 def default_folder() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("BATON_EMULATOR_DIR") or cache / "baton-emulator")
+    return Path(os.environ.get("AARCH64_EMULATOR_DIR") or cache / "baton-emulator")
 
 
 def set_up(folder: Path) -> Emulator:

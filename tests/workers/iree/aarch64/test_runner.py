@@ -1,6 +1,6 @@
 """Whole models on AArch64, emulated: a row has the same bits however it is computed.
 
-Each call of a graph is a process that takes a tenth of a second, so the tests compute few rows. `BATON_EMULATED=all`
+Each call of a graph is a process that takes a tenth of a second, so the tests compute few rows. `AARCH64_TESTS=all`
 adds the whole gates of `tests.workers.iree.test_gate` for every target, which take two to twenty minutes each.
 """
 
@@ -21,7 +21,7 @@ from workers.precision import CpuTarget, Quantize
 LENGTH = 12
 KINDS: tuple[Quantize, ...] = ("none", "int8", "int4")
 ALL = [(target, kind) for target in CPUS for kind in KINDS]
-whole = pytest.mark.skipif(os.environ.get("BATON_EMULATED") != "all", reason="takes minutes: BATON_EMULATED=all")
+whole = pytest.mark.skipif(os.environ.get("AARCH64_TESTS") != "all", reason="takes minutes: AARCH64_TESTS=all")
 
 
 def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize) -> IreeRunner:

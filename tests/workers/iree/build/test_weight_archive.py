@@ -113,11 +113,13 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
 def test_leftovers_of_a_dead_process_are_removed(packing: Packing) -> None:
     assert packing.made()
     (file,) = (packing.cache_dir / "weights").glob("*.safetensors")
-    left = file.with_name(f"{file.stem}abcdef.tmp")
+    left, others = (file.with_name(f"{file.stem}{rest}.tmp") for rest in (".abcdef", "-node1.abcdef"))
     left.write_bytes(b"half")
+    others.write_bytes(b"half")
     file.unlink()
     assert packing.made()
     assert not left.exists()
+    assert others.exists(), "a process may be writing the copy for a NUMA node"
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

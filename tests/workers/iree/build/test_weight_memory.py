@@ -1,6 +1,9 @@
 """The memory of packed weights: mapped or copied, and how the file is written."""
 
+import errno
 import io
+import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,8 @@ import pytest
 import structlog
 from safetensors.numpy import save_file
 
-from workers.host.huge_pages import HUGE
+from workers.host.huge_pages import HUGE, read_into
+from workers.iree.build import weight_memory
 from workers.iree.build.weight_memory import HugeWriter, copy_weights, index_of, map_weights
 
 
@@ -63,6 +67,22 @@ def test_a_mapped_file_has_the_tensors(file: Path, nodes: tuple[int, ...]) -> No
     ((name, entry),) = index_of(memory, len(memory)).items()
     assert name == "a"
     assert np.array_equal(np.asarray(entry.file_view), np.arange(1000, dtype=np.uint8))
+
+
+def test_a_pool_that_the_cgroup_forbids_is_left_out(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is there until it is touched."""
+    tried: list[bool] = []
+
+    def fail_first(memory: mmap.mmap, source: Path, size: int) -> None:
+        tried.append(len(tried) == 0)
+        if tried[-1]:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        read_into(memory, source, size)
+
+    monkeypatch.setattr(weight_memory, "read_into", fail_first)
+    memory = copy_weights(file)
+    assert memory[: file.stat().st_size] == file.read_bytes()
+    assert tried == [True, False]
 
 
 def test_a_copy_has_the_tensors_and_outlives_the_file(file: Path) -> None:
