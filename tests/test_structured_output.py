@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -233,7 +234,8 @@ def test_constrained_streams_survive_the_death_of_the_worker(client: openai.Open
     kill = threading.Lock()
 
     def kill_once(count: int) -> None:
-        if count >= 5 and kill.acquire(blocking=False):
+        # At the first chunk of any stream: on a busy machine, all of its tokens may come in a few.
+        if kill.acquire(blocking=False):
             os.kill(before["pid"], signal.SIGKILL)
 
     with ThreadPoolExecutor(6) as pool:
@@ -244,5 +246,9 @@ def test_constrained_streams_survive_the_death_of_the_worker(client: openai.Open
     for text, reason in whole:
         assert reason == "stop"
         assert len(json.loads(text)) == 90
-    (after,) = httpx.get(f"{admin}/admin/workers").json()["workers"]
-    assert after["incarnation"] == before["incarnation"] + 1
+    deadline = time.monotonic() + 60
+    incarnation = before["incarnation"]
+    while incarnation == before["incarnation"] and time.monotonic() < deadline:  # if all had been sent when it died
+        (after,) = httpx.get(f"{admin}/admin/workers").json()["workers"]
+        incarnation = after["incarnation"]
+    assert incarnation == before["incarnation"] + 1
