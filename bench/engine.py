@@ -42,7 +42,7 @@ from bench.measurement.comparison import HEADER, SUBJECTS, Comparison, write_res
 from bench.measurement.limits import BLOCK, PASSES, SMOKE_BLOCK, MemoryReader, Work, multiply_adds, step_bytes
 from bench.measurement.markdown import markdown
 from bench.measurement.peak import Peak
-from bench.measurement.rounds import Others, RefusedError, Series, interleave
+from bench.measurement.rounds import Others, RefusedError, Series, interleave, refuser
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
 from bench.peers.precisions import PRECISIONS
@@ -127,7 +127,7 @@ class EngineBenchmark:
         peer, server_of_peer = self._peer, ExitStack()
         subjects: dict[str, Callable[[], float]] = {}
         if refused:
-            subjects |= dict.fromkeys(("engine", "HTTP"), _refuser(refused))
+            subjects |= dict.fromkeys(("engine", "HTTP"), refuser(refused))
         else:
             subjects |= {"engine": lambda: engine.decode(*work), "HTTP": lambda: client.decode(*work)}
             subjects["in turn"] = lambda: engine.memory_share(*work, read, reader.bandwidth)
@@ -160,20 +160,13 @@ class EngineBenchmark:
 
     def _peer_alone(self, reason: str) -> Iterator[Comparison]:
         for streams in self._args.streams:
-            subjects = dict.fromkeys(("engine", "HTTP"), _refuser(reason))
+            subjects = dict.fromkeys(("engine", "HTTP"), refuser(reason))
             if self._peer is not None:
                 subjects["llama.cpp"] = partial(self._peer.decode, self._gguf, streams, PROMPT, self._args.tokens)
             yield self._line("decode", streams, interleave(subjects, self._args.rounds))
 
     def _line(self, what: str, count: int, series: dict[str, Series], work: Work | None = None) -> Comparison:
         return Comparison(self._model, self._precision, what, count, series, work)
-
-
-def _refuser(reason: str) -> Callable[[], float]:
-    def refuse() -> float:
-        raise RefusedError(reason)
-
-    return refuse
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -88,6 +88,15 @@ def interleave(
     return out
 
 
+def refuser(reason: str) -> Callable[[], float]:
+    """Return a subject that cannot be measured, for this reason."""
+
+    def refuse() -> float:
+        raise RefusedError(reason)
+
+    return refuse
+
+
 def _least_disturbed(measure: Callable[[], float], others: Callable[[], float]) -> tuple[float, float]:
     tries: list[tuple[float, float]] = []
     while len(tries) < TRIES and (not tries or tries[-1][1] > DISTURBED):

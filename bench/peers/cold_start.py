@@ -26,9 +26,10 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +149,14 @@ class ColdStart:
         with tempfile.TemporaryDirectory(prefix="baton-cold-") as folder:
             for name, seconds in (("cold", args.seconds), ("warm", args.warm_seconds)):
                 found[name] = measure(lambda: server(self._setup(Path(folder))), {}, streams, seconds)
-        if self._peer is not None:
-            found["llama-server"] = measure(lambda: self._llama_server(streams), GREEDY, streams, args.warm_seconds)
+        if (peer := self._peer) is not None:
+            start = partial(peer.server, self._gguf, streams, CONTEXT)
+            found["llama-server"] = measure(start, GREEDY, streams, args.warm_seconds)
         return found
 
     def _setup(self, cache: Path) -> Setup:
         args, precision = self._args, self._precision
         return Setup(self._path, cache, args.slots, CONTEXT, precision.dtype, precision.quantize, args.device, args.cpu)
-
-    @contextmanager
-    def _llama_server(self, streams: int) -> Iterator[str]:
-        assert self._peer is not None
-        with self._peer.server(self._gguf, streams, CONTEXT) as url:
-            yield url
 
 
 def cells(streams: int, name: str, rounds: Sequence[Mapping[str, Figures]]) -> list[str]:

@@ -39,7 +39,7 @@ from bench.harness.command_line import above_zero, at_least, command_line, parse
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
 from bench.harness.shapes import SHAPES, make_model
 from bench.measurement.machine import cpu_model
-from bench.measurement.rounds import Others, RefusedError, Series, interleave
+from bench.measurement.rounds import Others, RefusedError, Series, interleave, refuser
 from bench.measurement.standings import (
     OURS,
     SECONDS,
@@ -111,7 +111,7 @@ class Rivalry:
 
             def line(what: str, count: int, measure: Callable[[Session], float]) -> Standing:
                 calls = {
-                    name: partial(measure, sessions[name]) if name in sessions else _refuser(refused[name])
+                    name: partial(measure, sessions[name]) if name in sessions else refuser(refused[name])
                     for name in self._subjects
                 }
                 return self._line(what, count, interleave(calls, self._args.rounds, self._others))
@@ -195,13 +195,6 @@ def _decode(session: Session, streams: int, tokens: int) -> float:
 
 def _prefill(session: Session, length: int) -> float:
     return session.prefill(length)
-
-
-def _refuser(reason: str) -> Callable[[], float]:
-    def refuse() -> float:
-        raise RefusedError(reason)
-
-    return refuse
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
