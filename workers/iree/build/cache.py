@@ -88,7 +88,7 @@ class GraphCache:
             pass  # a read-only cache serves what it has; nothing is evicted from it either
         return module
 
-    def get(self, digest: str, make: Callable[[Path], None]) -> Path:
+    def get(self, digest: str, make: Callable[[Path], object]) -> Path:
         """Return the entry's module, made by `make(file)` if it is missing or damaged; one process makes it.
 
         Raises `CacheError`, and what `make` raises.
@@ -111,7 +111,7 @@ class GraphCache:
     def _key(self, key: str) -> Path:
         return self._folder / f"{key}.key"
 
-    def _make(self, digest: str, make: Callable[[Path], None]) -> None:
+    def _make(self, digest: str, make: Callable[[Path], object]) -> None:
         entry = self._folder / digest
         shutil.rmtree(entry, ignore_errors=True)
         for left in self._folder.glob(f"{digest}.*.tmp"):  # of a process that died: the lock is ours

@@ -60,9 +60,9 @@ class Compiler:
         digest = self.key(text)
         if background and self._cache.find(digest) is None:
             made = self._run(text, BACKGROUND_SECONDS)
-            file = self._cache.get(digest, lambda module: _write(module, made))
+            file = self._cache.get(digest, lambda module: module.write_bytes(made))
         else:
-            file = self._cache.get(digest, lambda module: _write(module, self._run(text, COMPILE_SECONDS)))
+            file = self._cache.get(digest, lambda module: module.write_bytes(self._run(text, COMPILE_SECONDS)))
         if key:
             self._cache.remember(key, digest)
         return file
@@ -86,7 +86,3 @@ class Compiler:
                 "--device, --dtype or --backend"
             )
         return done.stdout
-
-
-def _write(file: Path, module: bytes) -> None:
-    file.write_bytes(module)
