@@ -1,7 +1,8 @@
 """Baton beside other engines for CPUs, in turn in one run: one command, a table with ratios, and plots.
 
     python bench/peers/rivals.py [--peers llama.cpp ik_llama.cpp openvino vllm onnxruntime] [--models 0.5b]
-        [--precisions bf16 int8 int4] [--streams 1 4 8 16 32] [--prefills 32 128 512 2048 4096] [--cpu avx2] [--add]
+        [--precisions bf16 int8 int4] [--streams 1 4 8 16 32] [--prefills 32 128 512 2048 4096]
+        [--contexts 8192 32512] [--cpu avx2] [--add]
 
 Each engine loads the same weights in a process of its own, converted to its format by its own converter where it has
 one, and computes with the same number of threads. In each of --rounds rounds all are measured in turn, with the same
@@ -11,6 +12,7 @@ shown with the reason. A figure that other processes disturbed all the same has 
 
   decode N     tokens a second of N sequences together, over the steps in which all of them get a token
   prefill N    tokens a second of one prompt, from its submission to its first token
+  context N    tokens a second of one sequence after a prompt of N tokens
   cold         with empty caches (Baton's graphs, OpenVINO's and vLLM's compiled models), and then with those that this
                start has left: seconds from the start of the process to the first token of a prompt of 64 tokens, and
                tokens a second of the bursts of N requests that follow for --cold-seconds; files are in memory
@@ -63,6 +65,10 @@ MARGIN = 8
 """Positions of a slot beyond the longest prompt or answer."""
 
 
+Figure = tuple[str, int, Callable[[Session], float]]
+"""What is measured, of how many streams or tokens, and how."""
+
+
 class DifferentModelError(Exception):
     """Raised when a peer's tokens are not those of the same model."""
 
@@ -73,20 +79,30 @@ class Rivalry:
     def __init__(self, args: argparse.Namespace, name: str, precision: str, subjects: Mapping[str, Rival]) -> None:
         self._args, self._name, self._precision, self._subjects = args, name, precision, subjects
         self._others: Callable[[], float] = (lambda: 0.0) if args.smoke else Others().share
-        longest = max([*args.prefills, PROMPT + args.tokens]) + MARGIN
-        slots = max([1, *args.streams, *args.cold])
-        path = make_model(args.cache_dir, name)
-        # A context that Baton compiles once for all runs.
-        context = -(-longest // args.context) * args.context
-        self._model = RivalModel(path, precision, args.cpu, usable_cores(), slots, context, args.cache_dir)
+        self._path = make_model(args.cache_dir, name)
+        self._model = self._sized(max([1, *args.streams, *args.cold]), max([*args.prefills, PROMPT + args.tokens]))
 
     def run(self) -> Iterator[Standing]:
         """Measure everything, and yield each line when it is complete. Raises `DifferentModelError`."""
         refused = {name: self._prepared(peer) for name, peer in self._subjects.items()}
-        if self._args.streams or self._args.prefills:
-            yield from self._warm(dict(refused))
-        for streams in self._args.cold:
+        args = self._args
+        decodes: list[Figure] = [("decode", n, partial(_decode, streams=n, tokens=args.tokens)) for n in args.streams]
+        prefills: list[Figure] = [("prefill", n, partial(_prefill, length=n)) for n in args.prefills]
+        yield from self._warm(self._model, decodes + prefills, refused)
+        # In processes of their own, whose KV cache holds one sequence.
+        deep = self._sized(1, max([0, *args.contexts]) + args.tokens)
+        contexts: list[Figure] = [
+            ("context", n, partial(_decode_after, prompt=n, tokens=args.tokens)) for n in args.contexts
+        ]
+        yield from self._warm(deep, contexts, refused)
+        for streams in args.cold:
             yield from self._cold(streams, refused)
+
+    def _sized(self, slots: int, longest: int) -> RivalModel:
+        """The model with a context, of which Baton compiles few, that holds `longest` positions."""
+        args = self._args
+        context = -(-(longest + MARGIN) // args.context) * args.context
+        return RivalModel(self._path, self._precision, args.cpu, usable_cores(), slots, context, args.cache_dir)
 
     def _prepared(self, peer: Rival) -> str:
         """Convert the weights. Returns why the peer cannot be measured, or nothing."""
@@ -98,28 +114,26 @@ class Rivalry:
             return str(error)
         return ""
 
-    def _warm(self, refused: dict[str, str]) -> Iterator[Standing]:
+    def _warm(self, model: RivalModel, figures: Sequence[Figure], refused: Mapping[str, str]) -> Iterator[Standing]:
+        """Measure in processes that have loaded the model."""
+        if not figures:
+            return
+        refused = dict(refused)
         sessions: dict[str, Session] = {}
         with ExitStack() as stack:
             for name, peer in self._subjects.items():
                 if not refused[name]:
                     try:
-                        sessions[name] = stack.enter_context(closing(peer.start(self._model)))
+                        sessions[name] = stack.enter_context(closing(peer.start(model)))
                     except RefusedError as error:
                         refused[name] = str(error)
             self._compare(sessions)
-
-            def line(what: str, count: int, measure: Callable[[Session], float]) -> Standing:
+            for what, count, measure in figures:
                 calls = {
                     name: partial(measure, sessions[name]) if name in sessions else refuser(refused[name])
                     for name in self._subjects
                 }
-                return self._line(what, count, interleave(calls, self._args.rounds, self._others))
-
-            for streams in self._args.streams:
-                yield line("decode", streams, partial(_decode, streams=streams, tokens=self._args.tokens))
-            for length in self._args.prefills:
-                yield line("prefill", length, partial(_prefill, length=length))
+                yield self._line(what, count, interleave(calls, self._args.rounds, self._others))
 
     def _compare(self, sessions: Mapping[str, Session]) -> None:
         """Print how many greedy tokens of each peer are Baton's. Raises `DifferentModelError` if the models differ."""
@@ -193,6 +207,10 @@ def _decode(session: Session, streams: int, tokens: int) -> float:
     return session.decode(streams, PROMPT, tokens)
 
 
+def _decode_after(session: Session, prompt: int, tokens: int) -> float:
+    return session.decode(1, prompt, tokens)
+
+
 def _prefill(session: Session, length: int) -> float:
     return session.prefill(length)
 
@@ -206,6 +224,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", nargs="*", type=at_least(1), default=[1, 4, 8, 16, 32], help="sequences at once")
     parser.add_argument("--prefills", nargs="*", type=at_least(1), default=[32, 128, 512, 2048, 4096],
                         help="prompt tokens")  # fmt: skip
+    parser.add_argument(
+        "--contexts", nargs="*", type=at_least(1), default=[], help="prompt tokens before a decode step"
+    )
     parser.add_argument("--cold", nargs="*", type=at_least(1), default=[8], help="streams of cold starts")
     parser.add_argument("--cold-seconds", type=above_zero, default=5.0, help="of bursts after the first token")
     parser.add_argument("--cold-tokens", type=at_least(1), default=16, help="of each request of a burst")
@@ -222,6 +243,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "peers": [],
         "streams": [SMOKE_SLOTS],
         "prefills": [128],
+        "contexts": [64],
         "cold": [SMOKE_SLOTS],
         "cold_seconds": 0.1,
         "cold_tokens": 4,

@@ -122,6 +122,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/peers/rivals.py": [
         rf"^\| tiny bf16, decode 2 +\| +{P} \|$",
         rf"^\| tiny bf16, prefill 128 +\| +{P} \|$",
+        rf"^\| tiny bf16, context 64 +\| +{P} \|$",
         *(
             rf"^\| tiny bf16, {caches} caches, {what} 2 +\| +{P} \|$"
             for caches in ("empty", "filled")

@@ -77,6 +77,7 @@ def test_peers_are_measured_beside_baton(tmp_path: Path, cache_dir: Path, monkey
     rows = {row[1].strip(): row[3].strip() for row in cells}
     assert rows["tiny bf16, decode 2"].startswith("8.0 (")
     assert rows["tiny bf16, prefill 128"].startswith("64.0 (")
+    assert rows["tiny bf16, context 64"].startswith("4.0 (")
     assert rows["tiny bf16, empty caches, tokens/s of streams 2"].endswith("x)")
     assert not Path((tmp_path / "caches").read_text()).exists()
 
@@ -90,7 +91,7 @@ def test_what_a_peer_cannot_do_is_in_the_table(
     without = ScriptedPeer(tmp_path, "without", reason="not installed")
     broken = ScriptedPeer(tmp_path, "broken", convertible=False)
     with pytest.raises(SystemExit, match="something was not measured"):
-        run(tmp_path, cache_dir, monkeypatch, "--prefills", "--cold", without=without, broken=broken)
+        run(tmp_path, cache_dir, monkeypatch, "--prefills", "--contexts", "--cold", without=without, broken=broken)
     table = (tmp_path / "out" / "table.md").read_text()
     assert "- (a) not measured: without: not installed\n- (b) not measured: broken: its converter failed" in table
 
