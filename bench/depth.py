@@ -18,13 +18,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
+import psutil
+
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Engine, Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import make_model
 from bench.measurement.limits import BLOCK, SMOKE_BLOCK, read_bandwidth, step_bytes
-from bench.measurement.process_statistics import psutil
 from bench.measurement.rounds import RefusedError
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, Runner

@@ -26,13 +26,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil
+
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
 from bench.harness.shapes import make_model
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import can_plot, figure, plot_against
-from bench.measurement.process_statistics import psutil
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest

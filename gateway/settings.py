@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import parse_origin, parse_pattern
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 
+MetricsNames = Literal["baton", "vllm"]
 MAX_NAMES = 256
 """Entries of `allowed_hosts`, and of `cors_origins`."""
 
@@ -95,6 +97,8 @@ class GatewaySettings:
     """Bytes of all responses that are kept, with their input."""
     max_background_responses: int = 64
     """Responses generated in the background, before further ones are refused with 429; 0: none."""
+    metrics_names: MetricsNames = "baton"
+    """`vllm`: /metrics has the series under vLLM's names, too."""
     progress_timeout_s: float = 30.0
     """A worker without progress for this long does not count as ready."""
     hang_timeout_s: float = 10.0
@@ -167,6 +171,8 @@ class GatewaySettings:
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         if self.store not in ("memory", "none") and not self.store_path:
             raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
+        if self.metrics_names not in get_args(MetricsNames):
+            raise GatewaySettingsError(f"metrics_names is {self.metrics_names[:200]!r}; it must be baton or vllm")
         if not self.host:
             raise GatewaySettingsError("host is empty")
 

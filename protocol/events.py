@@ -54,7 +54,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three and `retained_tokens` only grow within one incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens` and `memory_bytes` only grow within one
+    incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -87,6 +88,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Graphs that could not be compiled in the background; slower graphs are used instead."""
     malformed_calls: Count = 0
     """Parts of answers that began like a tool call and were not one, and are text."""
+    memory_bytes: Count = 0
+    """Resident memory of the process, weights that it shares with other workers included; 0 if unknown."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -126,6 +129,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     """The device in use; `Hello` has the requested one."""
     step_ms: Milliseconds = 0
     """Estimated duration of a step with a full budget of prompt tokens, from the warm-up; 0 if unknown."""
+    kv_capacity: Count = 0
+    """Tokens that all sequences together can have in the KV cache; 0 if unknown."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

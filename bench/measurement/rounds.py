@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bench.measurement.process_statistics import psutil
+import psutil
 
 DISTURBED = 0.05
 """Share of the machine's CPUs that other processes may use during a measurement."""

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.measurement.process_statistics import psutil
+import psutil
+
 from cli.chaos.workers_watcher import WorkersWatcher
 
 WARM_UP = 0.25

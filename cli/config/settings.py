@@ -11,7 +11,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from workers.precision import CpuTarget, Quantize
 
@@ -211,6 +211,11 @@ class Settings(BaseSettings):
         SERVER,
         "Where responses of /v1/responses are stored: memory, sqlite:FILE, or none.",
         "STORE",
+    )
+    metrics_names: MetricsNames = _field(
+        _GATEWAY.metrics_names,
+        SERVER,
+        "Names of the series in /metrics: those of Baton, or those of vLLM beside them.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "Log level: debug, info, warning or error. On a terminal the default is warning."

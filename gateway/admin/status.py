@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from baton_serve import __version__
-from gateway.metrics import CONTENT_TYPE
+from gateway.metrics.metrics import CONTENT_TYPE
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings

@@ -135,13 +135,19 @@ class Delivery:
         if event.reason == "cancelled":
             self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
-        observed = handle.observed
-        observed.queue_wait.observe(event.usage.queue_ms / 1000)
+        observed, usage = handle.observed, event.usage
+        observed.queue_wait.observe(usage.queue_ms / 1000)
+        observed.prefill.observe(usage.prefill_ms / 1000)
+        observed.decode.observe(usage.decode_ms / 1000)
+        if usage.completion_tokens > 1:
+            observed.output_token.observe(usage.decode_ms / 1000 / (usage.completion_tokens - 1))
+        observed.prompt_tokens.observe(usage.prompt_tokens)
+        observed.completion_tokens.observe(usage.completion_tokens)
         observed.end_to_end.observe(now - sequence.opened_at)
         observed.ended(event.reason).inc()
         handle.exemptions.clear()
         self._placement.remove(sequence)
-        sequence.finish(StopReason(event.reason), event.usage, event.stop)
+        sequence.finish(StopReason(event.reason), usage, event.stop)
 
     def _failed(self, handle: WorkerHandle, sequence: LiveSequence | None, event: Failed) -> None:
         """Handle a sequence's failure on its worker: it ends, or another worker continues it. None is a sequence that

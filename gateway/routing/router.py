@@ -25,7 +25,8 @@ from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.generation.tenant import tenant_of
-from gateway.metrics import Metrics, Observed
+from gateway.metrics.metrics import Metrics
+from gateway.metrics.samples import Observed
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.delivery import Delivery
 from gateway.routing.failure import Cause, RequestFailure
@@ -65,7 +66,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.rejections = Rejections()
         """Rejections by the links to the workers."""
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)
-        self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.rejections.total)
+        self.metrics = Metrics(self.pool.samples, self.waiting, lambda: self.rejections.total, settings.metrics_names)
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)

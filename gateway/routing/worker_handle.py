@@ -8,7 +8,8 @@ from enum import StrEnum
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
 from gateway.body_budget import HeldBody
-from gateway.metrics import Metrics, Observed, WorkerSample
+from gateway.metrics.metrics import Metrics
+from gateway.metrics.samples import Observed, WorkerSample
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId
@@ -228,6 +229,8 @@ class WorkerHandle:
             slots_available=max(0, free),
             queue_depth=status.gauges.queue_depth,
             kv_tokens=status.gauges.kv_tokens,
+            kv_capacity=status.ready.kv_capacity if status.ready is not None else 0,
+            memory_bytes=status.gauges.memory_bytes,
             retained_tokens=status.gauges.retained_tokens,
             live=len(self.live),
             ready=ready,

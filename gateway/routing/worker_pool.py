@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator
 import structlog
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
-from gateway.metrics import WorkerSample
+from gateway.metrics.samples import WorkerSample
 from gateway.routing.circuit_breaker import Circuit
 from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop

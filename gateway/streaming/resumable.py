@@ -12,7 +12,7 @@ import structlog
 
 from gateway.errors import RefusalCode, RequestError, invalid
 from gateway.http.exchange import HttpExchange
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.streaming.replay_buffer import EventLog, EventsGone, EventsUnknown
 from gateway.streaming.reply import StreamedReply

@@ -14,7 +14,7 @@ from cli.config.settings import Settings, flag
 from cli.config.sources import load
 from cli.main import app
 from gateway.errors import STATUS, RefusalCode
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from gateway.openai.unsupported import OPTIONS, options_of
@@ -133,7 +133,7 @@ def test_every_unsupported_option_is_listed_with_its_place_and_the_accepted_valu
 
 
 def test_every_metric_is_listed() -> None:
-    source = (ROOT / "gateway" / "metrics.py").read_text()
+    source = "".join(file.read_text() for file in (ROOT / "gateway" / "metrics").glob("*.py"))
     named = {name.removesuffix("_total") for name in re.findall(r'"(baton_[a-z_]+)"', source)}
     assert {row[0].strip("`").removesuffix("_total") for row in table("Metrics")} == named
 
@@ -142,8 +142,18 @@ def test_every_metric_is_listed_with_its_kind() -> None:
     """Those of Prometheus' text format, as a scrape has them."""
     metrics = Metrics(lambda: (), dict, dict)
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.render().decode(), flags=re.MULTILINE)
-    scraped = {name: kind for name, kind in kinds if not name.endswith("_created")}
+    ours = ((name, kind) for name, kind in kinds if name.startswith("baton_") and not name.endswith("_created"))
+    scraped = dict(ours)
     assert {row[0].strip("`"): row[1] for row in table("Metrics")} == scraped
+
+
+def test_vllms_names_are_listed_and_say_which_of_ours_they_are() -> None:
+    metrics = Metrics(lambda: (), dict, dict, "vllm")
+    scraped = set(re.findall(r"^# TYPE (vllm:\w+) ", metrics.render().decode(), flags=re.MULTILINE))
+    rows = table("The names of vLLM")
+    assert {row[0].strip("`") for row in rows} == scraped
+    known = {row[0].strip("`") for row in table("Metrics")}
+    assert {name for row in rows for name in re.findall(r"baton_\w+", row[1])} <= known
 
 
 def test_the_alerts_use_metrics_that_exist() -> None:

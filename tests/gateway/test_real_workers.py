@@ -11,7 +11,7 @@ import pytest
 from actors.supervision.worker import WorkerState
 from tests.gateway.harness.real import Real, gather, launch, real_gateway
 from tests.gateway.harness.serving import CHAT, COMPLETION, events, open_raw
-from tests.gateway.test_metrics import scrape
+from tests.gateway.metrics.test_metrics import scrape
 from workers.faults.plan import raising
 
 pytestmark = pytest.mark.anyio

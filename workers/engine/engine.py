@@ -81,6 +81,11 @@ class BatchEngine:
         return self._scheduler.idle and not self._scheduler.slots.dirty
 
     @property
+    def kv_capacity(self) -> int:
+        """Cache rows that all sequences together can have."""
+        return self._scheduler.slots.capacity
+
+    @property
     def failures_in_a_row(self) -> int:
         """See `RunningStep`."""
         return self._step.failures_in_a_row

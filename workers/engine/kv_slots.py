@@ -29,6 +29,8 @@ class SlotTable:
         self._retained: dict[int, CachedRows] = {}
         self._kv_tokens = 0
         self._free_rows = rows
+        self.capacity = rows
+        """Cache rows of all slots together."""
 
     @property
     def total(self) -> int:

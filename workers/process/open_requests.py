@@ -72,6 +72,10 @@ class OpenRequests:
         """Number of requests without a terminal frame."""
         return self._queue.live
 
+    def note_memory(self, resident: int) -> None:
+        """Note the resident bytes of the process, which all gauges report from now on."""
+        self._output.memory_bytes = resident
+
     def gauges(self) -> Gauges:
         """Return the gauges of the last engine output, with what has changed since: the next step may be far away."""
         return self._output.with_reached(replace(self._gauges, graphs_failed=self._engine.graphs_failed))

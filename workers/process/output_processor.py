@@ -110,6 +110,8 @@ class OutputProcessor:
         self._overtaken: set[int] = set()
         """Streams before `_reached` that are not admitted yet, because their grammar is compiled."""
         self._malformed_calls = 0
+        self.memory_bytes = 0
+        """Resident memory of the process, as the worker last measured it."""
         self._deadlines = StreamDeadlines()
 
     @property
@@ -220,10 +222,10 @@ class OutputProcessor:
         return SubmitResult(request, None)
 
     def with_reached(self, gauges: Gauges) -> Gauges:
-        """Return the engine's gauges with what the engine does not know: the last stream whose prompt was built, and
-        the malformed tool calls."""
+        """Return the engine's gauges with what the engine does not know: the last stream whose prompt was built, the
+        malformed tool calls, and the memory of the process."""
         reached = min(self._reached, min(self._overtaken) - 1) if self._overtaken else self._reached
-        return replace(gauges, reached=reached, malformed_calls=self._malformed_calls)
+        return replace(gauges, reached=reached, malformed_calls=self._malformed_calls, memory_bytes=self.memory_bytes)
 
     def full(self, waiting: int = 0) -> bool:
         """No further sequence fits, beside the open ones and `waiting` ones without a prompt."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 import structlog
 
 from actors.transport.link import LinkClosed
@@ -65,6 +66,7 @@ class WorkerService:
         self._reason: ByeReason | None = None
         self._requests: OpenRequests | None = None
         """None until the model is loaded."""
+        self._process = psutil.Process()
 
     async def run(self, on_started: Callable[[], None] = lambda: None) -> WorkerExit:
         """Connect, load, serve and exit. `on_started` is called once `leave_threadsafe` may be called.
@@ -144,7 +146,7 @@ class WorkerService:
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
-        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms)])
+        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms, loaded.engine.kv_capacity)])
         # The gateway logs `worker_ready` at level info.
         self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 
@@ -193,6 +195,8 @@ class WorkerService:
         while True:
             sent = self._outbox.sent
             await anyio.sleep(HEARTBEAT_S)
+            if self._requests is not None:
+                self._requests.note_memory(self._process.memory_info().rss)
             if self._outbox.sent == sent and not self._outbox.blocked:
                 self._outbox.send_nowait([Heartbeat(self._gauges())])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from actors.supervision.worker import WorkerUnavailable
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.placement.lost_sequences import LostSequences

@@ -13,7 +13,7 @@ from actors.supervision.deadlines import Deadlines
 from actors.supervision.worker import WorkerState
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION
-from tests.gateway.test_metrics import scrape
+from tests.gateway.metrics.test_metrics import scrape
 from tests.pids import pid_of
 from workers.faults.plan import CallFault, Fault, LinkFault
 from workers.process.engine_thread import MAX_FAILED_STEPS

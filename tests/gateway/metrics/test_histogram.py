@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
-from gateway.histogram import Histogram
-from gateway.metrics import SECONDS
+from gateway.metrics.histogram import Histogram
+from gateway.metrics.worker_collector import SECONDS
 
 
 @given(st.lists(st.tuples(st.sampled_from(SECONDS) | st.floats(0, 1e4), st.integers(1, 4)), max_size=20))

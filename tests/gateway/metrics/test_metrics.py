@@ -1,5 +1,6 @@
 """Metrics as Prometheus sees them; no counter ever decreases."""
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -8,8 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.routing.counters import COUNTED, Counters
 from protocol.events import Delta, Gauges, Step, Usage
-from tests.gateway.harness.real import Real
+from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION, Served, serving
+from workers.process.backends import SCRIPTED_CONTEXT
 
 LABELS = {"model": "tiny", "backend": "scripted", "worker": "w0"}
 OF_NO_WORKER = {
@@ -110,10 +112,43 @@ async def test_every_series_of_a_worker_has_its_labels() -> None:
         "baton_slots_available",
         "baton_queue_depth",
     }
-    assert all(LABELS.items() <= sample.labels.items() for sample in samples if sample.name not in OF_NO_WORKER)
+    ours = [each for each in samples if each.name.startswith("baton_") and each.name not in OF_NO_WORKER]
+    assert all(LABELS.items() <= sample.labels.items() for sample in ours)
+
+
+@pytest.mark.anyio
+async def test_the_lengths_and_times_of_sequences_are_observed() -> None:
+    async with serving() as served:
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(served.client.post, "/v1/completions", json=COMPLETION | {"n": 2}))
+            first, second = await served.worker.wait_submits(2)
+            for submit, usage in (
+                (first, Usage(7, 5, prefill_ms=250, decode_ms=1000)),
+                (second, Usage(7, 1, prefill_ms=250)),
+            ):
+                tokens = tuple(range(usage.completion_tokens))
+                served.worker.say(Step((Delta(submit.stream, tokens, "a"),)))
+                served.worker.finish(submit.stream, usage=usage)
+        seen = await scrape(served)
+    assert (seen["baton_prompt_tokens_count"], seen["baton_prompt_tokens_sum"]) == (2, 14)
+    assert (seen["baton_completion_tokens_count"], seen["baton_completion_tokens_sum"]) == (2, 6)
+    assert seen["baton_prefill_seconds_sum"] == 0.5
+    assert seen["baton_decode_seconds_sum"] == 1.0
+    single = "baton_time_per_output_token_seconds"
+    assert (seen[f"{single}_count"], seen[f"{single}_sum"]) == (1, 0.25), "one token alone has no time between tokens"
+
+
+@pytest.mark.anyio
+async def test_a_real_worker_reports_its_memory_and_the_size_of_its_cache() -> None:
+    async with real_gateway(launch("a", slots=3)) as real:
+        (worker,) = real.workers
+        await real.until(lambda: worker.status.gauges.memory_bytes > 0)
+        seen = await scrape(real, "a")
+    assert seen["baton_kv_capacity_tokens"] == 3 * SCRIPTED_CONTEXT
+    assert 10 << 20 < seen["baton_worker_memory_bytes"] < 1 << 30
 
 
 def test_every_gauge_is_summed_over_incarnations_unless_it_may_fall() -> None:
     """`reached` and `slowest_step_ms` mean something within one incarnation only."""
-    now = {"slots_active", "queue_depth", "kv_tokens", "retained_tokens", "reached", "slowest_step_ms"}
+    now = {"slots_active", "queue_depth", "kv_tokens", "retained_tokens", "reached", "slowest_step_ms", "memory_bytes"}
     assert set(Gauges.__struct_fields__) - now == set(COUNTED)

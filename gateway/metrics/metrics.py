@@ -1,0 +1,143 @@
+"""Prometheus metrics: the workers' counters, the gateway's gauges, and histograms of latency."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from gateway.metrics.histogram import Histogram
+from gateway.metrics.samples import Observed, Samples, Waiting
+from gateway.metrics.vllm_collector import VllmCollector
+from gateway.metrics.worker_collector import HISTOGRAMS, LABELS, WorkerCollector
+from gateway.settings import MetricsNames
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics of one gateway, in a registry of its own. At every scrape it calls `samples`, `waiting` (sequences
+    without a worker, by model) and `refused` (what the links refused, by reason). With `names` "vllm" there are vLLM's
+    names beside ours."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        waiting: Waiting,
+        refused: Callable[[], Mapping[str, int]],
+        names: MetricsNames = "baton",
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._observed: dict[tuple[str, str, str], Observed] = {}
+        self._registry.register(WorkerCollector(samples, waiting, refused, self._observed))
+        self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
+        if names == "vllm":
+            self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
+        ProcessCollector(registry=self._registry)  # of the gateway's process, on Linux
+        self._replays = Counter(
+            "baton_replays",
+            "Sequences that lost their worker, by cause and by how it went on",
+            ["model", "cause", "outcome"],
+            registry=self._registry,
+        )
+        self._detachments = Counter(
+            "baton_stream_detachments",
+            "Streams whose client's connection ended, by how that ended",
+            ["model", "outcome"],
+            registry=self._registry,
+        )
+        self._bodies = Gauge("baton_body_bytes", "Bytes of request bodies that are held", registry=self._registry)
+        self._answers = Gauge(
+            "baton_answer_bytes", "Bytes of answers that clients have yet to take", registry=self._registry
+        )
+        self._lag = Gauge(
+            "baton_event_loop_lag_seconds",
+            "Longest time since the last scrape for which the event loop kept a callback waiting",
+            registry=self._registry,
+        )
+        self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
+        self.connections_refused = Counter(
+            "baton_connections_refused",
+            "HTTP connections that were rejected, for want of a descriptor or over max_connections",
+            registry=self._registry,
+        )
+        """Connections from which no request was read."""
+        self._responses = Counter(
+            "baton_http_responses",
+            "HTTP responses by route, status and the code of a refusal or failure",
+            ["route", "status", "reason"],
+            registry=self._registry,
+        )
+        self._resumable = Gauge(
+            "baton_resumable_streams", "Streams that can be resumed, by state", ["state"], registry=self._registry
+        )
+
+    def of(self, model: str, backend: str, worker: str) -> Observed:
+        """The histograms and the counter of a worker, which the caller keeps."""
+        labels = (model, backend, worker)
+        found = self._observed.get(labels)
+        if found is None:
+            new = {field: Histogram(bounds) for _, field, bounds, _ in HISTOGRAMS}
+            found = Observed(**new, ended=lambda outcome: self._ended.labels(*labels, outcome))
+            self._observed[labels] = found
+        return found
+
+    def forget(self, worker: str) -> None:
+        """Remove the series of a worker that is gone."""
+        for labels in [labels for labels in self._observed if labels[2] == worker]:
+            del self._observed[labels]
+        for family in self._ended.collect():
+            gone = {tuple(each.labels.values()) for each in family.samples if each.labels["worker"] == worker}
+            for values in gone:
+                self._ended.remove(*values)
+
+    def replayed(self, model: str, cause: str, outcome: str) -> Counter:
+        """The counter of replays with this cause and outcome."""
+        return self._replays.labels(model, cause, outcome)
+
+    def detachment(self, model: str, outcome: str) -> Counter:
+        """The counter of streams whose connection ended, by what became of them."""
+        return self._detachments.labels(model, outcome)
+
+    def http_response(self, route: str, status: int, reason: str) -> None:
+        """Count a response. `reason` is the code of an error, or empty."""
+        self._responses.labels(route, status, reason).inc()
+
+    def watch_streams(self, state: str, count: Callable[[], float]) -> None:
+        """Set the function that counts the resumable streams in a state, which is called at every scrape."""
+        self._resumable.labels(state).set_function(count)
+
+    def watch_bodies(self, count: Callable[[], float]) -> None:
+        """Set the function that counts the bytes of bodies, which is called at every scrape."""
+        self._bodies.set_function(count)
+
+    def watch_answers(self, count: Callable[[], float]) -> None:
+        """Set the function that counts the bytes of answers, which is called at every scrape."""
+        self._answers.set_function(count)
+
+    def watch_connections(self, count: Callable[[], float]) -> None:
+        """Set the function that counts the open connections, which is called at every scrape."""
+        self._connections.set_function(count)
+
+    def watch_loop(self, longest: Callable[[], float]) -> None:
+        """Set the function that returns the longest lag of the event loop since its last call, which is a scrape."""
+        self._lag.set_function(longest)
+
+    def render(self) -> bytes:
+        """All metrics in the text format, version 0.0.4."""
+        return b"".join(self.families())
+
+    def families(self) -> Iterator[bytes]:
+        """The same by families, of which none takes long: those of 64 workers take 50 ms together."""
+        for family in self._registry.collect():
+            yield generate_latest(_Family(family))
+
+
+class _Family(CollectorRegistry):
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        super().__init__()
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family

@@ -1,0 +1,128 @@
+"""The same figures under vLLM's names (vllm/v1/metrics/loggers.py), for what was made for vLLM.
+
+Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series those are left out that
+have no equal here, such as preemptions and LoRA adapters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.metrics.samples import ObservedByWorker, Samples, Waiting, WorkerSample
+from gateway.metrics.worker_collector import histogram_family
+
+LABELS = ("model_name", "engine")
+"""The served name of the model, and the worker, where vLLM has the number of its engine."""
+NO_WORKER = "none"
+"""The `engine` of sequences that wait for a worker."""
+REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
+"""vLLM's `finished_reason` by our outcome; every other outcome is an `error`."""
+
+
+class _Family(NamedTuple):
+    name: str
+    help: str
+    value: Callable[[WorkerSample], float]
+
+
+GAUGES = (
+    _Family("vllm:num_requests_running", "Sequences that have a slot", lambda s: max(0, s.live - s.queue_depth)),
+    _Family(
+        "vllm:kv_cache_usage_perc",
+        "Used part of the KV cache, 0 to 1",
+        lambda s: s.kv_tokens / s.kv_capacity if s.kv_capacity else 0.0,
+    ),
+)
+COUNTERS = (
+    _Family(
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
+    ),
+    _Family("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.counts("prefix_tokens")),
+    _Family(
+        "vllm:prompt_tokens",
+        "Prompt tokens, cached ones included",
+        lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
+    ),
+    _Family("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
+)
+HISTOGRAMS = (
+    # (name, field of `Observed`, help)
+    ("vllm:time_to_first_token_seconds", "first_token", "Time to first token"),
+    ("vllm:inter_token_latency_seconds", "inter_token", "Time between tokens"),
+    ("vllm:request_time_per_output_token_seconds", "output_token", "Mean time between a sequence's tokens"),
+    ("vllm:e2e_request_latency_seconds", "end_to_end", "Time from receipt to end"),
+    ("vllm:request_queue_time_seconds", "queue_wait", "Time in a worker's queue"),
+    ("vllm:request_prefill_time_seconds", "prefill", "Time from the slot to the first token"),
+    ("vllm:request_decode_time_seconds", "decode", "Time from the first to the last token"),
+    ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of a sequence"),
+    ("vllm:request_generation_tokens", "completion_tokens", "Generated tokens of a sequence"),
+)
+
+
+class VllmCollector(Collector):
+    """Collects the families. `ended` counts the ends of sequences, with the labels of a worker and `outcome`."""
+
+    def __init__(self, samples: Samples, waiting: Waiting, observed: ObservedByWorker, ended: Counter) -> None:
+        self._samples = samples
+        self._waiting = waiting
+        self._observed = observed
+        self._ended = ended
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        samples = list(self._samples())
+        for name, text, value in GAUGES:
+            yield _filled(GaugeMetricFamily(name, text, labels=LABELS), samples, value)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a slot", labels=LABELS)
+        for model, count in self._waiting().items():
+            waiting.add_metric((model, NO_WORKER), count)
+        yield _filled(waiting, samples, lambda sample: sample.queue_depth)
+        for name, text, value in COUNTERS:
+            yield _filled(CounterMetricFamily(name, text, labels=LABELS), samples, value)
+        for name, field, text in HISTOGRAMS:
+            observed = (((model, worker), one) for (model, _, worker), one in self._observed.items())
+            yield histogram_family(name, text, field, LABELS, observed)
+        yield self._successes()
+        yield _cache_config(samples)
+
+    def _successes(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:request_success", "Ended sequences by reason", labels=[*LABELS, "finished_reason"]
+        )
+        ends: dict[tuple[str, str, str], float] = {}
+        for metric in self._ended.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    reason = REASONS.get(sample.labels["outcome"], "error")
+                    key = (sample.labels["model"], sample.labels["worker"], reason)
+                    ends[key] = ends.get(key, 0.0) + sample.value
+        for labels, count in ends.items():
+            family.add_metric(labels, count)
+        return family
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    samples: Iterable[WorkerSample],
+    value: Callable[[WorkerSample], float],
+) -> Metric:
+    for sample in samples:
+        family.add_metric((sample.model, sample.worker), value(sample))
+    return family
+
+
+def _cache_config(samples: Iterable[WorkerSample]) -> Metric:
+    """A cache is rows of one token each: they are its blocks."""
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info", "Size of the KV cache", labels=[*LABELS, "block_size", "num_gpu_blocks"]
+    )
+    for sample in samples:
+        family.add_metric((sample.model, sample.worker, "1", str(sample.kv_capacity)), 1)
+    return family

@@ -1,0 +1,167 @@
+"""The alert rules and the dashboard: they ask for metrics that exist, and a real Prometheus takes every query."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import yaml
+
+from gateway.metrics.metrics import Metrics
+from tests.gateway.harness.real import launch, real_gateway
+from tests.gateway.harness.serving import COMPLETION
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "baton.rules.yml"
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "baton.json").read_text())
+WAIT_S = 60.0
+"""For Prometheus to start and to scrape."""
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None or shutil.which("promtool") is None, reason="Prometheus is not installed"
+)
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def test_the_rules_are_those_of_the_guide() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    section = text.partition("### Alerts")[2].partition("\n### ")[0]
+    listed = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", section, re.MULTILINE)
+    assert [(each["annotations"]["summary"], each["expr"], each["for"]) for each in rules()] == listed
+
+
+def test_every_query_of_the_dashboard_is_of_metrics_that_exist() -> None:
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", Metrics(lambda: (), dict, dict).render().decode(), re.MULTILINE))
+    known = {name for name, kind in kinds.items() if kind != "histogram"}
+    known |= {f"{name}_bucket" for name, kind in kinds.items() if kind == "histogram"}
+    asked = {name for query in queries() for name in re.findall(r"\b(?:baton|process)_\w+", query)}
+    assert asked
+    assert asked <= known
+
+
+def test_the_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+    every = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    cells = [
+        (x, y)
+        for panel in every
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[str]:
+    """A real Prometheus that scrapes `target`; its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "baton", "static_configs": [{"targets": [target]}]}],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@needs_prometheus
+def test_promtool_accepts_the_rules() -> None:
+    done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_prometheus
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    worker = '{model="m", backend="iree", worker="w"}'
+    fires = {
+        "BatonAModelIsNotServed": [{"series": f"baton_worker_ready{worker}", "values": "1 0 0 0 0"}],
+        "BatonNoFreeSlots": [
+            {"series": f"baton_slots_available{worker}", "values": "0x20"},
+            {"series": f"baton_queue_depth{worker}", "values": "3x20"},
+        ],
+        "BatonWorkersFail": [{"series": f"baton_worker_restarts_total{worker}", "values": "0 1 2 3 4 5"}],
+    }
+    cases = [
+        {
+            "interval": "1m",
+            "input_series": series,
+            "promql_expr_test": [],
+            "alert_rule_test": [{"eval_time": when, "alertname": name, "exp_alerts": expected}],
+        }
+        for name, series in fires.items()
+        for when, expected in (("0m", []), ("20m" if "Free" in name else "4m", [fired(name)]))
+    ]
+    file = tmp_path / "cases.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fired(name: str) -> dict[str, Any]:
+    rule = next(each for each in rules() if each["alert"] == name)
+    labels = {"model": "m"} if "by (model)" in rule["expr"] else {"model": "m", "backend": "iree", "worker": "w"}
+    return {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
+
+
+@needs_prometheus
+@pytest.mark.anyio
+@pytest.mark.timeout(3 * WAIT_S)
+async def test_a_real_prometheus_scrapes_a_gateway_and_answers_every_query(tmp_path: Path) -> None:
+    async with real_gateway(launch("a"), metrics_names="vllm") as real:
+        answer = await real.client.post("/v1/completions", json=COMPLETION)
+        assert answer.status_code == 200
+        target = f"127.0.0.1:{real.client.base_url.port}"
+        with prometheus(tmp_path, target) as url:
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                with anyio.fail_after(WAIT_S):
+                    while await value(client, "sum(baton_time_to_first_token_seconds_count)") != "1":  # noqa: ASYNC110
+                        await anyio.sleep(0.2)
+                assert await value(client, 'up{job="baton"}') == "1"
+                assert await value(client, "sum(vllm:time_to_first_token_seconds_count)") == "1"
+                for query in queries():
+                    filled = query.replace("$model", ".*").replace("$__rate_interval", "1m")
+                    found = await client.get("/api/v1/query", params={"query": filled})
+                    assert found.json()["status"] == "success", (query, found.text)
+                loaded = (await client.get("/api/v1/rules")).json()["data"]["groups"][0]["rules"]
+    assert [each["name"] for each in loaded] == [each["alert"] for each in rules()]
+    assert {each["health"] for each in loaded} <= {"ok", "unknown"}
+
+
+async def value(client: httpx.AsyncClient, query: str) -> str | None:
+    """The value of a query with one result; None without any, or while Prometheus starts."""
+    try:
+        found = (await client.get("/api/v1/query", params={"query": query})).json()
+    except (httpx.TransportError, json.JSONDecodeError):
+        return None
+    result = found["data"]["result"] if found["status"] == "success" else []
+    return str(result[0]["value"][1]) if result else None
