@@ -32,6 +32,7 @@ from gateway.streaming.peer import PeerGateway
 from gateway.streaming.query_endpoint import QueryEndpoint
 from gateway.streaming.resumable import ResumableStreams
 from gateway.streaming.resume_endpoint import STREAMS, ResumeEndpoint
+from gateway.tracing.traced_request import RequestTraces
 
 
 def create_app(
@@ -43,6 +44,7 @@ def create_app(
     dialects: Sequence[Dialect] = (),
     keys: ApiKeys | None = None,
     responses: ResponseService | None = None,
+    traces: RequestTraces | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -50,6 +52,7 @@ def create_app(
     `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
     that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
+    `traces` exports the traces of requests.
     """
     openai = openai_dialect(router, settings)
     dialects = (
@@ -110,7 +113,7 @@ def create_app(
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic))
+    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces)
     return AuthMiddleware(app, direct, settings, conventions, keys, records)
 
 

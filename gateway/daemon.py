@@ -1,10 +1,14 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
+import asyncio
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import structlog
 from msgspec import Struct
 
@@ -17,6 +21,7 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerStatus
 from actors.system import ActorSystem
 from actors.transport.endpoint import sweep
+from baton_serve import __version__
 from gateway.app import create_app
 from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.fleet import Fleet
@@ -35,6 +40,9 @@ from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
 
+if TYPE_CHECKING:
+    from gateway.tracing.otlp import OtlpTraces
+
 _log = structlog.get_logger("gateway.daemon")
 
 POLL_S = 0.05
@@ -48,6 +56,10 @@ WORKERS_END_S = 15.0
 
 class WorkersGaveUp(Exception):
     """Raised when no worker can be kept alive: there is nothing left to serve. The message has the reasons."""
+
+
+class TracesUnavailable(Exception):
+    """Raised when traces are to be exported and the packages for it are not installed."""
 
 
 async def run_daemon(
@@ -67,8 +79,9 @@ async def run_daemon(
     leave.
 
     `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` are by default those
-    of the settings. Raises `BindError`, and `ApiKeysInvalid` and `StoreUnavailable` for the keys and the store of the
-    settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
+    of the settings. Raises `BindError`, and `ApiKeysInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys,
+    the store and the traces of the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after
+    everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
     with closing(ResponseService(settings)) as responses:
@@ -90,6 +103,7 @@ async def _run(
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
+    traces = _open_traces(settings)
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
@@ -98,14 +112,31 @@ async def _run(
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
-        daemon = _Daemon(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, responses)
+        daemon = _Daemon(
+            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, responses, traces
+        )
         if listener is not None:
             daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
+    if traces is not None:
+        await anyio.to_thread.run_sync(traces.close, settings.flush_s)
     if (error := end.error or daemon.problem) is not None:
         raise error
     if daemon.reasons:
         raise WorkersGaveUp("; ".join(daemon.reasons))
+
+
+def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
+    """Raises `TracesUnavailable` without the packages of OpenTelemetry."""
+    if not settings.otlp_traces_endpoint:
+        return None
+    try:
+        from gateway.tracing.otlp import OtlpTraces
+    except ImportError as error:
+        text = f"otlp_traces_endpoint needs the packages of OpenTelemetry ({error}): pip install 'baton-serve[otel]'"
+        raise TracesUnavailable(text) from error
+    clock_to_ns = time.time_ns() - round(asyncio.get_running_loop().time() * 1e9)
+    return OtlpTraces(settings.otlp_traces_endpoint, __version__, clock_to_ns)
 
 
 def _take_ports(settings: GatewaySettings, joins: RemoteJoin | None) -> Listener:
@@ -147,6 +178,7 @@ class _Daemon(Actor[DaemonMessage]):
         predecessor: Predecessor | None,
         keys: ApiKeys,
         responses: ResponseService,
+        traces: "OtlpTraces | None",
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()
@@ -160,6 +192,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._predecessor = predecessor
         self._keys = keys
         self._responses = responses
+        self._traces = traces
         self._streams = ResumableStreams(settings, router.metrics)
         self._listener: Listener | None = None
         self._handing_over = False
@@ -251,6 +284,7 @@ class _Daemon(Actor[DaemonMessage]):
             self._predecessor,
             keys=self._keys,
             responses=self._responses,
+            traces=self._traces,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import parse_origin, parse_pattern
@@ -99,6 +100,8 @@ class GatewaySettings:
     """Responses generated in the background, before further ones are refused with 429; 0: none."""
     metrics_names: MetricsNames = "baton"
     """`vllm`: /metrics has the series under vLLM's names, too."""
+    otlp_traces_endpoint: str = ""
+    """The URL to which traces are exported by OTLP over HTTP; empty: none are made."""
     progress_timeout_s: float = 30.0
     """A worker without progress for this long does not count as ready."""
     hang_timeout_s: float = 10.0
@@ -173,6 +176,13 @@ class GatewaySettings:
             raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
         if self.metrics_names not in get_args(MetricsNames):
             raise GatewaySettingsError(f"metrics_names is {self.metrics_names[:200]!r}; it must be baton or vllm")
+        if self.otlp_traces_endpoint:
+            url = urlsplit(self.otlp_traces_endpoint)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise GatewaySettingsError(
+                    f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
+                    "http://localhost:4318/v1/traces"
+                )
         if not self.host:
             raise GatewaySettingsError("host is empty")
 

@@ -22,15 +22,15 @@ MAY_IMPORT = {
 }
 """Packages that each package may import, besides itself."""
 
-_GATEWAY_BASE = {"host_names", "settings", "errors", "metrics", "body_budget", "answer_budget"}
+_GATEWAY_BASE = {"host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget"}
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "host_names": set(),
         "settings": {"host_names"},
         "errors": set(),
         "garbage_collection": set(),
-        "histogram": set(),
-        "metrics": {"histogram"},
+        "tracing": set(),
+        "metrics": {"settings"},
         "body_budget": {"errors"},
         "answer_budget": set(),
         "loop_lag": set(),
@@ -135,7 +135,8 @@ IMPORTED_IN = {
     "jaxlib": ("workers/iree/", "models/"),
     "hypercorn": ("gateway/http/server.py", "gateway/http/connection/"),
     "starlette": ("gateway/",),
-    "prometheus_client": ("gateway/",),
+    "prometheus_client": ("gateway/metrics/",),
+    "opentelemetry": ("gateway/tracing/",),
     "llguidance": ("workers/grammar/",),
     "tokenizers": ("workers/", "models/"),
     "jinja2": ("workers/text/", "models/"),

@@ -66,7 +66,7 @@ MARGIN = 8
 
 
 Figure = tuple[str, int, Callable[[Session], float]]
-"""What is measured, of how many streams or tokens, and how."""
+"""Name of a figure, its number of streams or tokens, and the function that measures it."""
 
 
 class DifferentModelError(Exception):

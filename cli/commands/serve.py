@@ -16,7 +16,7 @@ from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
-from gateway.daemon import WorkersGaveUp, run_daemon
+from gateway.daemon import TracesUnavailable, WorkersGaveUp, run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
@@ -59,7 +59,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys))
-        except (BindError, StoreUnavailable, TakeOverFailed, WorkersGaveUp) as error:
+        except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
 

@@ -217,6 +217,13 @@ class Settings(BaseSettings):
         SERVER,
         "Names of the series in /metrics: those of Baton, or those of vLLM beside them.",
     )
+    otlp_traces_endpoint: str = _field(
+        _GATEWAY.otlp_traces_endpoint,
+        SERVER,
+        "URL that traces of requests are exported to by OTLP over HTTP, such as http://localhost:4318/v1/traces; empty "
+        "exports none.",
+        "URL",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "info", SERVER, "Log level: debug, info, warning or error. On a terminal the default is warning."
     )

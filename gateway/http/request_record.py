@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from gateway.errors import RefusalCode
 from gateway.http.log_limit import LogLimit
+from gateway.tracing.traced_request import RequestTrace, RequestTraces
 from protocol.errors import ErrorCode
 
 _log = structlog.get_logger("gateway.http.request_record")
@@ -21,7 +22,7 @@ _KEY = "baton.record"
 class RequestRecord:
     """One request. The middleware makes it, and whatever sends its response calls `started`."""
 
-    __slots__ = ("_noted", "admitted", "key_name", "reason", "received", "request_id", "route", "status")
+    __slots__ = ("_noted", "admitted", "key_name", "reason", "received", "request_id", "route", "status", "trace")
 
     def __init__(
         self, scope: Scope, route: str = OTHER, noted: "Callable[[RequestRecord], None] | None" = None
@@ -35,6 +36,8 @@ class RequestRecord:
         self.route = route
         """The route's path, with the names of its parameters."""
         self.received = asyncio.get_running_loop().time()
+        self.trace: RequestTrace | None = None
+        """Set for requests that are traced."""
         self.admitted = False
         """A generation request that the router took, whose end is logged when it comes."""
         self.status: int | None = None
@@ -61,18 +64,27 @@ class RequestRecords:
     """Makes the records of one app. Every response is counted when it starts, and every refusal is logged, at a bounded
     rate. No text of a client is a label or in a line: routes, statuses and reasons are closed sets."""
 
-    def __init__(self, routes: Iterable[Route], count: Callable[[str, int, str], None], limit: LogLimit) -> None:
-        """`count` is called with the route, the status and the reason of each response; the reason is empty, or a
-        code."""
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        count: Callable[[str, int, str], None],
+        limit: LogLimit,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        """`count` is called with the route, the status and the reason of each response; the reason is empty, or a code.
+        `traces` gets generation requests, and other POST requests that are refused."""
         every = tuple(routes)
         self._whole = {route.path: route.path for route in every if "{" not in route.path}
         self._patterns: Sequence[Route] = [route for route in every if "{" in route.path]
         self._count = count
         self._limit = limit
+        self._traces = traces
 
     def begin(self, scope: Scope) -> RequestRecord:
         """Make the record of a request, which `record_of` finds in its scope."""
         record = scope[_KEY] = RequestRecord(scope, self._route(scope["path"]), self._noted)
+        if self._traces is not None and scope["method"] == "POST":
+            record.trace = self._traces.begin(scope["headers"], record.route, record.received)
         return record
 
     def _route(self, path: str) -> str:
@@ -87,6 +99,8 @@ class RequestRecords:
         self._count(record.route, status, "" if code is None else code.value)
         if code is None or record.admitted:
             return
+        if record.trace is not None:
+            record.trace.refused(status, code.value)
         left_out = self._limit.take(code.value)
         if left_out is not None:
             more = {"left_out": left_out} if left_out else {}

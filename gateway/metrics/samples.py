@@ -1,4 +1,4 @@
-"""What a scrape takes from each worker: its state now, and its histograms."""
+"""State and histograms of each worker, of which a scrape is made."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

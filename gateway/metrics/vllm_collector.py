@@ -22,33 +22,35 @@ REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
 """vLLM's `finished_reason` by our outcome; every other outcome is an `error`."""
 
 
-class _Family(NamedTuple):
+class _VllmFamily(NamedTuple):
     name: str
     help: str
     value: Callable[[WorkerSample], float]
 
 
 GAUGES = (
-    _Family("vllm:num_requests_running", "Sequences that have a slot", lambda s: max(0, s.live - s.queue_depth)),
-    _Family(
+    _VllmFamily("vllm:num_requests_running", "Sequences that have a slot", lambda s: max(0, s.live - s.queue_depth)),
+    _VllmFamily(
         "vllm:kv_cache_usage_perc",
         "Used part of the KV cache, 0 to 1",
         lambda s: s.kv_tokens / s.kv_capacity if s.kv_capacity else 0.0,
     ),
 )
 COUNTERS = (
-    _Family(
+    _VllmFamily(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
         lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
     ),
-    _Family("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.counts("prefix_tokens")),
-    _Family(
+    _VllmFamily(
+        "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.counts("prefix_tokens")
+    ),
+    _VllmFamily(
         "vllm:prompt_tokens",
         "Prompt tokens, cached ones included",
         lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
     ),
-    _Family("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
+    _VllmFamily("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
 )
 HISTOGRAMS = (
     # (name, field of `Observed`, help)

@@ -8,9 +8,10 @@ from gateway.generation.delta import StopReason
 from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.failure_attribution import cleared
 from gateway.routing.placement.placement import Placement
-from gateway.routing.sequence import LiveSequence
+from gateway.routing.sequence import MAX_REPLAYS, LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
+from gateway.tracing.traced_request import Replay
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Event, Failed, Finished, Heartbeat, PromptLogprobs, Step
 
@@ -125,6 +126,8 @@ class Delivery:
         """Note the first delivery of another worker: the client's gap is over."""
         if sequence.first_at:
             handle.observed.gap.observe(now - sequence.last_at)
+        if len(sequence.replays) < MAX_REPLAYS:
+            sequence.replays.append(Replay(sequence.last_at, now, str(sequence.cause)))
         self._placement.settle(sequence, "continued" if sequence.continued else "resumed")
 
     def _finished(self, handle: WorkerHandle, event: Finished) -> None:

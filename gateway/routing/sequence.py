@@ -13,12 +13,15 @@ from gateway.generation.parsed_output import Output, parsed_deltas
 from gateway.generation.prompt_output import PromptOutput, taken_bytes
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
+from gateway.tracing.traced_request import Replay
 from protocol.commands import Submit
 from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, TextSegment, Usage
 from protocol.request import TokensInput
 
 Report = Logprobs | PromptToken
 """The log-probabilities at one position of an answer, or of its prompt."""
+
+MAX_REPLAYS = 16
 
 _log = structlog.get_logger("gateway.routing.sequence")
 
@@ -53,6 +56,7 @@ class LiveSequence:
         "opened_at",
         "order",
         "reason",
+        "replays",
         "request",
         "since_replay",
         "stopped_by",
@@ -92,6 +96,8 @@ class LiveSequence:
         """A worker of another kind continued it."""
         self.cause: Cause | None = None
         """Why it lost its last worker, until the next one delivers something."""
+        self.replays: list[Replay] = []
+        """The first `MAX_REPLAYS` gaps after which another worker continued it."""
         self.loss = ""
         self.failures: tuple[WorkerFailure, ...] = ()
         """The worker failures during which it ran, in a row, until it is cleared. See

@@ -7,6 +7,9 @@ import structlog
 
 from gateway.http.request_record import RequestRecord
 from gateway.routing.request_group import RequestGroup
+from gateway.routing.sequence import LiveSequence
+from gateway.tracing.traced_request import TracedRequest, TracedSequence
+from protocol.events import Usage
 
 _log = structlog.get_logger("gateway.streaming.request_end")
 
@@ -15,6 +18,7 @@ def close_request(group: RequestGroup, record: RequestRecord) -> None:
     """Cancel what still lives of a request, and log how it ended. Synchronous, for a `finally` under cancellation."""
     outcome = "client_gone" if not group.ended else "answered" if group.failure is None else group.failure.code.value
     measures = _measures(group, record)
+    traced = None if record.trace is None else _traced(group, outcome)
     group.close()
     _log.info(
         "request_ended",
@@ -25,6 +29,30 @@ def close_request(group: RequestGroup, record: RequestRecord) -> None:
         status=record.status,
         key=record.key_name,
         **measures,
+    )
+    if record.trace is not None and traced is not None:
+        record.trace.ended(traced, record.status)
+
+
+def _traced(group: RequestGroup, outcome: str) -> TracedRequest:
+    return TracedRequest(group.request_id, group.model, outcome, [_traced_sequence(each) for each in group.sequences])
+
+
+def _traced_sequence(sequence: LiveSequence) -> TracedSequence:
+    usage = sequence.usage or Usage(0, len(sequence.tokens))
+    return TracedSequence(
+        index=sequence.index,
+        worker=sequence.worker,
+        finish="" if sequence.reason is None else str(sequence.reason),
+        opened_at=sequence.opened_at,
+        first_at=sequence.first_at,
+        last_at=sequence.last_at,
+        queue_s=usage.queue_ms / 1000,
+        prefill_s=usage.prefill_ms / 1000,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        replays=tuple(sequence.replays),
     )
 
 

@@ -23,6 +23,7 @@ from gateway.fleet.messages import LatestOperation, StopAll
 from gateway.http.server import listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.tracing.traced_request import RequestTraces
 from protocol.events import Event
 from workers.faults.plan import Fault
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -125,7 +126,11 @@ class Real:
 
 @asynccontextmanager
 async def real_gateway(
-    *launches: WorkerLaunch, deadlines: Deadlines | None = None, ready: Sequence[str] = (), **settings: Any
+    *launches: WorkerLaunch,
+    deadlines: Deadlines | None = None,
+    ready: Sequence[str] = (),
+    traces: RequestTraces | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Real]:
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
@@ -138,7 +143,7 @@ async def real_gateway(
         fleet = Fleet(router, routes, launches, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
         ref = system.spawn("fleet", fleet)
         await ref.ask(LatestOperation, timeout=30)  # it has started
-        app = create_app(router, chosen, ref)
+        app = create_app(router, chosen, ref, traces=traces)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
