@@ -84,6 +84,24 @@ def doctor(settings: Settings) -> None:
 
 
 @app.command()
+@takes_settings("api_key", "admin_key")
+def top(
+    settings: Settings,
+    url: admin.Url = admin.OF_SETTINGS,
+    interval: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between two pictures.", metavar="SECONDS", parser=number_of("--interval", float, 0.1, 3600)
+        ),
+    ] = 1.0,
+) -> None:
+    """Watch a running server: load, latency, slots, KV cache and failures. Ctrl-C ends it."""
+    from cli.commands.top import show_top
+
+    show_top(settings, url, interval, Console(highlight=False))
+
+
+@app.command()
 @takes_settings(*IN_PROCESS, "max_batch_size")
 def bench(
     settings: Settings,

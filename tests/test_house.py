@@ -135,7 +135,7 @@ IMPORTED_IN = {
     "jaxlib": ("workers/iree/", "models/"),
     "hypercorn": ("gateway/http/server.py", "gateway/http/connection/"),
     "starlette": ("gateway/",),
-    "prometheus_client": ("gateway/metrics/",),
+    "prometheus_client": ("gateway/metrics/", "cli/client/"),
     "opentelemetry": ("gateway/tracing/",),
     "llguidance": ("workers/grammar/",),
     "tokenizers": ("workers/", "models/"),

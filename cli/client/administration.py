@@ -35,6 +35,11 @@ class Administration:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
+    @property
+    def server(self) -> str:
+        """The URL of the server."""
+        return str(self._client.base_url).rstrip("/")
+
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at `path`."""
         return self._request("GET", path, None)
@@ -42,6 +47,13 @@ class Administration:
     def post(self, path: str) -> dict[str, Any]:
         """Return the JSON object that answers a request without parameters."""
         return self._request("POST", path, {})
+
+    def text(self, path: str) -> str:
+        """Return the text at `path`."""
+        answer = self._send("GET", path, None)
+        if answer.is_error:
+            self._object(answer)  # which raises what it says
+        return answer.text
 
     def operate(
         self, path: str, grace_s: float | None, *, say: Callable[[str], None] = typer.echo, **fields: str
@@ -68,18 +80,24 @@ class Administration:
             raise CommandFailed(f"{operation['name']} failed")
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        server = str(self._client.base_url).rstrip("/")
+        return self._object(self._send(method, path, body))
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         try:
-            answer = self._client.request(method, path, json=body)
+            return self._client.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise unanswered(server, error) from error
+            raise unanswered(self.server, error) from error
+
+    def _object(self, answer: httpx.Response) -> dict[str, Any]:
+        """The JSON object of an answer."""
+        unlike = f"{self.server} did not answer as a Baton server does; check --url"
         try:
             value = answer.json()
             problem = value["error"]["message"] if answer.is_error else None
         except (ValueError, KeyError, TypeError) as error:
-            raise CommandFailed(f"{server} did not answer as a Baton server does; check --url") from error
+            raise CommandFailed(unlike) from error
         if problem is not None:
             raise refused(answer.status_code, problem)
         if not isinstance(value, dict):
-            raise CommandFailed(f"{server} did not answer as a Baton server does; check --url")
+            raise CommandFailed(unlike)
         return value
