@@ -172,8 +172,8 @@ def mlp(
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
         return ops.experts(h, router, up, down, config, live)
-    h = ops.glu(h, w[name + "gate_up"], config.hidden_size, config.ffn, config.activation, live)
-    return ops.linear(h, w[name + "down"], config.hidden_size, None, live)
+    gate_up, down = w[name + "gate_up"], w[name + "down"]
+    return ops.mlp(h, gate_up, down, config.hidden_size, config.ffn, config.activation, live)
 
 
 def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:

@@ -116,17 +116,19 @@ class Ops(Protocol):
         Padding rows are undefined.
         """
 
-    def glu(
+    def mlp(
         self,
         x: jax.Array,
-        weight: Weight,
-        inputs: int,
+        gate_up: Weight,
+        down: Weight,
+        hidden: int,
         ffn: int,
         activation: Activation,
         live: jax.Array | None = None,
     ) -> jax.Array:
-        """Return act(gate) * up as an operand of width ffn: `x` has the width `inputs`, the weight is
-        [2 * ffn, inputs], gates first.
+        """Return the product of act(gate) * up and `down`, float32 [rows, hidden].
+
+        `x` has the width `hidden`, `gate_up` is [2 * ffn, hidden], gates first, and `down` is [hidden, ffn].
 
         Padding rows are undefined.
         """

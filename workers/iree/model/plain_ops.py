@@ -87,19 +87,20 @@ class PlainOps:
         out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
         return out if bias is None else out + bias
 
-    def glu(
+    def mlp(
         self,
         x: jax.Array,
-        weight: Weight,
-        inputs: int,
+        gate_up: Weight,
+        down: Weight,
+        hidden: int,
         ffn: int,
         activation: Activation,
         live: jax.Array | None = None,
     ) -> jax.Array:
-        both = self.linear(x, weight, 2 * ffn)
+        both = self.linear(x, gate_up, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]
         act = jax.nn.silu if activation == "silu" else jax.nn.gelu
-        return (act(gate) * up).astype(self.dtype)
+        return self.linear((act(gate) * up).astype(self.dtype), down, hidden)
 
     def experts(
         self,

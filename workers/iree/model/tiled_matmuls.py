@@ -1,5 +1,6 @@
 """The products of a CPU's graphs: linear layers, GLU and experts, with plain or quantized packed weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -12,6 +13,7 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots
 from workers.iree.kernels.matmul.linear import glu_linear, linear
+from workers.iree.kernels.matmul.quantized_glu import QuantizedGlu, quantized_glu
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
@@ -68,36 +70,71 @@ class TiledMatmuls:
     def _quantized_linear(
         self, x: jax.Array, weight: PackedMatrix, outputs: int, bias: jax.Array | None, live: jax.Array | None
     ) -> jax.Array:
-        activations, levels, scales = self._quantize(x, weight, live)
-        outputs_of_tiles = weight.data.shape[0] * LANES
-        matmul = QuantizedMatmul(activations, outputs_of_tiles, weight.packing, self.integer_dots, self.threads)
+        return self._quantized_product(self._quantize(x, weight, live), weight, outputs, bias, live)
+
+    def _quantized_product(
+        self,
+        quantized: Sequence[jax.Array],
+        weight: PackedMatrix,
+        outputs: int,
+        bias: jax.Array | None,
+        live: jax.Array | None,
+    ) -> jax.Array:
+        """Multiply levels and scales by a quantized matrix."""
+        rows, outputs_of_tiles = quantized[0].shape[1], weight.data.shape[0] * LANES
+        kind = self._activations(rows, weight)
+        matmul = QuantizedMatmul(kind, outputs_of_tiles, weight.packing, self.integer_dots, self.threads)
         name = named(matmul.name, bias=bias, live=live)
         self.add_kernel(name, quantized_linear(name, matmul, bias=bias is not None, live=live is not None))
-        out: jax.Array = call(name, floats(x.shape[0], outputs_of_tiles), levels, scales, weight.data, bias, live)
+        out: jax.Array = call(name, floats(rows, outputs_of_tiles), *quantized, weight.data, bias, live)
         return out[:, :outputs]
 
-    def _quantize(
-        self, x: jax.Array, weight: PackedMatrix, live: jax.Array | None
-    ) -> tuple[ActivationQuantization, jax.Array, jax.Array]:
+    def _quantize(self, x: jax.Array, weight: PackedMatrix, live: jax.Array | None) -> Sequence[jax.Array]:
         """Quantize an operand for a quantized matrix: levels and scales."""
-        kind = ActivationQuantization.of(
-            x.shape[0], weight.inputs, weight.packing, self.arithmetic, self.limbs, self.integer_dots
-        )
+        kind = self._activations(x.shape[0], weight)
         name = named(kind.name, live=live)
         self.add_kernel(name, quantize_rows(name, kind, live=live is not None))
-        shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
-        levels, scales = call(name, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes], x, live)
-        return kind, levels, scales
+        quantized: Sequence[jax.Array] = call(name, _quantized(kind), x, live)
+        return quantized
 
-    def glu(
+    def _activations(self, rows: int, weight: PackedMatrix) -> ActivationQuantization:
+        """Return how rows are quantized for a matrix."""
+        return ActivationQuantization.of(
+            rows, weight.inputs, weight.packing, self.arithmetic, self.limbs, self.integer_dots
+        )
+
+    def mlp(
         self,
         x: jax.Array,
-        weight: Weight,
-        inputs: int,
+        gate_up: Weight,
+        down: Weight,
+        hidden: int,
         ffn: int,
         activation: Activation,
         live: jax.Array | None = None,
     ) -> jax.Array:
+        if isinstance(gate_up, PackedMatrix) and isinstance(down, PackedMatrix) and live is not None:
+            kind = self._activations(x.shape[0], gate_up)
+            products = QuantizedMatmul(kind, 2 * ffn, gate_up.packing, self.integer_dots, self.threads)
+            fused = QuantizedGlu(products, self._activations(x.shape[0], down), activation)
+            if fused.possible:
+                return self._quantized_mlp(x, gate_up, down, hidden, fused, live)
+        return self.linear(self._glu(x, gate_up, hidden, ffn, activation, live), down, hidden, None, live)
+
+    def _quantized_mlp(
+        self, x: jax.Array, gate_up: PackedMatrix, down: PackedMatrix, hidden: int, fused: QuantizedGlu, live: jax.Array
+    ) -> jax.Array:
+        """An MLP of many rows: what `down` is multiplied by is quantized where it is computed."""
+        name = fused.name
+        self.add_kernel(name, quantized_glu(name, fused))
+        operands = self._quantize(x, gate_up, live)
+        quantized = call(name, _quantized(fused.out), *operands, gate_up.data, live)
+        return self._quantized_product(quantized, down, hidden, None, live)
+
+    def _glu(
+        self, x: jax.Array, weight: Weight, inputs: int, ffn: int, activation: Activation, live: jax.Array | None
+    ) -> jax.Array:
+        """Return act(gate) * up as an operand of width ffn."""
         rows, tiles = x.shape[0], ffn // LANES
         result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
@@ -176,9 +213,15 @@ class TiledMatmuls:
         the rows of `x`."""
         if not isinstance(weight, PackedMatrix):
             return name, None, [x, weight.reshape(len(weight), -1)]
-        activations, levels, scales = self._quantize(x, weight, live)
-        quantized = QuantizedExperts(m, activations, weight.packing, self.integer_dots, self.threads)
-        return f"{name}_{weight.packing.name}", quantized, [levels, scales, weight.data]
+        kind = self._activations(x.shape[0], weight)
+        quantized = QuantizedExperts(m, kind, weight.packing, self.integer_dots, self.threads)
+        return f"{name}_{weight.packing.name}", quantized, [*self._quantize(x, weight, live), weight.data]
+
+
+def _quantized(kind: ActivationQuantization) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of levels and scales."""
+    shapes = [(kind.levels_shape, jnp.int32), (kind.scales_shape, jnp.float32)]
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
 
 def _mixture_of(config: ModelConfig, rows: int) -> Mixture:

@@ -23,8 +23,10 @@ MAX_GROUP = 64
 """The most activations that share a scale."""
 LIMB_BITS = 7
 """Bits of each limb but the first, of an integer of several limbs."""
-EVEN_FIRST = [dot + lane for dot in range(0, LANES, DOT_INPUTS) for lane in (0, 2, 1, 3)]
-"""The lanes of a vector of integers in the order of pairs."""
+EVEN_FIRST = [2 * (dot + lane) for dot in range(0, LANES, DOT_INPUTS) for lane in (0, 2, 1, 3)]
+"""The low int16 of a vector of integers, in the order of pairs."""
+LOW_BYTES = range(0, 4 * LANES, 4)
+"""The low bytes of a vector of integers."""
 MIN_MAGNITUDE = int(np.float32(1e-30).view(np.int32))
 """The minimum magnitude of a group's largest activation, as bits; keeps a group of zeros from dividing by zero."""
 
@@ -45,6 +47,9 @@ class ActivationQuantization:
     """1: integers of 8 bits. 3: of 22 bits, their upper eight in the first limb, then seven and seven."""
     pairs: bool = False
     """See `IntegerDot`."""
+    middle: int = 0
+    """If it is not 0, the second number of a group is its integers' sum times -middle, as bits of int32: what the
+    integer sums of a product begin with, so that its levels count from `middle`."""
 
     @classmethod
     def of(
@@ -52,8 +57,13 @@ class ActivationQuantization:
     ) -> "ActivationQuantization":
         """Return how rows are quantized for a matrix of this packing."""
         format = packing.format
-        group, weighted, pairs = min(format.group, MAX_GROUP), format.zero == "bias", dots.of(format.bits).pairs
-        return cls(rows, inputs, group, weighted, arithmetic, limbs, pairs)
+        group, weighted, dot = min(format.group, MAX_GROUP), format.zero == "bias", dots.of(format.bits)
+        middle = format.middle if format.zero == "middle" and limbs == 1 and dot.begins else 0
+        return cls(rows, inputs, group, weighted, arithmetic, limbs, dot.pairs, middle)
+
+    @property
+    def begins_sums(self) -> bool:
+        return self.middle != 0
 
     @property
     def max_level(self) -> int:
@@ -67,7 +77,7 @@ class ActivationQuantization:
     @property
     def name(self) -> str:
         """The kernel's name, without what it takes besides."""
-        kind = "weighted" if self.weighted else "plain"
+        kind = "weighted" if self.weighted else f"middle_{self.middle}" if self.middle else "plain"
         return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.group}_{kind}{'_pairs' * self.pairs}"
 
     @property
@@ -124,9 +134,13 @@ class ActivationQuantizer:
 
     def group(self, code: Code, row: Index, number: Value) -> None:
         """Quantize one group of a row."""
+        start = number * self.kind.group
+        self.write(row, number, [self._load(row, start + lane) for lane in range(0, self.kind.group, LANES)])
+
+    def write(self, row: Index, number: Value, values: list[Value]) -> None:
+        """Store the values of a row's group, float32 [16] each, quantized."""
         kind, start = self.kind, number * self.kind.group
         lanes = [start + lane for lane in range(0, kind.group, LANES)]
-        values = [self._load(row, lane) for lane in lanes]
         top = _largest(values)
         inverse = (kind.max_level / top).broadcast()
         scale = top / kind.max_level
@@ -136,8 +150,9 @@ class ActivationQuantizer:
             self._store(row, lane, integers)
             total = integers if total is None else total + integers
         assert total is not None
-        sum_ = total.reduce("add").astype("f32", signed=True)
-        for which, number_of_group in enumerate((scale, sum_ * scale if kind.weighted else sum_)):
+        integer = total.reduce("add")
+        second = (integer * -kind.middle).view("f32") if kind.middle else integer.astype("f32", signed=True)
+        for which, number_of_group in enumerate((scale, second * scale if kind.weighted else second)):
             self.scales.store(number_of_group, [which, row, number])
 
     def _load(self, row: Index, lane: Value) -> Value:
@@ -152,8 +167,9 @@ class ActivationQuantizer:
             if bits:
                 part = (rest + (1 << bits - 1)).shift_right_signed(bits)
                 rest = rest - (part << bits)
-            packed = part.shuffle(EVEN_FIRST).astype("i16") if self.kind.pairs else part.astype("i8")
-            self.levels.store(packed.bitcast("i32"), [limb, row, lane // self.kind.per_word])
+            # Not `astype`: IREE would make a dozen instructions of what is one for LLVM.
+            low = part.bitcast("i16").shuffle(EVEN_FIRST) if self.kind.pairs else part.bitcast("i8").shuffle(LOW_BYTES)
+            self.levels.store(low.bitcast("i32"), [limb, row, lane // self.kind.per_word])
 
 
 def _largest(values: list[Value]) -> Value:

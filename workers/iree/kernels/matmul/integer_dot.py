@@ -52,6 +52,14 @@ class IntegerDot(Protocol):
         """Dots that a sum of int16 holds before `widen` must make it int32, in a loop; 0 where sums are int32."""
 
     @property
+    def begins(self) -> bool:
+        """Sums may begin with another number than 0."""
+
+    @property
+    def several_tiles(self) -> bool:
+        """There are registers to multiply many rows by several tiles at once."""
+
+    @property
     def sum_type(self) -> Type:
         """The type of sums."""
 
@@ -92,6 +100,8 @@ class Int32Sums:
     row_pairs: ClassVar[RowPairs | None] = None
     looped: ClassVar[bool] = False
     narrow_dots: ClassVar[int] = 0
+    begins: ClassVar[bool] = False
+    several_tiles: ClassVar[bool] = False
 
     @property
     def sum_type(self) -> Type:
@@ -109,6 +119,7 @@ class PlainDot(Int32Sums):
     """Any CPU: multiplications of int32, which the compiler chooses instructions for."""
 
     lanes: ClassVar[int] = LANES  # type: ignore[misc]
+    begins: ClassVar[bool] = True
     max_height: ClassVar[int] = 8
 
     def together(self, rows: int) -> int:

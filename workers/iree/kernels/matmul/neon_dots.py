@@ -128,6 +128,8 @@ class Smlal:
     row_pairs: ClassVar[RowPairs | None] = None
     looped: ClassVar[bool] = True
     narrow_dots: ClassVar[int] = 16
+    begins: ClassVar[bool] = False
+    several_tiles: ClassVar[bool] = False
     max_height: ClassVar[int] = 5
 
     def together(self, rows: int) -> int:

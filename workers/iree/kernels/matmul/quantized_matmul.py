@@ -12,6 +12,9 @@ from workers.iree.kernels.matmul.integer_dot import IntegerDot
 from workers.iree.kernels.matmul.integer_dots import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
+MANY_SUMS = 16
+"""Integer sums of a block of many rows, of all rows and tiles. Its float sums wait in memory where registers end."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatmul:
@@ -70,6 +73,17 @@ class QuantizedMatmul:
     def max_height(self) -> int:
         """Rows of one block: their sums, of integers and of floats, stay in registers beside what they are made of."""
         return min(4, self.dot.max_height) if self.activations.limbs > 1 else self.dot.max_height
+
+    @property
+    def many_tiles(self) -> int:
+        """Tiles that many rows are multiplied by at once: the fewer bytes a tile has, the more of them L1 holds."""
+        several = self.dot.several_tiles and self.activations.limbs == 1
+        return min(MANY_SUMS // self.packing.format.bits, self.tiles) if several else 1
+
+    @property
+    def many_height(self) -> int:
+        """Rows of a block of many."""
+        return MANY_SUMS // self.many_tiles if self.many_tiles > 1 else self.max_height
 
     @property
     def dots(self) -> int:

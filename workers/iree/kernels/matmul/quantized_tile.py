@@ -12,6 +12,7 @@ from functools import reduce
 from operator import add
 
 from workers.iree.kernels.ir.builder import Code
+from workers.iree.kernels.ir.memory import L1
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, ELEMENTS, LANES
 from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
@@ -22,9 +23,9 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, Quanti
 
 PREFETCH_DISTANCE = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
-MAX_UNROLLED_ROWS = 9
-"""Rows of a block whose dots are written out. For more, LLVM would multiply all scales before the first dot and spill
-them; in a loop it cannot."""
+MAX_UNROLLED_SUMS = 9
+"""Sums of a block, one for each row and tile, whose dots are written out. For more, LLVM would multiply all scales
+before the first dot and spill them; in a loop it cannot."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
@@ -37,30 +38,33 @@ class Prefetches:
     tile: Value
     at: Value
     lines: int
+    cache: int = L1
 
     def line(self, number: Value | int) -> None:
         """Prefetch one of the lines."""
-        self.operands.weights.prefetch([self.tile, self.at + number * CACHE_LINE])
+        self.operands.weights.prefetch([self.tile, self.at + number * CACHE_LINE], self.cache)
 
 
 def quantized_gemm_tile(
     code: Code,
     matmul: QuantizedMatmul,
     operands: QuantizedOperands,
-    tile: Value,
+    tiles: Sequence[Value],
     rows: Sequence[Value],
     soon: Callable[[Value], Prefetches],
-) -> list[Value]:
-    """Return float32 [16], the sums of a tile, of each of some rows.
+) -> list[list[Value]]:
+    """Return float32 [16] of each of some rows and tiles.
 
     `soon` returns what to prefetch in the course of a group of activations, whose number it gets.
     """
 
     def group(number: Value, sums: list[Value]) -> list[Value]:
         at = matmul.level_byte(number)
-        return _Group(code, matmul, operands, tile, rows, number, at, soon(number)).add_to(sums)
+        return _Group(code, matmul, operands, tiles, rows, number, at, soon(number)).add_to(sums)
 
-    return code.loop(0, matmul.activations.groups, [code.floats(0.0)] * len(rows), group)
+    count = len(tiles)
+    flat = code.loop(0, matmul.activations.groups, [code.floats(0.0)] * (len(rows) * count), group)
+    return [flat[row * count : (row + 1) * count] for row in range(len(rows))]
 
 
 def prefetch_ahead(
@@ -82,33 +86,35 @@ class _Group:
     code: Code
     matmul: QuantizedMatmul
     operands: QuantizedOperands
-    tile: Value
+    tiles: Sequence[Value]
     rows: Sequence[Value]
     number: Value
     levels_at: Value
-    """The byte of the tile where its levels begin."""
+    """The byte of a tile where its levels begin."""
     prefetches: Prefetches
 
     def add_to(self, sums: Sequence[Value]) -> list[Value]:
-        """Return the sums of each row plus the group's."""
-        format = self.matmul.packing.format
-        scale = self._entries(0)
-        zero: Value | None = None
+        """Return the sums of each row and tile plus the group's."""
+        format, matmul = self.matmul.packing.format, self.matmul
+        scales = [self._entries(tile, 0) for tile in self.tiles]
+        zeros: list[Value] | None = None
         if format.zero == "middle":
-            if not self._takes_middle:
-                zero = self.code.floats(-float(format.middle))
+            if not (self._takes_middle or matmul.activations.begins_sums):
+                zeros = [self.code.floats(-float(format.middle))] * len(self.tiles)
         else:
-            zero = self._entries(1)
+            zeros = [self._entries(tile, 1) for tile in self.tiles]
         dots, out = self._dots(), []
-        for number, (row, before) in enumerate(zip(self.rows, sums, strict=True)):
+        for number, row in enumerate(self.rows):
             row_scale, row_sum = (self.operands.scales.load([at, row, self.number]).broadcast() for at in range(2))
-            dot = self._total(dots, number)
-            both = scale * row_scale
-            if zero is not None and format.zero == "bias":
-                before = math_fma(zero, row_sum, before)
-            elif zero is not None:
-                dot = math_fma(zero, row_sum, dot)
-            out.append(math_fma(both, dot, before))
+            for tile, scale in enumerate(scales):
+                before = sums[number * len(scales) + tile]
+                dot = self._total(dots, number, tile)
+                both = scale * row_scale
+                if zeros is not None and format.zero == "bias":
+                    before = math_fma(zeros[tile], row_sum, before)
+                elif zeros is not None:
+                    dot = math_fma(zeros[tile], row_sum, dot)
+                out.append(math_fma(both, dot, before))
         return out
 
     @property
@@ -118,10 +124,10 @@ class _Group:
         format, limbs = self.matmul.packing.format, self.matmul.activations.limbs
         return limbs == 1 and format.zero == "middle" and self.matmul.dot.offset == format.middle
 
-    def _entries(self, table: int) -> Value:
+    def _entries(self, tile: Value, table: int) -> Value:
         """Return float32: the scales or zeros of each lane for the group."""
         packing, at = self.matmul.packing, self.matmul.entry_byte(table, self.number)
-        loaded = self.operands.weights.load_vector([self.tile, at], packing.scale_bytes)
+        loaded = self.operands.weights.load_vector([tile, at], packing.scale_bytes)
         return loaded.bitcast(ELEMENTS[packing.format.scales]).astype("f32")
 
     def _dots(self) -> "_Totals":
@@ -131,15 +137,15 @@ class _Group:
         exact in any order.
         """
         totals: _Totals = {}
-        together = self.matmul.dot.together(len(self.rows))
-        for first in range(0, LANES // self.matmul.dot.lanes, together):
+        together = self.matmul.dot.together(len(self.rows)) * len(self.tiles)
+        for first in range(0, self._tile_parts * len(self.tiles), together):
             parts, levels = range(first, first + together), list[_Levels]()
             for limb in range(self.matmul.activations.limbs):
                 if self.matmul.dot.looped:
                     sums = self._looped_limb(limb, parts)
                 elif self.matmul.dot.row_pairs is not None and len(self.rows) > 1:
                     sums = self._paired_limb(limb, self.matmul.dot.row_pairs, levels)
-                elif len(self.rows) > MAX_UNROLLED_ROWS:
+                elif len(self.rows) * len(self.tiles) > MAX_UNROLLED_SUMS:
                     sums = self._looped_limb(limb, parts)
                 else:
                     sums = self._limb(limb, parts, levels)
@@ -185,8 +191,8 @@ class _Group:
                     ]
                 return sums
 
-            none = self.code.constant(0, dot.sum_type)
-            sums = self.code.loop(start, min(start + each, matmul.vectors), [none] * len(rows), vector)
+            begin = [self._begin(limb, row) for row, _ in rows]
+            sums = self.code.loop(start, min(start + each, matmul.vectors), begin, vector)
             wide = [dot.widen(total) for total in sums]
             totals = [a + b for a, b in zip(totals, wide, strict=True)] if totals else wide
         return dict(zip(rows, totals, strict=True))
@@ -197,7 +203,7 @@ class _Group:
         none = self.code.constant(0, dot.sum_type)
         rows = [(number, part) for number in range(len(self.rows)) for part in parts]
         chains = max(1, MIN_CHAINS // len(rows))
-        sums = {at: [none] * chains for at in rows}
+        sums = {(row, part): [self._begin(limb, row), *[none] * (chains - 1)] for row, part in rows}
         for j in range(dots):
             if limb == 0 and parts.start == 0:
                 self._prefetch(j)
@@ -233,6 +239,13 @@ class _Group:
         rows = [row for total in sums for row in pairs.rows(total)] + [alone] * (count % 2)
         return {(number, whole): total for number, total in enumerate(rows)}
 
+    def _begin(self, limb: int, row: int) -> Value:
+        """Return what a row's integer sums begin with."""
+        lanes = self.matmul.dot.sum_type.lanes
+        if not self.matmul.activations.begins_sums:
+            return self.code.constant(0, self.matmul.dot.sum_type)
+        return self.operands.scales.load([1, self.rows[row], self.number]).view("i32").broadcast(lanes)
+
     def _prefetch(self, dot: int) -> None:
         """Prefetch a few lines at a time: a core waits for no more than a dozen at once."""
         dots, lines = self.matmul.dots, self.prefetches.lines
@@ -255,8 +268,9 @@ class _Group:
         part_bytes = DOT_INPUTS * dot.lanes
         unpacked: dict[int, list[Value]] = {}
         for part in parts:
-            at = self.levels_at + (vector * size + part * part_bytes)
-            unpacked[part] = self._unpack(self.operands.weights.load_vector([self.tile, at], part_bytes))
+            tile, inside = divmod(part, self._tile_parts)
+            at = self.levels_at + (vector * size + inside * part_bytes)
+            unpacked[part] = self._unpack(self.operands.weights.load_vector([self.tiles[tile], at], part_bytes))
         return [
             {part: dot.operands(values[number]) for part, values in unpacked.items()}
             for number in range(8 // self.matmul.packing.format.bits)
@@ -270,11 +284,18 @@ class _Group:
         masked = [half & 0x0F0F0F0F for half in halves]
         return [half.bitcast("i8") for half in masked]
 
-    def _total(self, dots: "_Totals", row: int) -> Value:
+    @property
+    def _tile_parts(self) -> int:
+        """Registers of sums of a tile."""
+        return LANES // self.matmul.dot.lanes
+
+    def _total(self, dots: "_Totals", row: int, tile: int) -> Value:
         """Return float32: of several limbs each sum is fused onto the rounded one of those before it."""
         total: Value | None = None
+        first = tile * self._tile_parts
         for limb in range(self.matmul.activations.limbs):
-            floats = reduce(Value.concatenate, (part.astype("f32", signed=True) for part in dots[row, limb]))
+            parts = dots[row, limb][first : first + self._tile_parts]
+            floats = reduce(Value.concatenate, (part.astype("f32", signed=True) for part in parts))
             total = floats if total is None else math_fma(total, float(1 << LIMB_BITS), floats)
         assert total is not None
         return total

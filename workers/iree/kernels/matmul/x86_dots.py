@@ -22,9 +22,14 @@ class Vpdpbusd(Int32Sums):
     """
 
     lanes: int
+    begins: ClassVar[bool] = True
 
     def together(self, rows: int) -> int:
         return LANES // self.lanes
+
+    @property
+    def several_tiles(self) -> bool:  # type: ignore[override]
+        return self.lanes == LANES
 
     @property
     def max_height(self) -> int:
@@ -53,6 +58,7 @@ class Vpmaddwd(Int32Sums):
     lanes: ClassVar[int] = YMM_LANES  # type: ignore[misc]
     pairs: ClassVar[bool] = True
     looped: ClassVar[bool] = True
+    begins: ClassVar[bool] = True
     max_height: ClassVar[int] = 12
 
     def together(self, rows: int) -> int:
@@ -84,6 +90,8 @@ class Vpmaddubsw:
     row_pairs: ClassVar[RowPairs | None] = None
     looped: ClassVar[bool] = True
     narrow_dots: ClassVar[int] = 8
+    begins: ClassVar[bool] = False
+    several_tiles: ClassVar[bool] = False
     max_height: ClassVar[int] = 8
 
     def together(self, rows: int) -> int:

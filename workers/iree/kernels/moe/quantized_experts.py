@@ -86,8 +86,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
         def soon(group: Value) -> Prefetches:
             return prefetch_ahead(matmul, operands, at, at + 1, group)
 
-        sums = quantized_gemm_tile(kernel.code, matmul, operands, at, pairs, soon)
-        for pair, total in zip(pairs, sums, strict=True):
+        sums = quantized_gemm_tile(kernel.code, matmul, operands, [at], pairs, soon)
+        for pair, (total,) in zip(pairs, sums, strict=True):
             out.store(total, [pair, first * LANES])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
@@ -107,8 +107,8 @@ def _gate_and_up(
         def soon(group: Value) -> Prefetches:
             return prefetch_ahead(matmul, operands, tile, following, group)
 
-        sums = quantized_gemm_tile(code, matmul, operands, tile, rows, soon)
-        return [each for row, total in enumerate(sums) for each in (before[2 * row + 1], total)]
+        sums = quantized_gemm_tile(code, matmul, operands, [tile], rows, soon)
+        return [each for row, (total,) in enumerate(sums) for each in (before[2 * row + 1], total)]
 
     sums = code.loop(0, 2, [code.floats(0.0)] * (2 * len(rows)), half)
     return list(zip(sums[::2], sums[1::2], strict=True))
