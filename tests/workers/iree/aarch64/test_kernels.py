@@ -77,7 +77,8 @@ def test_quantized_products_have_the_bits_of_another_architecture(products: Prod
     matrix = make(FORMATS["int4"])
     for lives in (LIVE, MANY_LIVE):
         rows = np.resize(x, (lives[0], INPUTS))
-        np.testing.assert_array_equal(products.live(matrix, rows, lives[1]), here.live(matrix, rows, lives[1]))
+        emulated_rows = products.live("int4", matrix, rows, lives[1])
+        np.testing.assert_array_equal(emulated_rows, here.live("int4", matrix, rows, lives[1]))
 
 
 def test_exact_rows(target: CpuTarget, cache_dir: Path) -> None:

@@ -28,6 +28,7 @@ from workers.iree.kernels.matmul.embedding import embedding
 from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, choose_integer_dots
 from workers.iree.kernels.matmul.linear import glu_linear, linear
 from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.kernels.matmul.quantized_glu import QuantizedGlu, quantized_glu
 from workers.iree.kernels.matmul.quantized_linear import quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
@@ -163,6 +164,10 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
     yield "norm", made(norm, "norm", ROWS, HIDDEN, 1e-5, kind, both, live=True)
     yield "quantize", made(quantize_rows, "quantize", activations, live=True)
     yield "quantized_linear", made(quantized_linear, "quantized_linear", matmul, bias=True, live=True)
+    vnni = choose_integer_dots({"avx512vnni"})
+    rows_of = (ActivationQuantization.of(ROWS, width, PACKING, kind, 1, vnni) for width in (HIDDEN, FFN))
+    gates = QuantizedGlu(QuantizedMatmul(next(rows_of), 2 * FFN, PACKING, vnni, 2), next(rows_of), "silu")
+    yield "quantized_glu", made(quantized_glu, "quantized_glu", gates, symbols={"limbs": 1})
     yield "embedding", made(embedding, "embedding", ROWS, 9, HIDDEN, PACKING)
     blocked = RopeAndCache(blocks, kind, 1e-5, "all")
     yield "rope_and_cache", made(rope_and_cache, "rope_and_cache", blocked, symbols=in_blocks, live=True)
@@ -289,7 +294,8 @@ def plans(folder: Path) -> Iterator[GraphPlan]:
     kinds: list[tuple[str, Quantize]] = [(each, bits) for each in ("llama", "mixtral") for bits in get_args(Quantize)]
     for family, quantize in kinds:
         path = make_checkpoint(folder / f"{family}-{quantize}", family)
-        config, ops = ModelConfig.from_dir(path), TiledOps("bfloat16", Bf16Dot(), threads=3)
+        dots = choose_integer_dots({"avx512vnni"})
+        config, ops = ModelConfig.from_dir(path), TiledOps("bfloat16", Bf16Dot(), dots, threads=3)
         stored = stored_parameters(config, ops, open_weights(path), quantize)
         yield GraphPlan(config, ops, KvLayout.of(config, 80, 64, 64), stored, (2, 80), (32,))
 

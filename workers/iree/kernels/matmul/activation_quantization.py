@@ -75,10 +75,15 @@ class ActivationQuantization:
         return self.inputs // self.group
 
     @property
+    def kind(self) -> str:
+        """The part of kernels' names that tells how a row is quantized."""
+        sums = "weighted" if self.weighted else f"middle_{self.middle}" if self.middle else "plain"
+        return f"{self.group}_{sums}{'_pairs' * self.pairs}"
+
+    @property
     def name(self) -> str:
         """The kernel's name, without what it takes besides."""
-        kind = "weighted" if self.weighted else f"middle_{self.middle}" if self.middle else "plain"
-        return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.group}_{kind}{'_pairs' * self.pairs}"
+        return f"baton_quantize_{8 * self.limbs}_{self.rows}_{self.inputs}_{self.kind}"
 
     @property
     def per_word(self) -> int:

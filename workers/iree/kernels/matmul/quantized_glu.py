@@ -35,7 +35,11 @@ class QuantizedGlu:
 
     @property
     def name(self) -> str:
-        return f"{self.matmul.name}_glu_{self.out.name}_live"
+        """The kernel's name."""
+        matmul, out = self.matmul, self.out
+        return (
+            f"baton_quantized_glu_{out.rows}_{out.inputs}_{matmul.activations.inputs}_{matmul.packing.name}_{out.kind}"
+        )
 
     @property
     def pairs(self) -> int:

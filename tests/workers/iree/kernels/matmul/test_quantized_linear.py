@@ -40,6 +40,8 @@ FORMATS = {
     "int8-float32": GroupFormat(8, 32, "bias", "float32"),
     "int4-levels": GroupFormat(4, 128, "level", "float16"),
 }
+QUANTIZED = ("int8", "int4")
+"""The formats of `--quantize`."""
 X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.float32) * np.linspace(
     0.1, 9, INPUTS, dtype=np.float32
 )
@@ -81,7 +83,8 @@ class Products:
         self.ops = TiledOps(dtype, arithmetic, dots)
         self.packings = {name: Packing(format) for name, format in formats.items()}
         graphs = [self._graph(name, rows) for name in formats for rows in ROWS]
-        graphs += [self._live_graph(lives[0]) for lives in (LIVE, MANY_LIVE)] if "int4" in formats else []
+        graphs += [self._live_graph(name, LIVE[0]) for name in formats if name == "int4"]
+        graphs += [self._live_graph(name, MANY_LIVE[0]) for name in formats if name in QUANTIZED]
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
@@ -98,19 +101,19 @@ class Products:
         inputs = (struct((rows, width), "int32"), struct(packing.stored_shape(OUTPUTS, INPUTS), "int8"))
         return Graph(self._entry(name, rows), product, inputs, pure=True)
 
-    def _live_graph(self, rows: int) -> Graph:
-        packing, width = self.packings["int4"], row_stride(INPUTS, self.ops.arithmetic)
+    def _live_graph(self, name: str, rows: int) -> Graph:
+        packing, width = self.packings[name], row_stride(INPUTS, self.ops.arithmetic)
 
         def product(x: Any, data: Any, live: Any, _: Any) -> tuple[Any, ...]:
             return (self.ops.linear(x, PackedMatrix(data, packing, INPUTS), OUTPUTS, None, live),)
 
         shapes = ((rows, width), "int32"), (packing.stored_shape(OUTPUTS, INPUTS), "int8"), ((1,), "int32")
-        return Graph(f"live_{rows}", product, tuple(struct(*shape) for shape in shapes), pure=True)
+        return Graph(f"live_{name}_{rows}", product, tuple(struct(*shape) for shape in shapes), pure=True)
 
-    def live(self, matrix: Quantized, x: NDArray[np.float32], live: int) -> NDArray[np.float32]:
-        data, number = self.packings["int4"].pack(matrix), np.array([live], np.int32)
+    def live(self, name: str, matrix: Quantized, x: NDArray[np.float32], live: int) -> NDArray[np.float32]:
+        data, number = self.packings[name].pack(matrix), np.array([live], np.int32)
         arguments = [self.device.upload(each) for each in (self.words(x), data, number)]
-        out: NDArray[np.float32] = self.device.download(self.module.call(f"live_{len(x)}", *arguments)[0])
+        out: NDArray[np.float32] = self.device.download(self.module.call(f"live_{name}_{len(x)}", *arguments)[0])
         return out[:live]
 
     def _entry(self, name: str, rows: int) -> str:
@@ -174,12 +177,13 @@ def test_products(products: Products) -> None:
 
 
 def test_live_rows_are_those_of_a_product_of_all(products: Products) -> None:
-    matrix = make(FORMATS["int4"])
-    whole = products("int4", matrix, X)
-    for lives in (LIVE, MANY_LIVE):
-        x, expected = (np.resize(each, (lives[0], each.shape[1])) for each in (X, whole))
-        for live in lives:
-            np.testing.assert_array_equal(products.live(matrix, x, live), expected[:live])
+    for name in QUANTIZED:
+        matrix = make(FORMATS[name])
+        whole = products(name, matrix, X)
+        for lives in (LIVE, MANY_LIVE) if name == "int4" else (MANY_LIVE,):
+            x, expected = (np.resize(each, (lives[0], each.shape[1])) for each in (X, whole))
+            for live in lives:
+                np.testing.assert_array_equal(products.live(name, matrix, x, live), expected[:live])
 
 
 def test_what_is_not_a_number_stays_so(products: Products) -> None:
