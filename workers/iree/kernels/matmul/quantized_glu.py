@@ -65,12 +65,12 @@ def quantized_glu(name: str, kind: QuantizedGlu) -> str:
         kernel.output("out_levels", out.levels_shape, "i32"),
         kernel.output("out_scales", out.scales_shape, "f32"),
     )
-    _Work(kind, kernel, operands, *quantized).write(number)
+    _GluPartition(kind, kernel, operands, *quantized).write(number)
     return kernel.function()
 
 
-class _Work:
-    """The code for one partition of the groups of outputs."""
+class _GluPartition:
+    """The code for a partition of the groups of outputs."""
 
     def __init__(
         self, kind: QuantizedGlu, kernel: Kernel, operands: QuantizedOperands, levels: Memory, scales: Memory
