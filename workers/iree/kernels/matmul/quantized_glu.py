@@ -29,7 +29,7 @@ class QuantizedGlu:
 
     @property
     def possible(self) -> bool:
-        """Whether the kernel can be written: for many rows in whole blocks, with gates and ups side by side."""
+        """True if the kernel can be written: for many rows in whole blocks, with gates and ups side by side."""
         matmul, rows = self.matmul, self.out.rows
         return rows > ONE_HEIGHT_ROWS and rows % matmul.many_height == 0 and self.pairs > 0
 
