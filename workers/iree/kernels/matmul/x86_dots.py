@@ -22,6 +22,7 @@ class Vpdpbusd(Int32Sums):
     """
 
     lanes: int
+    looped: ClassVar[bool] = True
 
     def together(self, rows: int) -> int:
         return LANES // self.lanes
