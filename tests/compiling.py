@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 from workers.iree.build.compile_client import Builder, Built, Group
@@ -24,12 +24,6 @@ class CompileHere:
         self._pool = ThreadPoolExecutor(parallel)
         self._asked: dict[Future[Path], Group] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
     def request(self, group: Group) -> None:
         text = self._plan.module(group)
         self._asked[self._pool.submit(self._compiler.compile, text, self._builder.key(group))] = group
@@ -38,6 +32,9 @@ class CompileHere:
         assert count == len(self._asked)
         for future in as_completed(self._asked):
             yield Built(self._asked[future], future.result(), 0.0)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def compiling_here() -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from workers.iree.build.compile_client import Builder, CompileProcess, Group, build_all
+from workers.iree.build.compile_client import Builder, Building, CompileProcess, Group
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
 from workers.load_options import Progress
@@ -72,12 +72,12 @@ class GraphRegistry:
         with self._changed:
             return len(self._wanted) + len(self._again)
 
-    def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
-        """Compile and load modules, and wait. Raises `CompileError`, `LoadRefused` and what the device raises."""
-        progress("compile graphs", 0, len(groups))
-        for done, built in enumerate(build_all(self.builder, groups, parallel), 1):
+    def open(self, building: Building, progress: Progress) -> None:
+        """Wait for modules and load them. Raises `CompileError`, `LoadRefused` and what the device raises."""
+        progress("compile graphs", 0, building.count)
+        for done, built in enumerate(building, 1):
             self._enter(built.group, self._load(built.file))
-            progress("compile graphs", done, len(groups))
+            progress("compile graphs", done, building.count)
 
     def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
         """Compile and load modules in the background, and rare ones when they are first missed."""

@@ -26,7 +26,7 @@ from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
-from workers.iree.build.compile_client import Builder
+from workers.iree.build.compile_client import Builder, Building
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -88,7 +88,7 @@ class IreeRunner:
     def load(
         cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress, *, background: bool = True
     ) -> "IreeRunner":
-        """Open the device, pack the weights and compile the graphs, or find both in the cache folder.
+        """Open the device, pack the weights and compile the graphs meanwhile, or find both in the cache folder.
 
         Returns with the fewest graphs that can serve everything. The rest are compiled in the background, or without
         `background` when `graphs.fetch` asks for them. Raises `CheckpointError`, `DeviceError`, `CacheError`,
@@ -113,12 +113,13 @@ class IreeRunner:
             place = ArchivePlace(options.cache_dir)
             if on_cpu:
                 place = ArchivePlace.of(options.cache_dir, cpus, options.mmap)
-            archive = open_archive(open_weights(path), plan.weights, plan.ops, place, progress)
-            undo.callback(archive.close)
-            runner = cls(builder, device, archive, kv_rows)
-            undo.pop_all()  # the runner owns them from now on
-            undo.callback(runner.close)
-            runner.graphs.open(plan.required(), cpus.threads, progress)
+            with Building(builder, plan.required(), cpus.threads) as building:  # while the weights are packed
+                archive = open_archive(open_weights(path), plan.weights, plan.ops, place, progress)
+                undo.callback(archive.close)
+                runner = cls(builder, device, archive, kv_rows)
+                undo.pop_all()  # the runner owns them from now on
+                undo.callback(runner.close)
+                runner.graphs.open(building, progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())

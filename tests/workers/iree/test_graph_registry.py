@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from workers.iree.build.compile_client import Built, Group
+from workers.iree.build.compile_client import Building, Built, Group
 from workers.iree.build.compiler import CompileError
 from workers.iree.graph_registry import TRIES, GraphRegistry
 
@@ -86,7 +86,7 @@ def registry(builder: Builder) -> Iterator[GraphRegistry]:
         return foreign
 
     registry = GraphRegistry(foreign, loaded, retry_s=0.0)
-    registry.open([("decode_8",)], 1, lambda phase, done, total: None)
+    registry.open(Building(foreign, [("decode_8",)], 1), lambda phase, done, total: None)
     yield registry
     registry.close()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.host.cpu_plan import CpuPlan
-from workers.iree.build.compile_client import Builder, Built, build_all
+from workers.iree.build.compile_client import Builder, Building, Built
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import ArchivePlace, open_archive
 from workers.iree.device.device import Device
@@ -14,7 +14,7 @@ from workers.load_options import LoadOptions, Progress
 
 
 def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progress: Progress) -> Iterator[Built]:
-    """Pack the weights, then compile every graph of the model, those in the cache first.
+    """Pack the weights and compile every graph of the model, those in the cache first.
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
@@ -27,10 +27,10 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     finally:
         device.close()
     builder = Builder(recipe)
-    for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
-        open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
-    groups = builder.plan.everything()
-    progress("compile graphs", 0, len(groups))
-    for done, built in enumerate(build_all(builder, groups, planned), 1):
-        progress("compile graphs", done, len(groups))
-        yield built
+    with Building(builder, builder.plan.everything(), planned) as building:
+        for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
+            open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
+        progress("compile graphs", 0, building.count)
+        for done, built in enumerate(building, 1):
+            progress("compile graphs", done, building.count)
+            yield built

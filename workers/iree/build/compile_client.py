@@ -120,17 +120,41 @@ class CompileProcess:
             self._process.stdin.flush()
 
 
+class Building:
+    """Modules that are looked up, and compiled if they are missing, from the moment it is made. A context that ends the
+    compile process; its items are the modules."""
+
+    def __init__(self, builder: Builder, groups: Sequence[Group], parallel: int) -> None:
+        """Up to `parallel` modules are compiled at once."""
+        self.count = len(groups)
+        """The number of modules."""
+        files = [(group, builder.find(group)) for group in groups]
+        self._found = [Built(group, file, None) for group, file in files if file is not None]
+        missing = [group for group, file in files if file is None]
+        self._missing = len(missing)
+        self._process: CompileProcess | None = None
+        if missing:
+            self._process = builder.process(parallel=min(parallel, len(missing)))
+            for group in missing:
+                self._process.request(group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    def __iter__(self) -> Iterator[Built]:
+        """Yield every module once, those in the cache first. Raises what `CompileProcess.results` raises."""
+        yield from self._found
+        if self._process is not None:
+            yield from self._process.results(self._missing)
+
+
 def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
     """Yield every module, those in the cache first. Raises what `CompileProcess.results` raises."""
-    missing: list[Group] = []
-    for group in groups:
-        if (file := builder.find(group)) is None:
-            missing.append(group)
-        else:
-            yield Built(group, file, None)
-    if not missing:
-        return
-    with builder.process(parallel=min(parallel, len(missing))) as process:
-        for group in missing:
-            process.request(group)
-        yield from process.results(len(missing))
+    with Building(builder, groups, parallel) as building:
+        yield from building
