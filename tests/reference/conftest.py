@@ -114,7 +114,7 @@ def load_runner(
         if score:
             builder = runner.graphs.builder
             with Building(builder, [(f"score_{builder.plan.score_chunk}",)], 1) as building:
-                runner.graphs.open(building, quiet)
+                runner.graphs.open(building, building.groups, quiet)
     return runner
 
 

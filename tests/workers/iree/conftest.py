@@ -60,7 +60,7 @@ def fetch_all(runner: IreeRunner, *kinds: str) -> None:
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
     wanted = [group for group in missing if group[0].startswith(kinds)]
     with compiling_here(), Building(runner.graphs.builder, wanted, usable_cores()) as building:
-        runner.graphs.open(building, lambda phase, done, total: None)
+        runner.graphs.open(building, wanted, lambda phase, done, total: None)
 
 
 @pytest.fixture(scope="session")

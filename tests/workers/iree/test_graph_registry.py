@@ -86,7 +86,7 @@ def registry(builder: Builder) -> Iterator[GraphRegistry]:
         return foreign
 
     registry = GraphRegistry(foreign, loaded, retry_s=0.0)
-    registry.open(Building(foreign, [("decode_8",)], 1), lambda phase, done, total: None)
+    registry.open(Building(foreign, [("decode_8",)], 1), [("decode_8",)], lambda phase, done, total: None)
     yield registry
     registry.close()
 

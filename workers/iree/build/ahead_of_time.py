@@ -1,6 +1,7 @@
 """Ahead-of-time compilation: everything that a worker would pack and compile when it starts."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
@@ -30,7 +31,8 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     with Building(builder, builder.plan.everything(), planned) as building:
         for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
             open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
-        progress("compile graphs", 0, building.count)
-        for done, built in enumerate(building, 1):
-            progress("compile graphs", done, building.count)
+        count = len(building.groups)
+        progress("compile graphs", 0, count)
+        for done, built in enumerate(chain(building.found, building.compiled()), 1):
+            progress("compile graphs", done, count)
             yield built

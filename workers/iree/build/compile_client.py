@@ -122,14 +122,14 @@ class CompileProcess:
 
 class Building:
     """Modules that are looked up, and compiled if they are missing, from the moment it is made. A context that ends the
-    compile process; its items are the modules."""
+    compile process."""
 
     def __init__(self, builder: Builder, groups: Sequence[Group], parallel: int) -> None:
-        """Up to `parallel` modules are compiled at once."""
-        self.count = len(groups)
-        """The number of modules."""
+        """Up to `parallel` modules are compiled at once, the first ones first."""
+        self.groups = tuple(groups)
         files = [(group, builder.find(group)) for group in groups]
-        self._found = [Built(group, file, None) for group, file in files if file is not None]
+        self.found = tuple(Built(group, file, None) for group, file in files if file is not None)
+        """The modules that were in the cache."""
         missing = [group for group, file in files if file is None]
         self._missing = len(missing)
         self._process: CompileProcess | None = None
@@ -144,17 +144,28 @@ class Building:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def compiled(self) -> Iterator[Built]:
+        """Yield the modules that were missing, in the order in which they are done, from the first one that no earlier
+        call has yielded. Raises what `CompileProcess.results` raises."""
+        while self._process is not None and self._missing:
+            self._missing -= 1
+            yield from self._process.results(1)
+
+    def kill(self) -> None:
+        """Kill the compile process. From any thread."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the compile process. Nothing may be called after."""
         if self._process is not None:
             self._process.close()
-
-    def __iter__(self) -> Iterator[Built]:
-        """Yield every module once, those in the cache first. Raises what `CompileProcess.results` raises."""
-        yield from self._found
-        if self._process is not None:
-            yield from self._process.results(self._missing)
 
 
 def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
     """Yield every module, those in the cache first. Raises what `CompileProcess.results` raises."""
     with Building(builder, groups, parallel) as building:
-        yield from building
+        yield from building.found
+        yield from building.compiled()

@@ -45,10 +45,10 @@ def test_modules_are_compiled_before_somebody_waits_for_them(recipe: Recipe, mon
     monkeypatch.setattr(builder, "find", lambda group: None if group == COPY else Path("found"))
     monkeypatch.setattr(builder, "process", start)
     with Building(builder, [COPY, ("sample",)], 8) as building:
-        assert building.count == 2
+        assert building.groups == (COPY, ("sample",))
         start.assert_called_once_with(parallel=1)
         process.request.assert_called_once_with(COPY)
-        assert list(building) == [Built(("sample",), Path("found"), None), "compiled"]
+        assert [*building.found, *building.compiled()] == [Built(("sample",), Path("found"), None), "compiled"]
         process.close.assert_not_called()
     process.close.assert_called_once_with()
 

@@ -107,6 +107,7 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: GraphPlan) -> None:
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
+    assert tiled.first() == tiled.required(), "a prompt would take too many steps of four rows"
     steps = [("decode_1",), ("head_1",), ("decode_2",)]
     assert tiled.optional() == steps
     rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in ON_DEMAND for n in (1, 2, 4)]
@@ -118,6 +119,7 @@ def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) ->
     plan = replace(tiled, buckets=decode_buckets(32))
     assert plan.head_sizes == (1, 4, 32)
     assert plan.required()[0] == ("decode_32",)
+    assert plan.first() == [("decode_32",)]
 
 
 def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
