@@ -37,6 +37,9 @@ class CompileHere:
         for future in as_completed(self._asked):
             yield Built(self._asked[future], future.result(), 0.0)
 
+    def kill(self) -> None:
+        self.close()
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 

@@ -97,6 +97,8 @@ class GraphRegistry:
             enter(next(compiled))
         with self._changed:
             self._wanted = [group for group in building.groups if group[0] not in self._ready]
+        if not self._wanted:
+            self._end_opening()
 
     def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
         """Compile and load modules in the background, and rare ones when they are first missed."""

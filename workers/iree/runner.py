@@ -119,6 +119,7 @@ class IreeRunner:
             undo.callback(archive.close)
             runner = cls(builder, device, archive, kv_rows)
             undo.pop_all()  # the runner owns them from now on
+            undo.callback(building.close)
             undo.callback(runner.close)
             runner.graphs.open(building, plan.first() if background else plan.required(), progress)
             undo.pop_all()
@@ -135,9 +136,9 @@ class IreeRunner:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         check_specs(self.capabilities, chunks, specs)
         self._sampler.forget()
-        if not self._has_prompt_graphs:
-            return self._prefill_by_decoding(chunks, specs)
         wanted = [spec for spec in specs if spec is not None]
+        if not self._has_prompt_graphs(head=bool(wanted)):
+            return self._prefill_by_decoding(chunks, specs)
         lasts = iter(range(len(wanted)))
         output_indices = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
@@ -153,11 +154,12 @@ class IreeRunner:
         tokens = self._sample_last(last_rows, with_masks(wanted))
         return [None if index < 0 else tokens[index] for index in output_indices]
 
-    @property
-    def _has_prompt_graphs(self) -> bool:
-        """A prefill graph and an LM head for all that a call leaves are ready."""
-        prefill, head = self._plan.prefill_sizes[-1], self._plan.head_sizes[-1]
-        return f"prefill_{prefill}" in self.graphs and f"head_{head}" in self.graphs
+    def _has_prompt_graphs(self, *, head: bool) -> bool:
+        """Return whether a prefill graph is ready, and with `head` an LM head for all rows that it leaves."""
+        sizes = self._plan.prefill_sizes
+        if self.graphs.covering("prefill", sizes, sizes[0]) is None:
+            return False
+        return not head or f"head_{self._plan.head_sizes[-1]}" in self.graphs
 
     def _prefill_by_decoding(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         """Compute prompts by a decode graph, whose rows may be of one slot: all of them are in the cache before one
@@ -250,7 +252,7 @@ class IreeRunner:
 
     def _few_logits(self, chunk: Chunk) -> Results:
         """Compute a chunk of few rows: greedy tokens and logits of all of them."""
-        if not self._has_prompt_graphs:
+        if not self._has_prompt_graphs(head=True):
             return self._decode_rows(_rows_of(chunk))[0]
         ((size, runs),) = self._calls([chunk], [-1])
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)

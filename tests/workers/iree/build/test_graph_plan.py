@@ -122,6 +122,12 @@ def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) ->
     assert plan.first() == [("decode_32",)]
 
 
+@pytest.mark.parametrize(("slots", "first"), [(7, 4), (8, 1)])
+def test_a_cpu_is_ready_with_a_decode_graph_of_eight_rows(tiled: GraphPlan, slots: int, first: int) -> None:
+    plan = replace(tiled, buckets=decode_buckets(slots))
+    assert plan.first() == plan.required()[:first]
+
+
 def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
     plan = replace(tiled, buckets=(4, 5))
     assert "_live" not in plan.module(["decode_4"])
@@ -183,6 +189,7 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     """One module, so that the device holds the weights once, and the graph of a step never changes."""
     plan = make_plan(make_checkpoint(tmp_path), PlainOps("float16"))
     (together,) = plan.required()
+    assert plan.first() == [together]
     assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "head_1", "score_64", "copy"} <= set(together)
     assert not any(group[0].startswith("score") for group in plan.rare())
     assert ("unfiltered_4", "narrow_4") in plan.optional()
