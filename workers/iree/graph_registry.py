@@ -54,7 +54,7 @@ class GraphRegistry:
         self._again: list[_Again] = []
         self._process: CompileProcess | None = None
         self._opening: Building | None = None
-        """What `open` waited for, and its compile process."""
+        """The modules of `open`, and their compile process."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -222,7 +222,10 @@ class GraphRegistry:
                     self._changed.notify_all()
         except Exception as error:  # noqa: BLE001 - as in `_run`
             if not self._closing:
-                self._log.warning("graphs_are_tried_again", text=str(error) or type(error).__name__)
+                with self._changed:
+                    graphs = [name for group in self._wanted if group in self._opening.groups for name in group]
+                text = str(error) or type(error).__name__
+                self._log.warning("graph_is_tried_again", graphs=graphs, text=text, tried=1, retry_s=0.0)
         self._end_opening()
 
     def _end_opening(self) -> None:

@@ -161,7 +161,9 @@ def test_what_failed_behind_open_is_compiled_like_others(
         opened.fetch([("decode_1",)])
         opened.settle()
     assert builder.order == ["prefill_512", "head_8", "decode_1"]
-    assert [(line["event"], line["text"]) for line in logs] == [("graphs_are_tried_again", "iree-compile crashed")]
+    assert [(line["event"], line["graphs"], line["text"]) for line in logs] == [
+        ("graph_is_tried_again", ["prefill_512", "head_8"], "iree-compile crashed")
+    ]
     assert opening.ended == ["closed"]
     assert opened.failed == 0
 

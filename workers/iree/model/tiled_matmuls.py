@@ -41,7 +41,7 @@ class TiledMatmuls:
     """Threads that share a kernel's work. Their number changes how it is partitioned, and no result."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
     _made: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False, kw_only=True)
-    """What each kernel was written from last, by name."""
+    """The arguments that each kernel was written from, by its name."""
 
     @property
     def limbs(self) -> int:
