@@ -8,8 +8,9 @@ and test_graph_registry.py the thread that uses it.
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 from workers.iree.build.compile_client import Builder, Built, Group
@@ -23,21 +24,24 @@ class CompileHere:
         self._plan, self._compiler = builder.recipe.plan(), builder.recipe.compiler()
         self._pool = ThreadPoolExecutor(parallel)
         self._asked: dict[Future[Path], Group] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._done = self._results()
 
     def request(self, group: Group) -> None:
         text = self._plan.module(group)
         self._asked[self._pool.submit(self._compiler.compile, text, self._builder.key(group))] = group
 
     def results(self, count: int) -> Iterator[Built]:
-        assert count == len(self._asked)
+        return islice(self._done, count)
+
+    def _results(self) -> Iterator[Built]:
         for future in as_completed(self._asked):
             yield Built(self._asked[future], future.result(), 0.0)
+
+    def kill(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def compiling_here() -> AbstractContextManager[Any]:

@@ -106,12 +106,15 @@ def load_runner(
         return MlxRunner.load(path, config, options, quiet)
     pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
     from tests.compiling import compiling_here
+    from workers.iree.build.compile_client import Building
     from workers.iree.runner import IreeRunner
 
     with compiling_here():
         runner = IreeRunner.load(path, config, options, quiet, background=False)
         if score:
-            runner.graphs.open([(f"score_{runner.graphs.builder.plan.score_chunk}",)], 1, quiet)
+            builder = runner.graphs.builder
+            with Building(builder, [(f"score_{builder.plan.score_chunk}",)], 1) as building:
+                runner.graphs.open(building, building.groups, quiet)
     return runner
 
 

@@ -4,6 +4,7 @@ All formats that are read here (MLX's, GPTQ's, AWQ's) or made here compute a wei
 `scale * level + bias`. They differ in the packing of the levels, which is undone here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,10 +100,10 @@ def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
     last = 2 * format.middle - 1
     if format.zero == "middle":
         bias = None
-        scales = (np.abs(groups).max(-1) / np.float32(format.middle - 1)).astype(kind)
+        scales = (_chosen(np.abs(groups), np.argmax) / np.float32(format.middle - 1)).astype(kind)
         start = np.float32(-format.middle) * scales.astype(np.float32)
     elif format.zero == "bias":
-        low, high = groups.min(-1), groups.max(-1)
+        low, high = _chosen(groups, np.argmin), _chosen(groups, np.argmax)
         bias = low.astype(kind)
         start = bias.astype(np.float32)
         scales = ((high - start) / np.float32(last)).astype(kind)
@@ -114,6 +115,11 @@ def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
     groups *= inverse
     levels = np.clip(np.rint(groups, out=groups), 0, last, out=groups).astype(np.uint8)
     return Quantized(format, levels.reshape(outputs, inputs), scales, bias)
+
+
+def _chosen(groups: NDArray[np.float32], choose: Callable[..., NDArray[np.intp]]) -> NDArray[np.float32]:
+    """Return the value that `choose` finds in each group: numpy has vector instructions for argmax, not for max."""
+    return np.take_along_axis(groups, choose(groups, axis=-1)[:, :, None], axis=-1)[:, :, 0]
 
 
 def unpack_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from workers.iree.build.compile_client import Builder, CompileProcess, Group, build_all
+from workers.iree.build.compile_client import Builder, Building, Built, CompileProcess, Group
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
 from workers.load_options import Progress
@@ -32,7 +32,8 @@ class _Again(NamedTuple):
 class GraphRegistry:
     """The graphs that are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
 
-    A background thread compiles and loads the others, one module after the other, the one that was missed last first. A
+    A background thread loads those that `open` did not wait for, as they are compiled. Then it compiles and loads the
+    others with the processor time that is left, one module after the other, the one that was missed last first. A
     module that cannot be compiled or loaded is tried again when all others are ready and `retry_s` have passed, `TRIES`
     times in all; then it is counted as failed, and larger graphs serve in its place.
     """
@@ -54,6 +55,8 @@ class GraphRegistry:
         self._wanted: list[Group] = []
         self._again: list[_Again] = []
         self._process: CompileProcess | None = None
+        self._opening: Building | None = None
+        """The modules of `open`, and their compile process."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -74,12 +77,30 @@ class GraphRegistry:
         with self._changed:
             return len(self._wanted) + len(self._again)
 
-    def open(self, groups: Sequence[Group], parallel: int, progress: Progress) -> None:
-        """Compile and load modules, and wait. Raises `CompileError`, `LoadRefused` and what the device raises."""
-        progress("compile graphs", 0, len(groups))
-        for done, built in enumerate(build_all(self.builder, groups, parallel), 1):
+    def open(self, building: Building, needed: Sequence[Group], progress: Progress) -> None:
+        """Load modules, and wait for those that are `needed`; owns `building` from now on, which has them and others.
+
+        The others follow in the background, before what is fetched. Raises `CompileError`, `LoadRefused` and what the
+        device raises.
+        """
+        self._opening = building
+        left = set(needed)
+
+        def enter(built: Built) -> None:
             self._enter(built.group, self._load(built.file))
-            progress("compile graphs", done, len(groups))
+            left.discard(built.group)
+            progress("compile graphs", len(needed) - len(left), len(needed))
+
+        progress("compile graphs", 0, len(needed))
+        for built in building.found:
+            enter(built)
+        compiled = building.compiled()
+        while left:
+            enter(next(compiled))
+        with self._changed:
+            self._wanted = [group for group in building.groups if group[0] not in self._ready]
+        if not self._wanted:
+            self._end_opening()
 
     def fetch(self, groups: Iterable[Group], rare: Iterable[Group] = ()) -> None:
         """Compile and load modules in the background, and rare ones when they are first missed."""
@@ -112,6 +133,11 @@ class GraphRegistry:
         """Return the largest size of a kind that is ready; one always is."""
         return next(size for size in reversed(sizes) if f"{kind}_{size}" in self._ready)
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether a graph is ready."""
+        self._adopt()
+        return name in self._ready
+
     def __getitem__(self, name: str) -> Module:
         """Raises `KeyError` for a graph that is not ready."""
         return self._ready[name]
@@ -126,11 +152,13 @@ class GraphRegistry:
         """End the thread and its compiler, and release the modules."""
         with self._changed:
             self._closing = True
-            if self._process is not None:
-                self._process.kill()
+            for compiling in (self._process, self._opening):
+                if compiling is not None:
+                    compiling.kill()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self._end_opening()
         self._loaded = SimpleQueue()
         self._ready.clear()
         self._smallest.clear()
@@ -171,6 +199,7 @@ class GraphRegistry:
             self._changed.release()
 
     def _run(self) -> None:
+        self._finish_opening()
         tried: Counter[Group] = Counter()
         while (group := self._next()) is not None:
             again: list[_Again] = []
@@ -188,6 +217,31 @@ class GraphRegistry:
                 self._again += again
                 self._changed.notify_all()
         self._end_process()
+
+    def _finish_opening(self) -> None:
+        """Load the modules that `open` did not wait for. After a failure those that are missing are compiled like any
+        other."""
+        if self._opening is None:
+            return
+        try:
+            for built in self._opening.compiled():
+                self._loaded.put((built.group, self._load(built.file)))
+                with self._changed:
+                    self._wanted.remove(built.group)
+                    self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - as in `_run`
+            if not self._closing:
+                with self._changed:
+                    graphs = [name for group in self._wanted if group in self._opening.groups for name in group]
+                text = str(error) or type(error).__name__
+                self._log.warning("graph_is_tried_again", graphs=graphs, text=text, tried=1, retry_s=0.0)
+        self._end_opening()
+
+    def _end_opening(self) -> None:
+        with self._changed:
+            opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.close()
 
     def _is_tried_again(self, group: Group, error: Exception, times: int) -> bool:
         """Log a failure, the `times`th of its module; return whether there is another attempt, else count it."""

@@ -26,7 +26,7 @@ from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeCall, DecodeInputs, RopeTable, SlotRun, runs_of
-from workers.iree.build.compile_client import Builder
+from workers.iree.build.compile_client import Builder, Building
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -90,11 +90,11 @@ class IreeRunner:
     def load(
         cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress, *, background: bool = True
     ) -> "IreeRunner":
-        """Open the device, pack the weights and compile the graphs, or find both in the cache folder.
+        """Open the device, pack the weights and compile the graphs meanwhile, or find both in the cache folder.
 
-        Returns with the fewest graphs that can serve everything. The rest are compiled in the background, or without
-        `background` when `graphs.fetch` asks for them. Raises `CheckpointError`, `DeviceError`, `CacheError`,
-        `ArchiveError`, `MemoryRefused` and `CompileError`.
+        Returns with the fewest graphs that can serve everything. The rest are compiled in the background. Without
+        `background` it waits for all that are required, and compiles others when `graphs.fetch` asks for them. Raises
+        `CheckpointError`, `DeviceError`, `CacheError`, `ArchiveError`, `MemoryRefused` and `CompileError`.
         """
         with contextlib.ExitStack() as undo:
             cpus = CpuPlan.of_host(options.workers, options.threads, options.threads_bind).at(options.place)
@@ -115,12 +115,15 @@ class IreeRunner:
             place = ArchivePlace(options.cache_dir)
             if on_cpu:
                 place = ArchivePlace.of(options.cache_dir, cpus, options.mmap)
+            building = Building(builder, plan.required(), max(1, cpus.threads // 2))  # while the weights are packed
+            undo.callback(building.close)
             archive = open_archive(open_weights(path), plan.weights, plan.ops, place, progress)
             undo.callback(archive.close)
             runner = cls(builder, device, archive, kv_rows)
             undo.pop_all()  # the runner owns them from now on
+            undo.callback(building.close)
             undo.callback(runner.close)
-            runner.graphs.open(plan.required(), cpus.threads, progress)
+            runner.graphs.open(building, plan.first() if background else plan.required(), progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -136,6 +139,8 @@ class IreeRunner:
         check_specs(self.capabilities, chunks, specs)
         self._sampler.forget()
         wanted = [spec for spec in specs if spec is not None]
+        if not self._has_prompt_graphs(head=bool(wanted)):
+            return self._prefill_by_decoding(chunks, specs)
         lasts = iter(range(len(wanted)))
         output_indices = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
@@ -150,6 +155,28 @@ class IreeRunner:
             return [None] * len(chunks)
         tokens = self._sample_last(last_rows, with_masks(wanted))
         return [None if index < 0 else tokens[index] for index in output_indices]
+
+    def _has_prompt_graphs(self, *, head: bool) -> bool:
+        """Return whether a prefill graph is ready, and with `head` an LM head for all rows that it leaves."""
+        sizes = self._plan.prefill_sizes
+        if self.graphs.covering("prefill", sizes, sizes[0]) is None:
+            return False
+        return not head or f"head_{self._plan.head_sizes[-1]}" in self.graphs
+
+    def _prefill_by_decoding(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        """Compute prompts by a decode graph, whose rows may be of one slot: all of them are in the cache before one
+        attends to it. The last row of each chunk is in the last call, from which tokens are sampled."""
+        before: list[DecodeRow] = []
+        lasts: list[DecodeRow] = []
+        for chunk, spec in zip(chunks, specs, strict=True):
+            *others, last = _rows_of(chunk, spec)
+            before += others
+            (before if spec is None else lasts).append(last)
+        most = self._plan.buckets[-1]
+        for at in range(0, len(before), most):
+            self._decode_rows(before[at : at + most])
+        tokens = iter(self.decode(lasts))
+        return [None if spec is None else next(tokens) for spec in specs]
 
     def _calls(self, chunks: Sequence[Chunk], output_indices: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
@@ -230,6 +257,8 @@ class IreeRunner:
 
     def _few_logits(self, chunk: Chunk) -> Results:
         """Compute a chunk of few rows: greedy tokens and logits of all of them."""
+        if not self._has_prompt_graphs(head=True):
+            return self._decode_rows(_rows_of(chunk))[0]
         ((size, runs),) = self._calls([chunk], [-1])
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
         ends[: len(chunk.tokens)] = np.arange(len(chunk.tokens))
@@ -260,10 +289,8 @@ class IreeRunner:
         return self._call(f"score_{size}", *arguments)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
-        result, (index,), _, _ = self._step([row])
-        logits = result[1]
-        return np.array(self._device.window(logits)[index : index + 1], np.float32)
+        result, (index,), _, _ = self._step(_rows_of(_part(chunk, at, 1)))
+        return np.array(self._device.window(result[1])[index : index + 1], np.float32)
 
     def _step(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Run the cheapest decode graph that is ready and holds the rows.
@@ -271,8 +298,12 @@ class IreeRunner:
         Returns its results, the index of each row among its outputs, how many rows it has, and the greedy tokens of
         all of them, if the host can read these.
         """
+        check_rows(self.capabilities, self._written, rows)
+        return self._decode_rows(rows)
+
+    def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
+        """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact."""
         written = self._written
-        check_rows(self.capabilities, written, rows)
         batch = self.graphs.covering("decode", self._buckets, len(rows)) or self._buckets[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._side_by_side else [row.slot for row in rows]
@@ -355,6 +386,17 @@ class IreeRunner:
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         return self.graphs[name].call(name, *arguments)
+
+
+def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
+    """Return the rows of a chunk as those of a decode step; the last one is sampled by `last`."""
+    none = SampleSpec(Sampling(), 0)
+    rows = [
+        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position + at, none)
+        for at, token in enumerate(chunk.tokens[:-1])
+    ]
+    end = len(rows)
+    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position + end, last or none)]
 
 
 def _part(chunk: Chunk, at: int, length: int) -> Chunk:

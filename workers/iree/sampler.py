@@ -43,7 +43,6 @@ class Sampler:
         self._call = call
         self._vocab_size = plan.config.vocab_size
         self._sizes = plan.sample_sizes
-        self._at_once = (SAMPLE,) in plan.required()
         self._last: _Last | None = None
 
     def forget(self) -> None:
@@ -125,8 +124,8 @@ class Sampler:
                 logits = self._change(self._padded(logits, size), filled)
             else:
                 logits = self._device.upload(process_logits(np, self._device.download(logits), specs))
-        sampled = self._all_at_once(logits, specs) if self._at_once else self._in_turn(logits, specs)
-        return sampled[: len(specs)]
+        sample = self._all_at_once if SAMPLE in self._graphs else self._in_turn
+        return sample(logits, specs)[: len(specs)]
 
     def _all_at_once(self, logits: rt.HalBufferView, specs: Sequence[SampleSpec]) -> list[int]:
         filled = [*specs, *[_FILLER] * (logits.shape[0] - len(specs))]

@@ -14,6 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
+from workers.iree.build.compile_client import Building
 from workers.iree.runner import IreeRunner
 from workers.load_options import LoadOptions, Progress
 
@@ -58,8 +59,8 @@ def fetch_all(runner: IreeRunner, *kinds: str) -> None:
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
     wanted = [group for group in missing if group[0].startswith(kinds)]
-    with compiling_here():
-        runner.graphs.open(wanted, usable_cores(), lambda phase, done, total: None)
+    with compiling_here(), Building(runner.graphs.builder, wanted, usable_cores()) as building:
+        runner.graphs.open(building, wanted, lambda phase, done, total: None)
 
 
 @pytest.fixture(scope="session")

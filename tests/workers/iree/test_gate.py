@@ -36,7 +36,7 @@ class Rationed:
     def __init__(self, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self._graphs = runner.graphs
         self._all = dict(self._graphs._ready)
-        self._required = self._graphs.builder.plan.required()
+        self._first = self._graphs.builder.plan.first()
         self._groups = self._graphs.builder.plan.everything()
         self._randomness = random.Random(5)
         self.taken: list[str] = []
@@ -55,8 +55,8 @@ class Rationed:
         self.only(*self._all)
 
     def some(self) -> None:
-        """Half of the modules that are not required, by chance."""
-        chosen = [group for group in self._groups if group in self._required or self._randomness.random() < 0.5]
+        """The modules that a load waits for, and half of the others, by chance."""
+        chosen = [group for group in self._groups if group in self._first or self._randomness.random() < 0.5]
         self.only(*(name for group in chosen for name in group))
 
 

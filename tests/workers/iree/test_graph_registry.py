@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from workers.iree.build.compile_client import Built, Group
+from workers.iree.build.compile_client import Building, Built, Group
 from workers.iree.build.compiler import CompileError
 from workers.iree.graph_registry import TRIES, GraphRegistry
 
@@ -86,9 +86,99 @@ def registry(builder: Builder) -> Iterator[GraphRegistry]:
         return foreign
 
     registry = GraphRegistry(foreign, loaded, retry_s=0.0)
-    registry.open([("decode_8",)], 1, lambda phase, done, total: None)
+    registry.open(Building(foreign, [("decode_8",)], 1), [("decode_8",)], lambda phase, done, total: None)
     yield registry
     registry.close()
+
+
+class Opening:
+    """Modules of which some are there, and others are compiled as far as the test lets them."""
+
+    def __init__(self, found: tuple[str, ...], missing: tuple[str, ...]) -> None:
+        self.found = tuple(Built((name,), Path(name), None) for name in found)
+        self.groups = ((missing[0],), *((name,) for name in found), *((name,) for name in missing[1:]))
+        self._left = list(missing)
+        self.done = threading.Semaphore(0)
+        self.broken = ""
+        self.ended: list[str] = []
+
+    def compiled(self) -> Iterator[Built]:
+        while self._left:
+            assert self.done.acquire(timeout=60)
+            name = self._left.pop(0)
+            if self.ended or name == self.broken:
+                raise CompileError("iree-compile crashed")
+            yield Built((name,), Path(name), 1.0)
+
+    def kill(self) -> None:
+        self.ended.append("killed")
+        self.done.release()
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.fixture
+def opening() -> Any:
+    return Opening(("sample",), ("decode_8", "prefill_512", "head_8"))
+
+
+@pytest.fixture
+def opened(builder: Builder, opening: Any) -> Iterator[GraphRegistry]:
+    """A registry that is open with the first of its modules, and the one that was found."""
+    foreign: Any = builder
+    registry = GraphRegistry(foreign, lambda file: foreign, retry_s=0.0)
+    opening.done.release()
+    reported: list[tuple[str, int, int]] = []
+    registry.open(opening, [("decode_8",)], lambda *progress: reported.append(progress))
+    assert reported == [("compile graphs", done, 1) for done in (0, 0, 1)]
+    assert registry.ready == {"sample", "decode_8"}
+    assert registry.pending == 2
+    yield registry
+    registry.close()
+
+
+def test_what_open_did_not_wait_for_follows_before_the_others(
+    opened: GraphRegistry, opening: Opening, builder: Builder
+) -> None:
+    builder.may_answer.release()
+    opened.fetch([("decode_1",)])
+    assert "prefill_512" not in opened
+    opening.done.release(2)
+    opened.settle()
+    assert opened.ready == {"sample", "decode_8", "prefill_512", "head_8", "decode_1"}
+    assert "prefill_512" in opened
+    assert (builder.order, opening.ended, opened.pending) == (["decode_1"], ["closed"], 0)
+
+
+def test_what_failed_behind_open_is_compiled_like_others(
+    opened: GraphRegistry, opening: Opening, builder: Builder
+) -> None:
+    opening.broken = "prefill_512"
+    opening.done.release()
+    builder.may_answer.release(3)
+    with capture_logs() as logs:
+        opened.fetch([("decode_1",)])
+        opened.settle()
+    assert builder.order == ["prefill_512", "head_8", "decode_1"]
+    assert [(line["event"], line["graphs"], line["text"]) for line in logs] == [
+        ("graph_is_tried_again", ["prefill_512", "head_8"], "iree-compile crashed")
+    ]
+    assert opening.ended == ["closed"]
+    assert opened.failed == 0
+
+
+def test_closing_kills_what_open_did_not_wait_for(opened: GraphRegistry, opening: Opening) -> None:
+    with capture_logs() as logs:
+        opened.fetch([])
+        opened.close()
+    assert opening.ended == ["killed", "closed"]
+    assert logs == []
+
+
+def test_closing_without_a_thread_ends_the_compilers(opened: GraphRegistry, opening: Opening) -> None:
+    opened.close()
+    assert opening.ended == ["killed", "closed"]
 
 
 def test_the_smallest_that_is_ready_covers(registry: GraphRegistry, builder: Builder) -> None:

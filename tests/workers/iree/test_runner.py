@@ -310,6 +310,37 @@ def test_the_fewest_graphs_serve_everything_alike(load: Load, runner: IreeRunner
         few.close()
 
 
+def test_the_decode_graph_serves_alone(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of several slots in one call, of more and of fewer rows than the graph has, samples and reports."""
+    prompts = [PROMPT, PROMPT[:9], PROMPT[:1], PROMPT[:8]]
+    chunks = [Chunk(slot, prompt, 0, 0) for slot, prompt in enumerate(prompts)]
+    specs = [SampleSpec(SEEDED, len(PROMPT)), None, SampleSpec(Sampling(), 1), SampleSpec(SEEDED, 8)]
+    targets = [*PROMPT[1:9], 7]
+
+    def serve() -> list[Any]:
+        for slot in range(len(prompts)):
+            runner.reset(slot)
+        tokens = runner.prefill(chunks, specs)
+        logprobs = runner.logprobs([0, 2])
+        row = DecodeRow(1, PROMPT[9], 9, 9, SampleSpec(Sampling(), 10))
+        followed = [runner.decode([row]), runner.prefill([Chunk(0, PROMPT, len(PROMPT), len(PROMPT))], [None])]
+        reported = runner.prefill_reported(Chunk(3, PROMPT[:9], 0, 0), SampleSpec(SEEDED, 9), targets)
+        return [tokens, logprobs, *followed, reported]
+
+    expected = serve()
+    called: set[str] = set()
+    call = runner._call
+
+    def noted(name: str, *arguments: Any) -> Any:
+        called.add(name)
+        return call(name, *arguments)
+
+    monkeypatch.setattr(runner, "_call", noted)
+    monkeypatch.setattr(runner.graphs, "_ready", {"decode_8": runner.graphs["decode_8"]})
+    assert serve() == expected
+    assert called == {"decode_8"}
+
+
 @pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "GraphRegistry.open"])
 def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     closed: list[str] = []

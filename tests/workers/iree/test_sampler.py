@@ -54,6 +54,9 @@ class Numpy:
     def covering(self, kind: str, sizes: tuple[int, ...], needed: int) -> int | None:
         return next((size for size in self.sizes if size >= needed and kind in self.ready), None)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.ready
+
     def call(self, name: str, *arguments: Any) -> Any:
         kind, _, size = name.partition("_")
         assert kind in self.ready
@@ -79,8 +82,7 @@ class Numpy:
 
 def make(*ready: str, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[Sampler, Numpy]:
     device: Any = Numpy(ready, sizes)
-    required = [(kind,) for kind in ready if kind == "sample"]
-    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), sample_sizes=sizes, required=lambda: required)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), sample_sizes=sizes)
     return Sampler(device, device, device.call, plan), device
 
 

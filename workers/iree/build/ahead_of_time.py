@@ -1,11 +1,12 @@
 """Ahead-of-time compilation: everything that a worker would pack and compile when it starts."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.host.cpu_plan import CpuPlan
-from workers.iree.build.compile_client import Builder, Built, build_all
+from workers.iree.build.compile_client import Builder, Building, Built
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import ArchivePlace, open_archive
 from workers.iree.device.device import Device
@@ -14,7 +15,7 @@ from workers.load_options import LoadOptions, Progress
 
 
 def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progress: Progress) -> Iterator[Built]:
-    """Pack the weights, then compile every graph of the model, those in the cache first.
+    """Pack the weights and compile every graph of the model, those in the cache first.
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
@@ -27,10 +28,11 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     finally:
         device.close()
     builder = Builder(recipe)
-    for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
-        open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
-    groups = builder.plan.everything()
-    progress("compile graphs", 0, len(groups))
-    for done, built in enumerate(build_all(builder, groups, planned), 1):
-        progress("compile graphs", done, len(groups))
-        yield built
+    with Building(builder, builder.plan.everything(), planned) as building:
+        for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
+            open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
+        count = len(building.groups)
+        progress("compile graphs", 0, count)
+        for done, built in enumerate(chain(building.found, building.compiled()), 1):
+            progress("compile graphs", done, count)
+            yield built

@@ -120,17 +120,52 @@ class CompileProcess:
             self._process.stdin.flush()
 
 
+class Building:
+    """Modules that are looked up, and compiled if they are missing, from the moment it is made. A context that ends the
+    compile process."""
+
+    def __init__(self, builder: Builder, groups: Sequence[Group], parallel: int) -> None:
+        """Up to `parallel` modules are compiled at once, the first ones first."""
+        self.groups = tuple(groups)
+        files = [(group, builder.find(group)) for group in groups]
+        self.found = tuple(Built(group, file, None) for group, file in files if file is not None)
+        """The modules that were in the cache."""
+        missing = [group for group, file in files if file is None]
+        self._missing = len(missing)
+        self._process: CompileProcess | None = None
+        if missing:
+            self._process = builder.process(parallel=min(parallel, len(missing)))
+            for group in missing:
+                self._process.request(group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def compiled(self) -> Iterator[Built]:
+        """Yield the modules that were missing, in the order in which they are done, from the first one that no earlier
+        call has yielded. Raises what `CompileProcess.results` raises."""
+        while self._process is not None and self._missing:
+            self._missing -= 1
+            yield from self._process.results(1)
+
+    def kill(self) -> None:
+        """Kill the compile process. From any thread."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the compile process. Nothing may be called after."""
+        if self._process is not None:
+            self._process.close()
+
+
 def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
     """Yield every module, those in the cache first. Raises what `CompileProcess.results` raises."""
-    missing: list[Group] = []
-    for group in groups:
-        if (file := builder.find(group)) is None:
-            missing.append(group)
-        else:
-            yield Built(group, file, None)
-    if not missing:
-        return
-    with builder.process(parallel=min(parallel, len(missing))) as process:
-        for group in missing:
-            process.request(group)
-        yield from process.results(len(missing))
+    with Building(builder, groups, parallel) as building:
+        yield from building.found
+        yield from building.compiled()

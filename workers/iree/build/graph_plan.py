@@ -81,6 +81,12 @@ class GraphPlan:
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,)]
 
+    def first(self) -> list[tuple[str, ...]]:
+        """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
+        enough rows computes prompts, with the same bits, and numpy samples."""
+        required = self.required()
+        return required[:1] if self.block and self.buckets[-1] >= self.block else required
+
     def optional(self) -> list[tuple[str, ...]]:
         """Return the graphs that make serving cheaper, those first that are missed most."""
         if isinstance(self.ops, PlainOps):

@@ -11,13 +11,16 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import Weights, config_digest
 from workers.errors import LoadRefused
@@ -33,6 +36,10 @@ QUANTIZED_FORMAT = 4
 """The same of archives with quantized matrices."""
 MAX_BYTES = 64 << 30
 """The limit for all archives in a cache folder together."""
+PACKED_AT_ONCE = 4
+"""Tensors that are packed or written at a time."""
+PACKED_BYTES = 256 << 20
+"""The limit for their packed size together, unless one alone is larger."""
 ALIGNMENT = 64
 """Bytes; IREE computes in place on host memory only where it is aligned so."""
 
@@ -219,12 +226,33 @@ def _write(
 def _pack(
     out: BinaryIO, layout: Layout, wanted: Sequence[Stored], weights: Weights, ops: Ops, progress: Progress
 ) -> None:
-    """Write one tensor after the other, so that one at a time is in memory."""
+    """Write one tensor after the other, while threads pack the next ones."""
     writer = HugeWriter(out)
     writer.write_at(0, memoryview(layout.header))
-    for done, (stored, offset) in enumerate(zip(wanted, layout.offsets, strict=True)):
-        progress("pack weights", done, len(wanted))
-        packed = np.ascontiguousarray(pack_parameter(stored, weights, ops))
-        writer.write_at(offset, packed.reshape(-1).view(np.uint8).data)
+    with ThreadPoolExecutor(PACKED_AT_ONCE, "pack") as pool:
+        arrays = _packed_ahead(pool, wanted, weights, ops)
+        for done, (array, offset) in enumerate(zip(arrays, layout.offsets, strict=True)):
+            progress("pack weights", done, len(wanted))
+            writer.write_at(offset, array.reshape(-1).view(np.uint8).data)
     writer.flush()
     progress("pack weights", len(wanted), len(wanted))
+
+
+def _packed_ahead(
+    pool: Executor, wanted: Sequence[Stored], weights: Weights, ops: Ops
+) -> Iterator[NDArray[np.generic]]:
+    """Yield the packed tensors in their order. The next ones are packed meanwhile, `PACKED_AT_ONCE` in all and no more
+    bytes than `PACKED_BYTES`, but always one."""
+    packing: deque[tuple[int, Future[NDArray[np.generic]]]] = deque()
+    for stored in wanted:
+        while packing and (
+            len(packing) == PACKED_AT_ONCE or sum(size for size, _ in packing) + stored.nbytes > PACKED_BYTES
+        ):
+            yield packing.popleft()[1].result()
+        packing.append((stored.nbytes, pool.submit(_pack_one, stored, weights, ops)))
+    while packing:
+        yield packing.popleft()[1].result()
+
+
+def _pack_one(stored: Stored, weights: Weights, ops: Ops) -> NDArray[np.generic]:
+    return np.ascontiguousarray(pack_parameter(stored, weights, ops))

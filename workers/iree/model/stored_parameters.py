@@ -23,7 +23,8 @@ from workers.iree.model.width_padding import Axes
 from workers.precision import Quantize
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
-TILES_AT_ONCE = 64
+WEIGHTS_AT_ONCE = 1 << 18
+"""Weights that are quantized at once, in the caches of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +76,24 @@ def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
     if packing is None:
         whole = _padded(_whole(parameter, weights, parameter.dtype), stored.axes)
         return ops.store(whole) if parameter.matrix else whole
+    out, done = np.empty(stored.shape, np.int8), 0
     # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
-    return np.concatenate([_packed(*source, stored, weights, packing) for source in parameter.sources])
+    for name, shape in parameter.sources:
+        done += _pack_source(out[done:], name, shape, stored, weights, packing)
+    return out
 
 
-def _packed(name: str, shape: Shape, stored: Stored, weights: Weights, packing: Packing) -> NDArray[np.int8]:
+def _pack_source(
+    out: NDArray[np.int8], name: str, shape: Shape, stored: Stored, weights: Weights, packing: Packing
+) -> int:
+    """Pack one of the checkpoint's tensors into the first tiles of `out`; return their number."""
     if weights.format(name) is None:
         matrix = weights.take(name, shape).astype(_NUMPY[stored.parameter.dtype], copy=False)
-        return _quantized(_padded(matrix, stored.axes), packing)
-    return packing.pack(_padded_outputs(restore(weights.take_quantized(name, shape), packing.format), stored.axes))
+        return _quantize_into(out, _padded(matrix, stored.axes), packing)
+    levels = _padded_outputs(restore(weights.take_quantized(name, shape), packing.format), stored.axes)
+    tiles = packing.stored_shape(*levels.levels.shape)[0]
+    packing.pack_into(out[:tiles], levels)
+    return tiles
 
 
 def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
@@ -136,11 +146,14 @@ def _padded_outputs(matrix: Quantized, axes: Axes) -> Quantized:
     return Quantized(matrix.format, axis.pad(matrix.levels, 0), axis.pad(matrix.scales, 0), zeros)
 
 
-def _quantized(matrix: NDArray[Any], packing: Packing) -> NDArray[np.int8]:
-    """Quantize a matrix, a few tiles at a time: it takes several times the memory of what is quantized."""
-    step = TILES_AT_ONCE * LANES
-    parts = [packing.pack(quantize(matrix[at : at + step], packing.format)) for at in range(0, len(matrix), step)]
-    return np.concatenate(parts)
+def _quantize_into(out: NDArray[np.int8], matrix: NDArray[Any], packing: Packing) -> int:
+    """Quantize a matrix into the first tiles of `out`, a few at a time; return their number."""
+    tiles, inputs = -(-len(matrix) // LANES), matrix.shape[1]
+    step = max(1, WEIGHTS_AT_ONCE // (LANES * inputs))
+    for at in range(0, tiles, step):
+        end = min(at + step, tiles)
+        packing.pack_into(out[at:end], quantize(matrix[at * LANES : end * LANES], packing.format))
+    return tiles
 
 
 def _whole(parameter: Parameter, weights: Weights, dtype: str) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 """The products of a CPU's graphs: linear layers, GLU and experts, with plain or quantized packed weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,8 @@ from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 
+P = ParamSpec("P")
+
 
 @dataclass(slots=True)
 class TiledMatmuls:
@@ -38,16 +41,26 @@ class TiledMatmuls:
     threads: int = 1
     """Threads that share a kernel's work. Their number changes how it is partitioned, and no result."""
     bodies: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
+    _made: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False, kw_only=True)
+    """The arguments that each kernel was written from, by its name."""
 
     @property
     def limbs(self) -> int:
         """Limbs of the activations that quantized weights are multiplied by: in float32 as exact as float32 is."""
         return 3 if self.dtype == "float32" else 1
 
-    def add_kernel(self, name: str, text: str) -> None:
-        """Add a kernel to `bodies`. Raises `ValueError` for a name that another text has."""
+    def add_kernel(
+        self, name: str, write: Callable[Concatenate[str, P], str], *arguments: P.args, **options: P.kwargs
+    ) -> None:
+        """Add what `write` returns for a name and some arguments to `bodies`. It is not called again for equal ones:
+        the layers of a model share their kernels. Raises `ValueError` for a name that another text has."""
+        made = (write, arguments, options)
+        if self._made.get(name) == made:
+            return
+        text = write(name, *arguments, **options)
         if self.bodies.setdefault(name, text) != text:
             raise ValueError(f"{name} names two kernels: put what they differ in into the name")
+        self._made[name] = made
 
     def linear(
         self,
@@ -63,7 +76,7 @@ class TiledMatmuls:
         rows, inputs = x.shape[0], steps * k
         name = named(f"baton_linear_{rows}_{tiles}_{inputs}", bias=bias, live=live)
         options = {"bias": bias is not None, "live": live is not None}
-        self.add_kernel(name, linear(name, rows, tiles, inputs, self.arithmetic, threads=self.threads, **options))
+        self.add_kernel(name, linear, rows, tiles, inputs, self.arithmetic, threads=self.threads, **options)
         out: jax.Array = call(name, floats(rows, tiles * LANES), x, weight.reshape(tiles, -1), bias, live)
         return out if tiles * LANES == outputs else out[:, :outputs]
 
@@ -85,7 +98,7 @@ class TiledMatmuls:
         kind = self._activations(rows, weight)
         matmul = QuantizedMatmul(kind, outputs_of_tiles, weight.packing, self.integer_dots, self.threads)
         name = named(matmul.name, bias=bias, live=live)
-        self.add_kernel(name, quantized_linear(name, matmul, bias=bias is not None, live=live is not None))
+        self.add_kernel(name, quantized_linear, matmul, bias=bias is not None, live=live is not None)
         out: jax.Array = call(name, floats(rows, outputs_of_tiles), *quantized, weight.data, bias, live)
         return out[:, :outputs]
 
@@ -93,7 +106,7 @@ class TiledMatmuls:
         """Quantize an operand for a quantized matrix: levels and scales."""
         kind = self._activations(x.shape[0], weight)
         name = named(kind.name, live=live)
-        self.add_kernel(name, quantize_rows(name, kind, live=live is not None))
+        self.add_kernel(name, quantize_rows, kind, live=live is not None)
         quantized: Sequence[jax.Array] = call(name, _quantized(kind), x, live)
         return quantized
 
@@ -126,7 +139,7 @@ class TiledMatmuls:
     ) -> jax.Array:
         """An MLP of many rows: what `down` is multiplied by is quantized where it is computed."""
         name = fused.name
-        self.add_kernel(name, quantized_glu(name, fused))
+        self.add_kernel(name, quantized_glu, fused)
         operands = self._quantize(x, gate_up, live)
         quantized = call(name, _quantized(fused.out), *operands, gate_up.data, live)
         return self._quantized_product(quantized, down, hidden, None, live)
@@ -139,15 +152,20 @@ class TiledMatmuls:
         result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
             name = named(f"baton_glu_{rows}_{ffn}", live=live)
-            self.add_kernel(name, glu(name, rows, ffn, self.arithmetic, activation, live=live is not None))
+            self.add_kernel(name, glu, rows, ffn, self.arithmetic, activation, live=live is not None)
             halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live), live)
             return halves
         name = named(f"baton_glu_linear_{rows}_{tiles}_{inputs}", live=live)
         self.add_kernel(
             name,
-            glu_linear(
-                name, rows, tiles, inputs, self.arithmetic, activation, threads=self.threads, live=live is not None
-            ),
+            glu_linear,
+            rows,
+            tiles,
+            inputs,
+            self.arithmetic,
+            activation,
+            threads=self.threads,
+            live=live is not None,
         )
         out: jax.Array = call(name, result, x, weight.reshape(2 * tiles, -1), live)
         return out
@@ -164,9 +182,9 @@ class TiledMatmuls:
         m = _mixture_of(config, x.shape[0])
         names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
         routed, grouped, combined = (named(name, live=live) for name in names)
-        self.add_kernel(routed, route(routed, m, live=live is not None))
-        self.add_kernel(grouped, group(grouped, m, live=live is not None))
-        self.add_kernel(combined, combine(combined, m, live=live is not None))
+        self.add_kernel(routed, route, m, live=live is not None)
+        self.add_kernel(grouped, group, m, live=live is not None)
+        self.add_kernel(combined, combine, m, live=live is not None)
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         logits = self.linear(x, router, m.experts.count, None, live)
         chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, live)
@@ -187,9 +205,9 @@ class TiledMatmuls:
     ) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight, live)
         if e is None:
-            self.add_kernel(name, experts_up(name, m, self.arithmetic, activation, threads=self.threads))
+            self.add_kernel(name, experts_up, m, self.arithmetic, activation, threads=self.threads)
         else:
-            self.add_kernel(name, quantized_experts_up(name, e, self.arithmetic, activation))
+            self.add_kernel(name, quantized_experts_up, e, self.arithmetic, activation)
         result = words(m.pairs, row_stride(m.experts.ffn, self.arithmetic))
         out: jax.Array = call(name, result, *operands, *groups)
         return out
@@ -200,9 +218,9 @@ class TiledMatmuls:
         live_pairs = None if live is None else live * m.experts.per_token
         name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight, live_pairs)
         if e is None:
-            self.add_kernel(name, experts_down(name, m, self.arithmetic, threads=self.threads))
+            self.add_kernel(name, experts_down, m, self.arithmetic, threads=self.threads)
         else:
-            self.add_kernel(name, quantized_experts_down(name, e))
+            self.add_kernel(name, quantized_experts_down, e)
         out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *groups)
         return out
 

@@ -52,7 +52,7 @@ class TiledOps(TiledMatmuls):
             return table[tokens].astype(jnp.float32)
         rows, tiles = len(tokens), table.data.shape[0]
         name = f"baton_embedding_{rows}_{tiles}_{table.inputs}_{table.packing.name}"
-        self.add_kernel(name, embedding(name, rows, tiles, table.inputs, table.packing))
+        self.add_kernel(name, embedding, rows, tiles, table.inputs, table.packing)
         out: jax.Array = call(name, floats(rows, table.inputs), tokens, table.data)
         return out
 
@@ -69,7 +69,7 @@ class TiledOps(TiledMatmuls):
         rows, width = x.shape
         kind = Norm(delta is not None, after is not None, before is not None, multiplier, self._hidden_values)
         name = named(f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}", live=live)
-        self.add_kernel(name, norm(name, rows, width, eps, self.arithmetic, kind, live=live is not None))
+        self.add_kernel(name, norm, rows, width, eps, self.arithmetic, kind, live=live is not None)
         result = words(rows, row_stride(width, self.arithmetic))
         if delta is None:
             return x, call(name, result, x, after, before, live)
@@ -96,7 +96,7 @@ class TiledOps(TiledMatmuls):
         shape = kind.attention.shape
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
         name = named(name, live=step.live)
-        self.add_kernel(name, fused_layer(name, kind))
+        self.add_kernel(name, fused_layer, kind)
         qkv, o, up, down = (
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
@@ -152,7 +152,7 @@ class TiledOps(TiledMatmuls):
         shape = self._attention_shape(cache, layer, config, step)
         kind = self._rope_and_cache(shape, config)
         name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
-        self.add_kernel(name, rope_and_cache(name, kind, live=step.live is not None))
+        self.add_kernel(name, rope_and_cache, kind, live=step.live is not None)
         rope = () if angles is None else self._padded_angles(angles)
         operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv, step.live)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
@@ -168,11 +168,11 @@ class TiledOps(TiledMatmuls):
         result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
         operands = (q, step.slots, step.rows, _layer_of(layer, cache), kv, step.live)
         if not kind.split:
-            self.add_kernel(name, attention(name, kind, live=live))
+            self.add_kernel(name, attention, kind, live=live)
             out: jax.Array = call(name, result, *operands)
             return out
-        self.add_kernel(name + "_split", split_attention(name + "_split", kind, live=live))
-        self.add_kernel(name + "_merge", merge_attention(name + "_merge", kind, live=live))
+        self.add_kernel(name + "_split", split_attention, kind, live=live)
+        self.add_kernel(name + "_merge", merge_attention, kind, live=live)
         partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands)
         merged: jax.Array = call(name + "_merge", result, partials, step.rows, step.live)
         return merged

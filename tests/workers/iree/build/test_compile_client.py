@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from workers.errors import LoadRefused
-from workers.iree.build.compile_client import Builder, Built, build_all
+from workers.iree.build.compile_client import Builder, Building, Built, build_all
 from workers.iree.build.compile_server import CompileStart
 from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe
@@ -37,6 +37,20 @@ def test_compiled_in_a_process_and_found_without_one(recipe: Recipe, monkeypatch
     other = Builder(recipe)
     monkeypatch.setattr(other, "process", None)  # it would fail if it were called
     assert list(build_all(other, [COPY], 1)) == [Built(COPY, built.file, None)]
+
+
+def test_modules_are_compiled_before_somebody_waits_for_them(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, process = Builder(recipe), mock.Mock(results=mock.Mock(return_value=iter(["compiled"])))
+    start = mock.Mock(return_value=process)
+    monkeypatch.setattr(builder, "find", lambda group: None if group == COPY else Path("found"))
+    monkeypatch.setattr(builder, "process", start)
+    with Building(builder, [COPY, ("sample",)], 8) as building:
+        assert building.groups == (COPY, ("sample",))
+        start.assert_called_once_with(parallel=1)
+        process.request.assert_called_once_with(COPY)
+        assert [*building.found, *building.compiled()] == [Built(("sample",), Path("found"), None), "compiled"]
+        process.close.assert_not_called()
+    process.close.assert_called_once_with()
 
 
 def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recipe: Recipe) -> None:

@@ -107,6 +107,7 @@ def test_a_cache_has_a_row_that_nobody_attends_to(tiled: GraphPlan) -> None:
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:
     assert tiled.required() == [("decode_4",), ("prefill_64",), ("head_4",), ("sample",)]
+    assert tiled.first() == tiled.required(), "a prompt would take too many steps of four rows"
     steps = [("decode_1",), ("head_1",), ("decode_2",)]
     assert tiled.optional() == steps
     rare = [tuple(f"{kind}_{n}" for kind in kinds) for kinds in ON_DEMAND for n in (1, 2, 4)]
@@ -118,6 +119,13 @@ def test_a_cpu_with_more_slots_takes_more_last_rows_at_once(tiled: GraphPlan) ->
     plan = replace(tiled, buckets=decode_buckets(32))
     assert plan.head_sizes == (1, 4, 32)
     assert plan.required()[0] == ("decode_32",)
+    assert plan.first() == [("decode_32",)]
+
+
+@pytest.mark.parametrize(("slots", "first"), [(7, 4), (8, 1)])
+def test_a_cpu_is_ready_with_a_decode_graph_of_eight_rows(tiled: GraphPlan, slots: int, first: int) -> None:
+    plan = replace(tiled, buckets=decode_buckets(slots))
+    assert plan.first() == plan.required()[:first]
 
 
 def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
@@ -181,6 +189,7 @@ def test_other_devices_have_all_steps_at_once(tmp_path: Path) -> None:
     """One module, so that the device holds the weights once, and the graph of a step never changes."""
     plan = make_plan(make_checkpoint(tmp_path), PlainOps("float16"))
     (together,) = plan.required()
+    assert plan.first() == [together]
     assert {"decode_1", "decode_4", "prefill_32", "prefill_64", "head_1", "score_64", "copy"} <= set(together)
     assert not any(group[0].startswith("score") for group in plan.rare())
     assert ("unfiltered_4", "narrow_4") in plan.optional()

@@ -3,8 +3,12 @@
 import errno
 import os
 import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +19,15 @@ from workers.errors import LoadRefused
 from workers.host.cpu_plan import WorkerCpus
 from workers.host.huge_pages import HUGE
 from workers.iree.build import weight_archive as archive
-from workers.iree.build.weight_archive import ALIGNMENT, Archive, ArchiveError, ArchivePlace, open_archive
+from workers.iree.build.weight_archive import (
+    ALIGNMENT,
+    PACKED_AT_ONCE,
+    PACKED_BYTES,
+    Archive,
+    ArchiveError,
+    ArchivePlace,
+    open_archive,
+)
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
@@ -108,6 +120,38 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     (file,) = (tmp_path / "weights").glob("*.safetensors")
     assert peak < HUGE + file.stat().st_size / 2, "and what is not written yet of the file"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ([1] * 9, PACKED_AT_ONCE),
+        ([PACKED_BYTES // 2] * 4, 2),
+        ([PACKED_BYTES // 2 + 1] * 4, 1),
+        ([1, PACKED_BYTES + 1, 1], 1),
+    ],
+    ids=["count", "bytes", "one byte more", "one too large"],
+)
+def test_tensors_are_packed_ahead_in_order_and_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], most: int
+) -> None:
+
+    packed: list[int] = []
+
+    class AtOnce(Executor):
+        def submit(self, function: Callable[..., Any], /, *arguments: Any, **_: Any) -> Future[Any]:
+            packed.append(len(packed))
+            future: Future[Any] = Future()
+            future.set_result(packed[-1])
+            return future
+
+    wanted: Any = [mock.Mock(nbytes=size) for size in sizes]
+    ahead = []
+    for number, result in enumerate(archive._packed_ahead(AtOnce(), wanted, mock.Mock(), OPS)):
+        assert result == number
+        ahead.append(len(packed) - number)
+    assert max(ahead) == most
+    assert len(ahead) == len(sizes)
 
 
 def test_leftovers_of_a_dead_process_are_removed(packing: Packing) -> None:

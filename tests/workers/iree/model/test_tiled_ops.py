@@ -21,6 +21,19 @@ def test_a_kernel_that_is_called_twice_is_collected_once() -> None:
     assert set(ops.bodies) == {"baton_norm_4_64_001"}
 
 
+def test_a_kernel_is_written_once_for_equal_arguments() -> None:
+    ops, written = TiledOps("bfloat16", Bf16Dot()), list[tuple[int, ...]]()
+
+    def write(name: str, *sizes: int) -> str:
+        written.append(sizes)
+        return name
+
+    for sizes in ((1, 2), (1, 2), (1, 3)):
+        ops.add_kernel("same_text", write, *sizes)
+    assert written == [(1, 2), (1, 3)]
+    assert ops.bodies == {"same_text": "same_text"}
+
+
 def test_two_kernels_do_not_share_a_name() -> None:
     ops = TiledOps("bfloat16", Bf16Dot())
     trace_norm(ops, 1e-5)

@@ -29,11 +29,19 @@ T = TypeVar("T", int, Value)
 
 
 def pack_matrix(matrix: NDArray[Any], k: int) -> NDArray[Any]:
-    """Pack [N, K] as [ceil(N / 16), K / k, 16, k]; missing rows are zero. K must be a multiple of k."""
+    """Pack [N, K] as [ceil(N / 16), K / k, 16, k]; missing rows are zero. K must be a multiple of k, and k numbers have
+    at most 8 bytes."""
     rows, columns = matrix.shape
     if rows % LANES:
         matrix = np.concatenate([matrix, np.zeros((-rows % LANES, columns), matrix.dtype)])
-    return np.ascontiguousarray(matrix.reshape(-1, LANES, columns // k, k).transpose(0, 2, 1, 3))
+    tiles = _interleaved(matrix, k)
+    return tiles.view(matrix.dtype).reshape(len(tiles), columns // k, LANES, k)
+
+
+def _interleaved(matrix: NDArray[Any], k: int) -> NDArray[np.unsignedinteger[Any]]:
+    """Return [N / 16, K / k, 16] words of k neighbouring numbers: numpy moves a word much faster than its numbers."""
+    words = np.ascontiguousarray(matrix).view(f"u{matrix.itemsize * k}")
+    return np.ascontiguousarray(words.reshape(-1, LANES, words.shape[1]).transpose(0, 2, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +100,31 @@ class Packing:
     def pack(self, matrix: Quantized) -> NDArray[np.int8]:
         """Pack a matrix: int8 [tiles, bytes]. Outputs that are missing in the last tile have levels and scales of
         zero."""
-        outputs, inputs = matrix.levels.shape
-        tiles, size = self.stored_shape(outputs, inputs)
-        out = np.zeros((tiles, size), np.int8)
+        out = np.empty(self.stored_shape(*matrix.levels.shape), np.int8)
+        self.pack_into(out, matrix)
+        return out
+
+    def pack_into(self, out: NDArray[np.int8], matrix: Quantized) -> None:
+        """Like `pack`, into memory of that shape."""
         zeros = matrix.zeros
         if self.format.zero == "level" and zeros is not None:
             zeros = -zeros  # added to a sum of levels
         tables = [self._table(values) for values in (matrix.scales, zeros) if values is not None]
-        levels = self._levels(self._filled(matrix.levels)).view(np.int8).reshape(tiles, -1, self.level_bytes)
-        for group in range(levels.shape[1]):
-            parts = [(self.entry_byte(number, group), table[:, group]) for number, table in enumerate(tables)]
-            for start, part in [*parts, (self.level_byte(group), levels[:, group])]:
-                out[:, start : start + part.shape[1]] = part
-        return out
+        levels = self._levels(self._filled(matrix.levels)).view(np.int8).reshape(len(out), -1, self.level_bytes)
+        groups = levels.shape[1]
+        whole = groups - groups % self.block
+        for low, high, size in ((0, whole, self.block), (whole, groups, groups - whole)):
+            if low == high:
+                continue
+            start = self.entry_byte(0, low)
+            end = start + (high - low) // size * self.entry_bytes + (high - low) * self.level_bytes
+            blocks = out[:, start:end].reshape(len(out), (high - low) // size, -1)
+            blocks[:, :, : self.entry_bytes] = 0  # a last block that has fewer groups
+            for number, part in enumerate(tables):
+                entries = part[:, low:high].reshape(*blocks.shape[:2], -1)
+                at = number * self.block * self.scale_bytes
+                blocks[:, :, at : at + entries.shape[2]] = entries
+            blocks[:, :, self.entry_bytes :] = levels[:, low:high].reshape(*blocks.shape[:2], -1)
 
     def _table(self, values: NDArray[Any]) -> NDArray[np.int8]:
         """Return scales or zeros, [tiles, groups, bytes]."""
@@ -118,12 +138,10 @@ class Packing:
 
     def _levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the levels in their order, [tiles, bytes]."""
-        inputs = levels.shape[1]
-        runs = levels.reshape(-1, LANES, inputs // DOT_INPUTS, DOT_INPUTS).transpose(0, 2, 1, 3)
+        runs = _interleaved(levels, DOT_INPUTS)
         if self.format.bits == 4:
-            pairs = runs.reshape(-1, inputs // (2 * DOT_INPUTS), 2, LANES, DOT_INPUTS)
-            return (pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(4)).reshape(len(runs), -1)
-        return np.ascontiguousarray(runs).reshape(len(runs), -1)
+            runs = runs[:, ::2] | runs[:, 1::2] << np.uint32(4)
+        return runs.view(np.uint8).reshape(len(runs), -1)
 
 
 def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat | None:

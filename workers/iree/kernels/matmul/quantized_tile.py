@@ -23,9 +23,6 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, Quanti
 
 PREFETCH_DISTANCE = 8192
 """Bytes ahead of what is read. The CPU itself looks ahead no further than a page's end."""
-MAX_UNROLLED_SUMS = 9
-"""Sums of a block, one for each row and tile, whose dots are written out. For more, LLVM would multiply all scales
-before the first dot and spill them; in a loop it cannot."""
 MIN_CHAINS = 4
 """Dot products that do not wait for each other, at least."""
 
@@ -145,8 +142,6 @@ class _Group:
                     sums = self._looped_limb(limb, parts)
                 elif self.matmul.dot.row_pairs is not None and len(self.rows) > 1:
                     sums = self._paired_limb(limb, self.matmul.dot.row_pairs, levels)
-                elif len(self.rows) * len(self.tiles) > MAX_UNROLLED_SUMS:
-                    sums = self._looped_limb(limb, parts)
                 else:
                     sums = self._limb(limb, parts, levels)
                 for (row, _), total in sums.items():

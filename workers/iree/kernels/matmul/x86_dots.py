@@ -22,6 +22,7 @@ class Vpdpbusd(Int32Sums):
     """
 
     lanes: int
+    looped: ClassVar[bool] = True
     begins: ClassVar[bool] = True
 
     def together(self, rows: int) -> int:

@@ -11,7 +11,7 @@ from workers.iree.kernels.matmul.packing import Packing, pack_matrix
 
 
 def test_pack() -> None:
-    packed = pack_matrix(np.arange(34).reshape(17, 2), 2)
+    packed = pack_matrix(np.arange(34, dtype=np.int32).reshape(17, 2), 2)
     assert packed.shape == (2, 1, 16, 2)
     assert packed[0, 0, 3].tolist() == [6, 7]
     assert packed[1, 0].tolist() == [[32, 33], *[[0, 0]] * 15]
