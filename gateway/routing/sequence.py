@@ -21,7 +21,7 @@ from protocol.request import TokensInput
 Report = Logprobs | PromptToken
 """The log-probabilities at one position of an answer, or of its prompt."""
 
-MAX_REPLAYS = 16
+MAX_REPLAYS = 4
 """Gaps of a sequence that are kept for its trace."""
 
 _log = structlog.get_logger("gateway.routing.sequence")
