@@ -2,9 +2,8 @@
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 import anyio
@@ -85,13 +84,17 @@ async def run_daemon(
     """
     keys = ApiKeys(settings) if keys is None else keys
     with closing(ResponseService(settings)) as responses:
-        await _run(settings, workers, responses, keys, predecessor, on_status, on_listening, policy, deadlines)
+        async with _exported_traces(settings) as traces:
+            await _run(
+                settings, workers, responses, traces, keys, predecessor, on_status, on_listening, policy, deadlines
+            )
 
 
 async def _run(
     settings: GatewaySettings,
     workers: Sequence[WorkerLaunch],
     responses: ResponseService,
+    traces: "OtlpTraces | None",
     keys: ApiKeys,
     predecessor: Predecessor | None,
     on_status: Callable[[WorkerStatus], None] | None,
@@ -103,7 +106,6 @@ async def _run(
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings)
-    traces = _open_traces(settings)
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
@@ -118,12 +120,23 @@ async def _run(
         if listener is not None:
             daemon.use(listener)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
-    if traces is not None:
-        await anyio.to_thread.run_sync(traces.close, settings.flush_s)
     if (error := end.error or daemon.problem) is not None:
         raise error
     if daemon.reasons:
         raise WorkersGaveUp("; ".join(daemon.reasons))
+
+
+@asynccontextmanager
+async def _exported_traces(settings: GatewaySettings) -> AsyncIterator["OtlpTraces | None"]:
+    """Export traces, if the settings say where to; at the end what is left, for at most `flush_s` seconds. Raises
+    `TracesUnavailable`."""
+    traces = _open_traces(settings)
+    try:
+        yield traces
+    finally:
+        if traces is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(traces.close, settings.flush_s)
 
 
 def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
@@ -135,8 +148,7 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
     except ImportError as error:
         text = f"otlp_traces_endpoint needs the packages of OpenTelemetry ({error}): pip install 'baton-serve[otel]'"
         raise TracesUnavailable(text) from error
-    clock_to_ns = time.time_ns() - round(asyncio.get_running_loop().time() * 1e9)
-    return OtlpTraces(settings.otlp_traces_endpoint, __version__, clock_to_ns)
+    return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
 
 
 def _take_ports(settings: GatewaySettings, joins: RemoteJoin | None) -> Listener:

@@ -23,11 +23,12 @@ class Administration:
         self._sleep = sleep
 
     @classmethod
-    def of(cls, url: str, settings: Settings) -> Self:
+    def of(cls, url: str, settings: Settings, *, reads: bool = False) -> Self:
         """Connect to the server, by default the one on the host and port of the settings, with their admin key or else
-        their API key."""
+        their API key. With `reads` it is the other way round: an API key changes nothing, and reads `/metrics` too."""
         url = url or base_url(settings.host, settings.port)
-        return cls(server_client(url, settings.admin_key or settings.api_key, 30.0))
+        keys = (settings.api_key, settings.admin_key) if reads else (settings.admin_key, settings.api_key)
+        return cls(server_client(url, keys[0] or keys[1], 30.0))
 
     def __enter__(self) -> Self:
         return self

@@ -25,10 +25,14 @@ class LoadSample:
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
     """Values of the metrics by name and sorted labels."""
 
+    def series(self, name: str, **labels: str) -> dict[Labels, float]:
+        """The series of a metric that have these labels."""
+        wanted = labels.items()
+        return {found: value for found, value in self.values.get(name, {}).items() if wanted <= dict(found).items()}
+
     def total(self, name: str, **labels: str) -> float:
         """The sum over all series of a metric that have these labels; 0 without any."""
-        wanted = labels.items()
-        return sum(value for found, value in self.values.get(name, {}).items() if wanted <= dict(found).items())
+        return sum(self.series(name, **labels).values())
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """The sums of a metric by the values of one label."""
@@ -37,16 +41,6 @@ class LoadSample:
             key = dict(labels).get(label, "")
             sums[key] = sums.get(key, 0.0) + value
         return sums
-
-    def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
-        """The cumulative counts of a histogram by upper bound, over all series that have these labels."""
-        counts: dict[float, float] = {}
-        for found, value in self.values.get(f"{name}_bucket", {}).items():
-            named = dict(found)
-            if labels.items() <= named.items():
-                bound = float(named["le"])
-                counts[bound] = counts.get(bound, 0.0) + value
-        return sorted(counts.items())
 
 
 def take_sample(client: Administration, clock: Callable[[], float] = time.monotonic) -> LoadSample:
@@ -82,9 +76,15 @@ class LoadChange:
         return self.now.at - self.before.at
 
     def count(self, name: str, **labels: str) -> float:
-        """The increase of a counter. One that is lower than before has begun anew, in a new server."""
-        before, now = self.before.total(name, **labels), self.now.total(name, **labels)
-        return now - before if now >= before else now
+        """The increase of a counter, over all series that have these labels."""
+        return sum(self._increases(name, **labels).values())
+
+    def _increases(self, name: str, **labels: str) -> dict[Labels, float]:
+        """The increase of each series. One that is lower than before has begun anew, in a new server; one that is gone
+        was of a worker that is."""
+        before, now = self.before.series(name, **labels), self.now.series(name, **labels)
+        old = {each: before.get(each, 0.0) for each in now}
+        return {each: value - old[each] if value >= old[each] else value for each, value in now.items()}
 
     def rate(self, name: str, **labels: str) -> float:
         """The increase a second."""
@@ -93,8 +93,11 @@ class LoadChange:
     def quantile(self, part: float, name: str, **labels: str) -> float | None:
         """A quantile of what a histogram has observed meanwhile, interpolated within its bucket as Prometheus does.
         None if it observed nothing."""
-        before = dict(self.before.buckets(name, **labels))
-        counts = [(bound, count - before.get(bound, 0.0)) for bound, count in self.now.buckets(name, **labels)]
+        by_bound: dict[float, float] = {}
+        for found, count in self._increases(f"{name}_bucket", **labels).items():
+            bound = float(dict(found)["le"])
+            by_bound[bound] = by_bound.get(bound, 0.0) + count
+        counts = sorted(by_bound.items())
         total = counts[-1][1] if counts else 0.0
         if total <= 0:
             return None

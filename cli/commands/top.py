@@ -18,7 +18,7 @@ from cli.terminal.worker_table import WIDTH
 def show_top(settings: Settings, given_url: str, interval_s: float, console: Console) -> None:
     """Draw the server every `interval_s` seconds until the user presses Ctrl-C, or once if this is no terminal.
     `given_url` is empty for the server of the settings. Raises `CommandFailed` if it does not answer at first."""
-    with Administration.of(given_url, settings) as client:
+    with Administration.of(given_url, settings, reads=True) as client:
         _show(client, interval_s, console)
 
 

@@ -52,20 +52,26 @@ def _load(change: LoadChange) -> RenderableType:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose columns are aligned to the right, but for the first one. No cell is wrapped."""
-    table = Table(box=None, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    """A table with names aligned to the left and figures to the right. If it is too wide, names are wrapped."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        if name in ("model", "worker"):
+            table.add_column(name, min_width=8, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def _quantiles(change: LoadChange, name: str, model: str) -> str:
-    found = [change.quantile(part, name, model=model) for part in (0.5, 0.99)]
-    return " / ".join("-" if value is None else _seconds(value) for value in found)
+    low, high = (change.quantile(part, name, model=model) for part in (0.5, 0.99))
+    if low is None or high is None:
+        return "-"
+    scale, unit = (1000, "ms") if high < 1 else (1, "s")
+    return f"{_rounded(low * scale)}/{_rounded(high * scale)} {unit}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+def _rounded(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def _workers(change: LoadChange) -> RenderableType:

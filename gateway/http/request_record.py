@@ -72,7 +72,7 @@ class RequestRecords:
         traces: RequestTraces | None = None,
     ) -> None:
         """`count` is called with the route, the status and the reason of each response; the reason is empty, or a code.
-        `traces` gets generation requests, and other POST requests that are refused."""
+        `traces` gets generation requests, and those refused POST requests that are logged."""
         every = tuple(routes)
         self._whole = {route.path: route.path for route in every if "{" not in route.path}
         self._patterns: Sequence[Route] = [route for route in every if "{" in route.path]
@@ -84,7 +84,8 @@ class RequestRecords:
         """Make the record of a request, which `record_of` finds in its scope."""
         record = scope[_KEY] = RequestRecord(scope, self._route(scope["path"]), self._noted)
         if self._traces is not None and scope["method"] == "POST":
-            record.trace = self._traces.begin(scope["headers"], record.route, record.received)
+            route = "" if record.route == OTHER else record.route
+            record.trace = self._traces.begin(scope["headers"], route, record.received)
         return record
 
     def _route(self, path: str) -> str:
@@ -99,10 +100,10 @@ class RequestRecords:
         self._count(record.route, status, "" if code is None else code.value)
         if code is None or record.admitted:
             return
-        if record.trace is not None:
-            record.trace.refused(status, code.value)
         left_out = self._limit.take(code.value)
         if left_out is not None:
+            if record.trace is not None:
+                record.trace.refused(status, code.value)
             more = {"left_out": left_out} if left_out else {}
             _log.info(
                 "request_refused",

@@ -1,10 +1,10 @@
 """The same figures under vLLM's names (vllm/v1/metrics/loggers.py), for what was made for vLLM.
 
-Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series those are left out that
-have no equal here, such as preemptions and LoRA adapters.
+Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series some are left out, such as
+those of preemptions and LoRA adapters.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import Counter
@@ -16,41 +16,33 @@ from gateway.metrics.worker_collector import histogram_family
 
 LABELS = ("model_name", "engine")
 """The served name of the model, and the worker, where vLLM has the number of its engine."""
-NO_WORKER = "none"
-"""The `engine` of sequences that wait for a worker."""
+ALL_WORKERS = "all"
+"""The `engine` of gauges. They have one series for a model: the endpoint picker reads only the first one."""
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
 """vLLM's `finished_reason` by our outcome; every other outcome is an `error`."""
 
 
-class _VllmFamily(NamedTuple):
+class _VllmCounter(NamedTuple):
     name: str
     help: str
     value: Callable[[WorkerSample], float]
 
 
-GAUGES = (
-    _VllmFamily("vllm:num_requests_running", "Sequences that have a slot", lambda s: max(0, s.live - s.queue_depth)),
-    _VllmFamily(
-        "vllm:kv_cache_usage_perc",
-        "Used part of the KV cache, 0 to 1",
-        lambda s: s.kv_tokens / s.kv_capacity if s.kv_capacity else 0.0,
-    ),
-)
 COUNTERS = (
-    _VllmFamily(
+    _VllmCounter(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
         lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
     ),
-    _VllmFamily(
+    _VllmCounter(
         "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.counts("prefix_tokens")
     ),
-    _VllmFamily(
+    _VllmCounter(
         "vllm:prompt_tokens",
         "Prompt tokens, cached ones included",
         lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
     ),
-    _VllmFamily("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
+    _VllmCounter("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
 )
 HISTOGRAMS = (
     # (name, field of `Observed`, help)
@@ -80,19 +72,16 @@ class VllmCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         samples = list(self._samples())
-        for name, text, value in GAUGES:
-            yield _filled(GaugeMetricFamily(name, text, labels=LABELS), samples, value)
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a slot", labels=LABELS)
-        for model, count in self._waiting().items():
-            waiting.add_metric((model, NO_WORKER), count)
-        yield _filled(waiting, samples, lambda sample: sample.queue_depth)
+        yield from _gauges(samples, self._waiting())
         for name, text, value in COUNTERS:
-            yield _filled(CounterMetricFamily(name, text, labels=LABELS), samples, value)
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            for sample in samples:
+                family.add_metric((sample.model, sample.worker), value(sample))
+            yield family
         for name, field, text in HISTOGRAMS:
             observed = (((model, worker), one) for (model, _, worker), one in self._observed.items())
             yield histogram_family(name, text, field, LABELS, observed)
         yield self._successes()
-        yield _cache_config(samples)
 
     def _successes(self) -> Metric:
         family = CounterMetricFamily(
@@ -110,21 +99,23 @@ class VllmCollector(Collector):
         return family
 
 
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    samples: Iterable[WorkerSample],
-    value: Callable[[WorkerSample], float],
-) -> Metric:
-    for sample in samples:
-        family.add_metric((sample.model, sample.worker), value(sample))
-    return family
-
-
-def _cache_config(samples: Iterable[WorkerSample]) -> Metric:
-    """A cache is rows of one token each: they are its blocks."""
-    family = GaugeMetricFamily(
+def _gauges(samples: Iterable[WorkerSample], waiting: Mapping[str, int]) -> Iterator[Metric]:
+    """The state of each model. Its cache is that of its active workers; a row of one token is a block of it."""
+    running = GaugeMetricFamily("vllm:num_requests_running", "Sequences that have a slot", labels=LABELS)
+    queued = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a slot or a worker", labels=LABELS)
+    usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", labels=LABELS)
+    config = GaugeMetricFamily(
         "vllm:cache_config_info", "Size of the KV cache", labels=[*LABELS, "block_size", "num_gpu_blocks"]
     )
+    by_model: dict[str, list[WorkerSample]] = {}
     for sample in samples:
-        family.add_metric((sample.model, sample.worker, "1", str(sample.kv_capacity)), 1)
-    return family
+        by_model.setdefault(sample.model, []).append(sample)
+    for model, workers in by_model.items():
+        labels = (model, ALL_WORKERS)
+        active = [each for each in workers if not each.standby]
+        rows, capacity = sum(each.kv_tokens for each in active), sum(each.kv_capacity for each in active)
+        running.add_metric(labels, sum(max(0, each.live - each.queue_depth) for each in workers))
+        queued.add_metric(labels, waiting.get(model, 0) + sum(each.queue_depth for each in workers))
+        usage.add_metric(labels, rows / capacity if capacity else 0.0)
+        config.add_metric((*labels, "1", str(capacity)), 1)
+    yield from (running, queued, usage, config)

@@ -126,8 +126,8 @@ class Delivery:
         """Note the first delivery of another worker: the client's gap is over."""
         if sequence.first_at:
             handle.observed.gap.observe(now - sequence.last_at)
-        if len(sequence.replays) < MAX_REPLAYS:
-            sequence.replays.append(Replay(sequence.last_at, now, str(sequence.cause)))
+        del sequence.replays[MAX_REPLAYS - 1 :]
+        sequence.replays.append(Replay(sequence.last_at, now, str(sequence.cause)))
         self._placement.settle(sequence, "continued" if sequence.continued else "resumed")
 
     def _finished(self, handle: WorkerHandle, event: Finished) -> None:
@@ -142,7 +142,7 @@ class Delivery:
         observed.queue_wait.observe(usage.queue_ms / 1000)
         observed.prefill.observe(usage.prefill_ms / 1000)
         observed.decode.observe(usage.decode_ms / 1000)
-        if usage.completion_tokens > 1:
+        if usage.completion_tokens > 1 and not sequence.replays:  # or the time would be that of some of its tokens
             observed.output_token.observe(usage.decode_ms / 1000 / (usage.completion_tokens - 1))
         observed.prompt_tokens.observe(usage.prompt_tokens)
         observed.completion_tokens.observe(usage.completion_tokens)

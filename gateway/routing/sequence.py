@@ -21,7 +21,8 @@ from protocol.request import TokensInput
 Report = Logprobs | PromptToken
 """The log-probabilities at one position of an answer, or of its prompt."""
 
-MAX_REPLAYS = 16
+MAX_REPLAYS = 4
+"""Gaps of a sequence that are kept for its trace."""
 
 _log = structlog.get_logger("gateway.routing.sequence")
 
@@ -97,7 +98,7 @@ class LiveSequence:
         self.cause: Cause | None = None
         """Why it lost its last worker, until the next one delivers something."""
         self.replays: list[Replay] = []
-        """The first `MAX_REPLAYS` gaps after which another worker continued it."""
+        """The gaps after which another worker continued it: of more than `MAX_REPLAYS`, the first ones and the last."""
         self.loss = ""
         self.failures: tuple[WorkerFailure, ...] = ()
         """The worker failures during which it ran, in a row, until it is cleared. See

@@ -35,10 +35,12 @@ def close_request(group: RequestGroup, record: RequestRecord) -> None:
 
 
 def _traced(group: RequestGroup, outcome: str) -> TracedRequest:
-    return TracedRequest(group.request_id, group.model, outcome, [_traced_sequence(each) for each in group.sequences])
+    sequences = [_traced_sequence(each) for each in group.sequences]
+    return TracedRequest(group.request_id, group.model, outcome, group.token_counts().prompt, sequences)
 
 
 def _traced_sequence(sequence: LiveSequence) -> TracedSequence:
+    ended_well = sequence.usage is not None
     usage = sequence.usage or Usage(0, len(sequence.tokens))
     return TracedSequence(
         index=sequence.index,
@@ -47,8 +49,8 @@ def _traced_sequence(sequence: LiveSequence) -> TracedSequence:
         opened_at=sequence.opened_at,
         first_at=sequence.first_at,
         last_at=sequence.last_at,
-        queue_s=usage.queue_ms / 1000,
-        prefill_s=usage.prefill_ms / 1000,
+        queue_s=usage.queue_ms / 1000 if ended_well else None,
+        prefill_s=usage.prefill_ms / 1000 if ended_well else None,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,

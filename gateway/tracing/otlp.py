@@ -5,9 +5,10 @@ its sequences has child spans for its wait in the queue, its prefill, its decodi
 the request ends. A thread of the SDK exports them in batches and drops what its queue does not hold.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry.context import Context
@@ -32,21 +33,23 @@ _CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 class OtlpTraces:
     """The traces of one gateway."""
 
-    def __init__(self, endpoint: str, version: str, clock_to_ns: int) -> None:
-        """`endpoint` is the URL that takes traces. `clock_to_ns` is the wall clock less the event loop's, in ns.
-        OpenTelemetry's own environment variables set headers, sampling and the rest."""
+    def __init__(self, endpoint: str, version: str, clock: Callable[[], float]) -> None:
+        """`endpoint` is the URL that takes traces, and `clock` the one of all times that traces get. OpenTelemetry's
+        own environment variables set headers, sampling and the rest."""
+        # It would log each malformed header, with the client's text.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         named = Resource({SERVICE_NAME: SERVICE, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer(SERVICE, version)
-        self._clock_to_ns = clock_to_ns
+        self._clock = clock
 
     def begin(self, headers: Sequence[tuple[bytes, bytes]], route: str, received: float) -> RequestTrace:
         carrier = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in _CONTEXT_HEADERS
         }
         parent = TraceContextTextMapPropagator().extract(carrier)
-        return _OtlpTrace(self._tracer, parent, route, received, self._clock_to_ns)
+        return _OtlpTrace(self._tracer, parent, route, received, self._clock)
 
     def close(self, within_s: float) -> None:
         """Export what is left, for at most `within_s` seconds. Blocks."""
@@ -57,15 +60,19 @@ class OtlpTraces:
 
 
 class _OtlpTrace:
-    def __init__(self, tracer: Tracer, parent: Context, route: str, received: float, clock_to_ns: int) -> None:
+    def __init__(
+        self, tracer: Tracer, parent: Context, route: str, received: float, clock: Callable[[], float]
+    ) -> None:
         self._tracer = tracer
         self._parent = parent
         self._route = route
         self._received = received
-        self._clock_to_ns = clock_to_ns
+        self._clock = clock
+        self._clock_to_ns = 0
+        """The wall clock less `_clock` when the request ended: the wall clock may be set at any time."""
 
     def refused(self, status: int, reason: str) -> None:
-        with self._server(f"POST {self._route}", {"error.type": reason}, status) as span:
+        with self._server(f"POST {self._route}".rstrip(), {"error.type": reason}, status) as span:
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR, reason))
 
@@ -80,7 +87,7 @@ class _OtlpTrace:
             "gen_ai.response.model": request.model,
             "gen_ai.request.choice.count": len(sequences),
             "gen_ai.response.finish_reasons": [each.finish for each in sequences if each.finish],
-            "gen_ai.usage.input_tokens": sum(each.prompt_tokens for each in sequences),
+            "gen_ai.usage.input_tokens": request.prompt_tokens,
             "gen_ai.usage.output_tokens": sum(each.completion_tokens for each in sequences),
             "baton.request.id": request.request_id,
             "baton.outcome": request.outcome,
@@ -96,7 +103,11 @@ class _OtlpTrace:
 
     @contextmanager
     def _server(self, name: str, attributes: Mapping[str, AttributeValue], status: int | None) -> Iterator[Span]:
-        common: dict[str, AttributeValue] = {"http.request.method": "POST", "http.route": self._route}
+        now = self._clock()
+        self._clock_to_ns = time.time_ns() - round(now * 1e9)
+        common: dict[str, AttributeValue] = {"http.request.method": "POST"}
+        if self._route:
+            common["http.route"] = self._route
         if status is not None:
             common["http.response.status_code"] = status
         span = self._tracer.start_span(
@@ -105,17 +116,21 @@ class _OtlpTrace:
         try:
             yield span
         finally:
-            span.end(time.time_ns())
+            span.end(self._ns(now))
 
     def _sequence(self, sequence: TracedSequence, inside: Context) -> None:
-        """The parts of a sequence, back from its first token, which the gateway's clock measured."""
+        """The parts of a sequence. Queue and prefill are those of its last worker, back from the first token of that
+        worker, which the gateway's clock measured."""
         if sequence.first_at:
-            slot_at = max(sequence.first_at - sequence.prefill_s, sequence.opened_at)
-            queued_at = max(slot_at - sequence.queue_s, sequence.opened_at)
             about: dict[str, AttributeValue] = {"baton.sequence": sequence.index, "baton.worker": sequence.worker}
-            self._part("queue", queued_at, slot_at, about, inside)
-            prompt = {"baton.prompt_tokens": sequence.prompt_tokens, "baton.cached_tokens": sequence.cached_tokens}
-            self._part("prefill", slot_at, sequence.first_at, about | prompt, inside)
+            if sequence.prefill_s is not None and sequence.queue_s is not None:
+                last = sequence.replays[-1] if sequence.replays else None
+                begun = sequence.opened_at if last is None else last.lost_at
+                token_at = sequence.first_at if last is None else max(sequence.first_at, last.resumed_at)
+                slot_at = max(token_at - sequence.prefill_s, begun)
+                self._part("queue", max(slot_at - sequence.queue_s, begun), slot_at, about, inside)
+                prompt = {"baton.prompt_tokens": sequence.prompt_tokens, "baton.cached_tokens": sequence.cached_tokens}
+                self._part("prefill", slot_at, token_at, about | prompt, inside)
             tokens = {"baton.completion_tokens": sequence.completion_tokens}
             self._part("decode", sequence.first_at, sequence.last_at, about | tokens, inside)
         for replay in sequence.replays:

@@ -74,14 +74,17 @@ def test_the_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[str]:
-    """A real Prometheus that scrapes `target`; its URL."""
+    """A real Prometheus that scrapes `target` and itself; its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "baton", "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": [each]}]}
+            for job, each in (("baton", target), ("prometheus", f"127.0.0.1:{port}"))
+        ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
@@ -121,7 +124,38 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         for name, series in fires.items()
         for when, expected in (("0m", []), ("20m" if "Free" in name else "4m", [fired(name)]))
     ]
-    file = tmp_path / "cases.yml"
+    check_rules(tmp_path, cases)
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("name", "metric", "labels"),
+    [
+        ("BatonAPoisonRequest", "baton_replays_total", {"model": "m", "cause": "died", "outcome": "quarantined"}),
+        ("BatonRequestsLoseTheirWorkerForGood", "baton_sequences_ended_total", {"outcome": "worker_lost"}),
+        ("BatonInternalErrors", "baton_sequences_ended_total", {"outcome": "internal_error"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_count_of_an_outcome_fires_for_a_quarter_of_an_hour(
+    tmp_path: Path, name: str, metric: str, labels: dict[str, str]
+) -> None:
+    """Its series does not exist before."""
+    rule = next(each for each in rules() if each["alert"] == name)
+    named = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    alert = {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
+    expected = [("2m", []), ("3m", [alert]), ("17m", [alert]), ("19m", [])]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": f"{metric}{{{named}}}", "values": "_ _ _ 1x30"}],
+        "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": alerts} for at, alerts in expected],
+    }
+    check_rules(tmp_path, [case])
+
+
+def check_rules(folder: Path, cases: list[dict[str, Any]]) -> None:
+    """Let promtool run these cases over the rules."""
+    file = folder / "cases.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,8 +180,12 @@ async def test_a_real_prometheus_scrapes_a_gateway_and_answers_every_query(tmp_p
                 with anyio.fail_after(WAIT_S):
                     while await value(client, "sum(baton_time_to_first_token_seconds_count)") != "1":  # noqa: ASYNC110
                         await anyio.sleep(0.2)
+                    while await value(client, "count(process_resident_memory_bytes)") != "2":  # noqa: ASYNC110
+                        await anyio.sleep(0.2)
                 assert await value(client, 'up{job="baton"}') == "1"
                 assert await value(client, "sum(vllm:time_to_first_token_seconds_count)") == "1"
+                (of_gateway,) = (query for query in queries() if "process_resident" in query)
+                assert await value(client, f"count({of_gateway})") == "1", "and not every process that is scraped"
                 for query in queries():
                     filled = query.replace("$model", ".*").replace("$__rate_interval", "1m")
                     found = await client.get("/api/v1/query", params={"query": filled})

@@ -40,7 +40,7 @@ def test_values_are_summed_over_the_series_that_have_the_labels() -> None:
     assert one.total("tokens_total", model="m", worker="b") == 4
     assert one.total("nothing") == 0
     assert one.by("tokens_total", "model") == {"m": 7, "n": 5}
-    assert one.buckets("wait", model="m") == [(1.0, 2), (2.0, 6), (float("inf"), 8)]
+    assert len(one.series("wait_bucket", model="m")) == 3
 
 
 def test_rates_are_of_the_time_between_the_samples() -> None:
@@ -53,9 +53,14 @@ def test_rates_are_of_the_time_between_the_samples() -> None:
 
 
 def test_a_counter_that_began_anew_counts_from_zero() -> None:
-    assert (
-        LoadChange(sample(), sample(TEXT.replace('worker="a"} 3', 'worker="a"} 0'), at=1.0)).count("tokens_total") == 9
-    )
+    change = LoadChange(sample(), sample(TEXT.replace('worker="a"} 3', 'worker="a"} 2'), at=1.0))
+    assert change.count("tokens_total") == 2
+    assert change.quantile(0.5, "wait") is None
+
+
+def test_a_worker_that_leaves_takes_its_counts_along() -> None:
+    without_a = TEXT.replace('tokens_total{model="m",worker="a"} 3', "").replace('worker="b"} 4', 'worker="b"} 6')
+    assert LoadChange(sample(), sample(without_a, at=1.0)).count("tokens_total") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """`baton top` beside a real server: on a terminal, into a pipe, and without a server."""
 
+import os
 import subprocess
 import sys
 import threading
 
 import httpx
+import pytest
 
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
 from tests.cli.pseudo_terminal import Terminal
@@ -30,11 +32,21 @@ def test_a_terminal_shows_the_server_until_the_user_ends_it() -> None:
             assert terminal.exit_status() == 0
 
 
-def test_a_pipe_gets_one_picture() -> None:
-    with serving(SERVE) as server:
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"BATON_API_KEY": "one"}, {"BATON_ADMIN_KEY": "two"}, {"BATON_API_KEY": "one", "BATON_ADMIN_KEY": "two"}],
+    ids=["no key", "API key", "admin key", "both"],
+)
+def test_a_pipe_gets_one_picture(keys: dict[str, str]) -> None:
+    with serving(SERVE, keys) as server:
         url = url_of(read_until(server, "Stop it"))
         done = subprocess.run(
-            [sys.executable, *TOP, "--url", url], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, *TOP, "--url", url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, **keys},
         )
     assert done.stdout.startswith(f"Baton at {url}\n")
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["model", "scripted", "worker", "w0"]

@@ -16,8 +16,8 @@ def labels(**named: str) -> Labels:
     return tuple(sorted(named.items()))
 
 
-def drawn(now: LoadSample, before: LoadSample | None = None) -> list[list[str]]:
-    console = Console(width=400, highlight=False, file=None)
+def drawn(now: LoadSample, before: LoadSample | None = None, width: int = 400) -> list[list[str]]:
+    console = Console(width=width, highlight=False, file=None)
     with console.capture() as capture:
         console.print(top_view(LoadChange(before or now, now), "http://server"))
     return [line.split() for line in capture.get().splitlines()]
@@ -45,9 +45,38 @@ def test_the_load_of_a_model_and_of_its_worker() -> None:
     }
     title, _, model, _, worker = drawn(LoadSample(2.0, [SERVES], values), before)
     assert title == ["Baton", "at", "http://server"]
-    itl = ["5", "ms", "/", "10", "ms"]
-    assert model == ["m", "1", "1", "5", "100", "15", "25%", "-", "/", "-", *itl, "2.0"]
+    assert model == ["m", "1", "1", "5", "100", "15", "25%", "-", "5/9.9", "ms", "2.0"]
     assert worker == ["w0", "m", "█░░░░░░░", "1/8", "3", "25%", "1.23", "GB", "100", "0", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.4, "200/396 ms"), (1.0, "500/990 ms"), (2.0, "1/2 s"), (60.0, "30/59 s")], ids=str
+)
+def test_both_quantiles_have_one_unit(seconds: float, shown: str) -> None:
+    values = {
+        "baton_time_to_first_token_seconds_bucket": {
+            labels(model="m", worker="w0", le=str(seconds)): 10.0,
+            labels(model="m", worker="w0", le="+Inf"): 10.0,
+        }
+    }
+    _, _, model, *_ = drawn(LoadSample(1.0, [SERVES], values), LoadSample(0.0, [SERVES]))
+    assert shown in " ".join(model)
+
+
+def test_no_figure_is_cut_off_on_a_terminal_of_80_columns() -> None:
+    name = "a-model-with-a-long-name"
+    worker = {**SERVES, "model": name, "slots_total": 64}
+    of_worker = labels(model=name, worker="w0")
+    figures = {"baton_batch_decode_tokens_total": {of_worker: 123456.0}, "baton_worker_memory_bytes": {of_worker: 2e9}}
+    for latency in ("time_to_first_token", "inter_token_latency"):
+        buckets = {labels(**dict(of_worker), le=bound): 9.0 for bound in ("0.5", "+Inf")}
+        figures[f"baton_{latency}_seconds_bucket"] = buckets
+    lines = drawn(LoadSample(1.0, [worker], figures), LoadSample(0.0, [worker]), width=80)
+    words = [word for line in lines for word in line]
+    assert words.count("123,456") == 2
+    assert words.count("250/495") == 2
+    assert "1/64" in words
+    assert not [word for word in words if "…" in word]
 
 
 def test_what_is_not_reported_yet_is_a_dash() -> None:

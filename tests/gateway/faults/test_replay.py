@@ -10,6 +10,7 @@ import structlog
 from actors.supervision.worker import WorkerState
 from gateway.generation.delta import StopReason, TextDelta, TokenCounts
 from gateway.routing.router import DEADLINE_MARGIN_S
+from gateway.routing.sequence import MAX_REPLAYS
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
 from protocol.events import Usage
@@ -203,3 +204,29 @@ async def test_a_waiting_call_wakes_an_eager_client_once() -> None:
     world["a"].die()
     assert await news is False
     assert group.waiting
+
+
+async def test_the_time_between_tokens_is_not_that_of_a_part_of_them() -> None:
+    """A worker reports how long it decoded, and how many tokens the sequence has with those of the lost worker."""
+    world = World("a", "b")
+    group = world.open()
+    world["a"].token(number(group), "Hel", 5, 6)
+    world["a"].die()
+    world["b"].finish(last(world["b"]).stream, "!", usage=Usage(2, 3, decode_ms=100))
+    assert group.ended
+    assert [handle.observed.output_token.count for handle in world.router.handles()] == [0, 0]
+    assert [handle.observed.decode.count for handle in world.router.handles()] == [0, 1]
+
+
+async def test_the_first_gaps_of_a_sequence_are_kept_and_the_last() -> None:
+    world = World("a", "b")
+    group = world.open()
+    for turn in range(MAX_REPLAYS + 2):
+        name = group.worker
+        world.router.migrate(name)
+        world[name].come_back()
+        assert group.worker != name
+        world[group.worker].token(last(world[group.worker]).stream, "a", turn)
+    (sequence,) = group.sequences
+    assert len(sequence.replays) == MAX_REPLAYS
+    assert sequence.replays[-1].resumed_at == sequence.last_at

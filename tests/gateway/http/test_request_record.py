@@ -1,6 +1,6 @@
 """Every response is counted by route, status and reason; a refusal is one line, without a word of the client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.errors import STATUS, RefusalCode
 from gateway.http.log_limit import BURST, LogLimit
 from gateway.http.request_record import RequestRecords, record_of
+from gateway.tracing.traced_request import RequestTrace, TracedRequest
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from protocol.request import FinishReason
@@ -166,3 +167,29 @@ async def test_lines_have_the_name_of_the_key_that_was_found_after_the_record_wa
     assert [(log["key"], log["request"]) for log in logs] == [("team-a", "r1")]
     assert counted == [("other", 404, "not_found")]
     assert record_of(scope) is record
+
+
+class Refused:
+    """Keeps the refusals that would be traced."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str]] = []
+
+    def begin(self, headers: Sequence[tuple[bytes, bytes]], route: str, received: float) -> RequestTrace:
+        return self
+
+    def refused(self, status: int, reason: str) -> None:
+        self.found.append((status, reason))
+
+    def ended(self, request: TracedRequest, status: int | None) -> None:
+        raise NotImplementedError
+
+
+async def test_a_flood_of_refusals_is_no_flood_of_traces() -> None:
+    traces = Refused()
+    records = RequestRecords((), lambda *labels: None, LogLimit(lambda: 0.0), traces)
+    for _ in range(2 * BURST):
+        record = records.begin({"path": "/x", "method": "POST", "headers": ()})
+        record.reason = RefusalCode.INVALID_API_KEY
+        record.started(401)
+    assert traces.found == [(401, "invalid_api_key")] * BURST

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from protocol.events import Delta, Gauges, Step, Usage
 from tests.gateway.harness.serving import COMPLETION, Served, serving
@@ -12,6 +13,7 @@ from tests.gateway.harness.serving import COMPLETION, Served, serving
 pytestmark = pytest.mark.anyio
 
 LABELS = (("engine", "w0"), ("model_name", "tiny"))
+OF_ALL = (("engine", "all"), ("model_name", "tiny"))
 
 
 async def scrape(served: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -47,23 +49,41 @@ async def test_the_state_of_a_worker() -> None:
             seen = await scrape(served)
             for submit in submits:
                 worker.finish(submit.stream, usage=Usage(1, 0))
-    assert {name: value for (name, labels), value in seen.items() if labels == LABELS} == {
+    assert {name: value for (name, labels), value in seen.items() if labels == OF_ALL} == {
         "vllm:num_requests_running": 2,
         "vllm:num_requests_waiting": 1,
         "vllm:kv_cache_usage_perc": 0.25,
+    }
+    assert {name: value for (name, labels), value in seen.items() if labels == LABELS} == {
         "vllm:prefix_cache_queries_total": 40,
         "vllm:prefix_cache_hits_total": 10,
         "vllm:prompt_tokens_total": 40,
         "vllm:generation_tokens_total": 7,
     }
-    config = (("block_size", "1"), LABELS[0], LABELS[1], ("num_gpu_blocks", "512"))
+    config = (("block_size", "1"), *OF_ALL, ("num_gpu_blocks", "512"))
     assert seen["vllm:cache_config_info", config] == 1
+
+
+async def test_the_gauges_of_a_model_are_those_of_all_its_workers() -> None:
+    """llm-d reads the first series of a family, and no other."""
+    async with serving("w0", "w1", "spare", metrics_names="vllm") as served:
+        for worker, kv_tokens in zip(served.workers, (30, 50, 7), strict=True):
+            assert worker.status.ready is not None
+            gauges = Gauges(queue_depth=2, kv_tokens=kv_tokens)
+            worker.change(gauges=gauges, ready=replace(worker.status.ready, kv_capacity=100))
+        served.router.pool["spare"].role = Role.STANDBY
+        seen = await scrape(served)
+    assert seen["vllm:kv_cache_usage_perc", OF_ALL] == 0.4, "a standby has no part in it"
+    assert seen["vllm:num_requests_waiting", OF_ALL] == 6
+    assert seen["vllm:cache_config_info", (("block_size", "1"), *OF_ALL, ("num_gpu_blocks", "200"))] == 1
+    for name in ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_requests_running"):
+        assert [labels for found, labels in seen if found == name] == [OF_ALL]
 
 
 async def test_an_unknown_capacity_is_no_use_of_the_cache() -> None:
     async with serving(metrics_names="vllm") as served:
         served.worker.change(gauges=Gauges(kv_tokens=128))
-        assert (await scrape(served))["vllm:kv_cache_usage_perc", LABELS] == 0
+        assert (await scrape(served))["vllm:kv_cache_usage_perc", OF_ALL] == 0
 
 
 async def test_the_ends_and_latencies_of_sequences() -> None:
@@ -98,7 +118,7 @@ async def test_the_ends_and_latencies_of_sequences() -> None:
     assert ends == {"length": 1, "stop": 1}
 
 
-async def test_sequences_that_wait_for_a_worker_have_no_engine() -> None:
+async def test_sequences_that_wait_for_a_worker_are_waiting_requests() -> None:
     async with serving(metrics_names="vllm", worker_wait_s=30.0) as served:
         served.worker.die()
         async with anyio.create_task_group() as group:
@@ -107,7 +127,7 @@ async def test_sequences_that_wait_for_a_worker_have_no_engine() -> None:
                 await served.client.post("/v1/completions", json=COMPLETION)
 
             group.start_soon(ask)
-            waiting = ("vllm:num_requests_waiting", (("engine", "none"), LABELS[1]))
+            waiting = ("vllm:num_requests_waiting", OF_ALL)
             with anyio.fail_after(10):
                 while (await scrape(served)).get(waiting) != 1:  # noqa: ASYNC110
                     await anyio.sleep(0.01)

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,8 +21,10 @@ import pytest
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'baton-serve[otel]'")
 
 from gateway.daemon import TracesUnavailable, run_daemon
+from gateway.http.server import BindError
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from gateway.tracing.otlp import MAX_SEQUENCES, OtlpTraces
+from gateway.tracing.traced_request import Replay, TracedRequest, TracedSequence
 from tests.attacks.server import attacked_server
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION
@@ -37,8 +42,7 @@ async def traced(
     *workers: str, settings: Mapping[str, Any] | None = None, **scripted: Any
 ) -> AsyncIterator[tuple[Real, OtlpTraces, Collector]]:
     with collector() as found:
-        clock_to_ns = time.time_ns() - round(asyncio.get_running_loop().time() * 1e9)
-        traces = OtlpTraces(found.url, "1.2.3", clock_to_ns)
+        traces = OtlpTraces(found.url, "1.2.3", asyncio.get_running_loop().time)
         launches = [launch(name, **scripted) for name in workers or ("a",)]
         async with real_gateway(*launches, traces=traces, **settings or {}) as real:
             yield real, traces, found
@@ -150,6 +154,107 @@ async def test_a_malformed_context_begins_a_trace_of_its_own(header: str) -> Non
     assert not whole.parent_span_id
 
 
+@pytest.mark.parametrize("state", ["a=b" * 2000, "secret", "=,=", ",".join(f"k{n}=v" for n in range(99)), "a=b,a=c"])
+async def test_a_malformed_state_of_a_trace_is_not_logged(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with traced() as (real, traces, found):
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": state}
+        with caplog.at_level(logging.INFO):
+            assert (await real.client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+        await flush(traces)
+    assert [record.name for record in caplog.records if record.name.startswith("opentelemetry")] == []
+    (whole,) = found.named("text_completion tiny")
+    assert whole.trace_id.hex() == TRACE
+
+
+async def test_a_prompt_with_several_answers_counts_once() -> None:
+    async with traced() as (real, traces, found):
+        answer = await real.client.post("/v1/completions", json=COMPLETION | {"n": 3, "max_tokens": 2})
+        await flush(traces)
+    (whole,) = found.named("text_completion tiny")
+    usage, shown = answer.json()["usage"], attributes(whole)
+    assert shown["gen_ai.usage.input_tokens"] == usage["prompt_tokens"] > 0
+    assert shown["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 6
+
+
+async def test_a_path_without_a_route_is_no_attribute() -> None:
+    async with traced() as (real, traces, found):
+        assert (await real.client.post("/no/such/path", json={})).status_code == 404
+        await flush(traces)
+    (span,) = found.spans
+    assert span.name == "POST"
+    assert "http.route" not in attributes(span)
+
+
+NOW = 1000.0
+"""The time of the clock when the scripted requests end."""
+
+
+def scripted(
+    found: Collector, *sequences: TracedSequence, received: float = NOW - 10
+) -> dict[str, tuple[float, float]]:
+    """Export one request. Begin and end of its spans by name, on the scripted clock."""
+    traces = OtlpTraces(found.url, "1", lambda: NOW)
+    request = TracedRequest("r", "m", "answered", 4, sequences)
+    traces.begin([], "/v1/completions", received).ended(request, 200)
+    traces.close(FLUSH_S)
+    (whole,) = found.named("text_completion m")
+    end = whole.end_time_unix_nano
+    return {
+        span.name: (
+            round(NOW - (end - span.start_time_unix_nano) / 1e9, 3),
+            round(NOW - (end - span.end_time_unix_nano) / 1e9, 3),
+        )
+        for span in found.spans
+    }
+
+
+def sequence(
+    queue_s: float | None, prefill_s: float | None, *replays: Replay, first_at: float = NOW - 6
+) -> TracedSequence:
+    return TracedSequence(0, "b", "stop", NOW - 9, first_at, NOW - 1, queue_s, prefill_s, 4, 8, 0, replays)
+
+
+def test_times_are_those_of_the_clock_and_end_now() -> None:
+    """Whatever the wall clock was when the request came."""
+    before = time.time_ns()
+    with collector() as found:
+        spans = scripted(found, sequence(0.5, 1.5))
+    assert spans == {
+        "text_completion m": (NOW - 10, NOW),
+        "queue": (NOW - 8, NOW - 7.5),
+        "prefill": (NOW - 7.5, NOW - 6),
+        "decode": (NOW - 6, NOW - 1),
+    }
+    assert before <= found.named("text_completion m")[0].end_time_unix_nano <= time.time_ns()
+
+
+def test_the_parts_do_not_begin_before_their_sequence() -> None:
+    with collector() as found:
+        spans = scripted(found, sequence(5.0, 2.0))
+    assert (spans["queue"], spans["prefill"]) == ((NOW - 9, NOW - 8), (NOW - 8, NOW - 6))
+
+
+def test_queue_and_prefill_of_the_last_worker_are_in_the_gap_that_it_ended() -> None:
+    with collector() as found:
+        spans = scripted(found, sequence(0.25, 0.5, Replay(NOW - 5, NOW - 3, "killed")))
+    assert spans["replay"] == (NOW - 5, NOW - 3)
+    assert (spans["queue"], spans["prefill"]) == ((NOW - 3.75, NOW - 3.5), (NOW - 3.5, NOW - 3))
+    assert spans["decode"] == (NOW - 6, NOW - 1)
+
+
+def test_a_replay_before_the_first_token_ends_with_it() -> None:
+    with collector() as found:
+        spans = scripted(found, sequence(0.25, 0.5, Replay(NOW - 9, NOW - 7, "killed")))
+    assert spans["prefill"] == (NOW - 6.5, NOW - 6), "the prompt was reported first"
+
+
+def test_what_no_worker_measured_is_no_span() -> None:
+    with collector() as found:
+        assert set(scripted(found, sequence(None, None))) == {"text_completion m", "decode"}
+    with collector() as found:
+        assert set(scripted(found, sequence(None, None, first_at=0.0))) == {"text_completion m"}
+
+
 async def test_what_a_caller_does_not_sample_is_not_exported() -> None:
     async with traced() as (real, traces, found):
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
@@ -181,6 +286,16 @@ async def test_without_the_packages_the_server_says_what_to_install(monkeypatch:
     settings = GatewaySettings(port=0, otlp_traces_endpoint="http://localhost:4318/v1/traces")
     with pytest.raises(TracesUnavailable, match=r"pip install 'baton-serve\[otel\]'"):
         await run_daemon(settings, [launch("a")])
+
+
+async def test_a_server_that_does_not_start_leaves_no_thread() -> None:
+    with collector() as found, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = GatewaySettings(port=taken.getsockname()[1], otlp_traces_endpoint=found.url)
+        with pytest.raises(BindError):
+            await run_daemon(settings, [launch("a")])
+    assert [each.name for each in threading.enumerate() if each.name.startswith("Otel")] == []
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "http://", "/v1/traces"])
