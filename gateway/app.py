@@ -13,12 +13,12 @@ from gateway.admin.endpoints import Admin, KeyReload
 from gateway.admin.status import Status
 from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
-from gateway.http.access.api_keys import ApiKeys
 from gateway.http.access.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
+from gateway.keys.api_keys import ApiKeys
 from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint

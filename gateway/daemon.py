@@ -31,9 +31,9 @@ from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
 from gateway.garbage_collection import collect_when_idle
-from gateway.http.access.api_keys import ApiKeys
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
+from gateway.keys.api_keys import ApiKeys
 from gateway.loop_lag import LoopLag
 from gateway.responses.service import ResponseService
 from gateway.routing.router import DEADLINE_MARGIN_S, Router

@@ -31,7 +31,7 @@ class GatewaySettings:
     authentication."""
 
     api_keys_file: str = ""
-    """A file with further keys and their names: see `gateway.http.access.api_keys`."""
+    """A file with further keys, their names and their limits: see `gateway.keys.key_file`."""
     admin_key: str = ""
     """When set, requests that change something under `/admin` need this key instead of `api_key`."""
 

@@ -21,8 +21,9 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
-from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.server import BindError
+from gateway.keys.api_keys import ApiKeys
+from gateway.keys.key_file import ApiKeysInvalid
 from gateway.responses.store.stored import StoreUnavailable
 from gateway.settings import GatewaySettings
 

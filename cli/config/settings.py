@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     api_keys_file: str = _field(
         _GATEWAY.api_keys_file,
         SERVER,
-        "File with further keys, one NAME:KEY on each line; only its owner may read it.",
+        "File with the keys of clients, which baton keys makes; only its owner may read it.",
         "FILE",
     )
     admin_key: str = _field(
@@ -198,7 +198,7 @@ class Settings(BaseSettings):
     keys_dir: str = _field(
         _GATEWAY.keys_dir,
         SERVER,
-        "Directory with the gateway's key and the keys of workers that may join; see baton keys.",
+        "Directory with the gateway's key and the keys of workers that may join; see baton worker-keys.",
         "DIR",
     )
     allow_public_workers: bool = _field(
@@ -381,8 +381,8 @@ class Settings(BaseSettings):
     )
 
     join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
-    server_key: str = _field("", JOINING, "The gateway's public key, which baton keys show prints there.", "KEY")
-    key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton keys make.", "FILE")
+    server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
+    key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
 
     @property
     def sources(self) -> dict[str, str]:

@@ -18,8 +18,9 @@ from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
-from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
 from gateway.http.small_body import small_body
+from gateway.keys.api_keys import ApiKeys
+from gateway.keys.key_file import ApiKeysInvalid
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 

@@ -36,7 +36,7 @@ class RemoteJoin:
             folder = Path(settings.keys_dir).expanduser()
             self._keys, self._allowed = read_key(folder / GATEWAY_KEY), AllowList(folder)
             if not (listed := self._allowed.read()).names:
-                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton keys add)"
+                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton worker-keys add)"
                 raise BindError(f"no worker may join: {why}")
         except (EndpointError, KeyFileError) as error:
             raise BindError(str(error)) from error
