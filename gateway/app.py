@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.admin.endpoints import Admin, KeyReload
+from gateway.admin.endpoints import Admin, KeyAdmin
 from gateway.admin.status import Status
 from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
@@ -67,6 +67,7 @@ def create_app(
     shared = dict.fromkeys((STREAMS.rstrip("/"), "/v1/models"), resuming)
     conventions = ConventionsByPath(openai.conventions, shared | _by_prefix(dialects))
     keys = ApiKeys(settings) if keys is None else keys
+    router.metrics.watch_keys(keys.uses)
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
@@ -105,7 +106,7 @@ def create_app(
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
         Route("/admin/gateway", status.gateway),
-        *KeyReload(keys, settings).routes(),
+        *KeyAdmin(keys, settings).routes(),
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
         Route("/", status.page),
     ]

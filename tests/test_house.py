@@ -49,7 +49,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
-        | {"generation", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
+        | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
         "app": _GATEWAY_BASE
         | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
         | {"openapi"},

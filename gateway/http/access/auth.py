@@ -18,11 +18,14 @@ from gateway.http.exchange import HttpExchange
 from gateway.http.request_record import RequestRecord, RequestRecords
 from gateway.keys.api_keys import ApiKey, ApiKeys
 from gateway.keys.record import DEFAULT_NAME
+from gateway.priority import Priority
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
 `/health/ready` also the names of the models and of workers that were given up."""
+KEYS_PATH = "/admin/keys"
+"""The route with the use of all keys, which needs what a change needs."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers that proxies add: the client is then on another machine."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -31,7 +34,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 class AuthMiddleware:
     """Refuses requests with too large headers, for foreign hosts, of foreign pages or without a valid key, and gives
     every request an id, which its response carries. `scope["baton.key"]` is the `ApiKey` of the request, or None, and
-    `scope["baton.key_name"]` its name, or empty.
+    `scope["baton.key_name"]` its name, or empty; `scope["baton.priority"]` is the priority class of that key.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -63,7 +66,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         name_request(scope)
-        scope["baton.key"], scope["baton.key_name"] = None, ""
+        scope["baton.key"], scope["baton.key_name"], scope["baton.priority"] = None, "", Priority.NORMAL
         record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
@@ -100,8 +103,8 @@ class AuthMiddleware:
 
     def _check_admin(self, scope: Scope) -> RequestError | None:
         """Reading takes an API key or a key for the administration; a change takes the latter, or if there is none
-        `api_key`. Clients with a named key change nothing."""
-        reads = scope["method"] in ("GET", "HEAD")
+        `api_key`. Clients with a named key change nothing. The use of all keys is read as if it were changed."""
+        reads = scope["method"] in ("GET", "HEAD") and scope["path"] != KEYS_PATH
         admin = self._note(scope, self._find_admin(scope))
         if admin is not None or (self._keys.administers and reads and not self._keys):
             return None
@@ -133,7 +136,7 @@ class AuthMiddleware:
         """Note a valid key in the scope. None for one that is not."""
         if key is None or key.expired:
             return None
-        scope["baton.key"], scope["baton.key_name"] = key, key.name
+        scope["baton.key"], scope["baton.key_name"], scope["baton.priority"] = key, key.name, key.limits.priority
         return key
 
     def _no_key(self, scope: Scope, key_headers: Collection[bytes] = (), kind: str = "API") -> RequestError:

@@ -11,6 +11,7 @@ from gateway.app import create_app
 from gateway.keys.api_keys import ApiKeys, KeyChange
 from gateway.keys.key_file import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeysInvalid
 from gateway.keys.record import KeyLimits, make_key, make_record
+from gateway.priority import Priority
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.asgi import clients
@@ -90,7 +91,7 @@ def test_a_reload_without_a_key_closes_the_server(tmp_path: Path) -> None:
     file = key_file(tmp_path, "a:b")
     keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
     file.write_text("")
-    assert keys.reload() == KeyChange((), (), ("a",))
+    assert keys.adopt(keys.read()) == KeyChange((), (), ("a",))
     assert keys
     assert name_of(keys, "b") is None
 
@@ -171,10 +172,10 @@ def test_a_bad_file_changes_no_key(tmp_path: Path) -> None:
     keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
     file.write_text("alice")
     with pytest.raises(ApiKeysInvalid):
-        keys.reload()
+        keys.adopt(keys.read())
     assert name_of(keys, "a") == "alice"
     file.write_text("alice:a2\ncarol:c")
-    assert keys.reload() == KeyChange(("alice", "carol"), ("alice", "carol"), ("alice", "bob"))
+    assert keys.adopt(keys.read()) == KeyChange(("alice", "carol"), ("alice", "carol"), ("alice", "bob"))
     assert [name_of(keys, key) for key in ("a", "a2", "b", "c")] == [None, "alice", None, "carol"]
 
 
@@ -249,3 +250,17 @@ async def test_the_name_of_the_key_is_in_the_scope(tmp_path: Path, path: str, au
         await connection.ended.wait()
     assert connection._scope["baton.key_name"] == name
     assert (connection.status == 401) is (not name and path != "/health/live")
+
+
+async def test_the_priority_class_of_the_key_is_in_the_scope(tmp_path: Path) -> None:
+    key = make_key()
+    text = make_record("alice", key, KeyLimits(priority=Priority.LOW)).line()
+    settings = GatewaySettings(api_key="d", api_keys_file=str(key_file(tmp_path, text)))
+    app = create_app(Router(settings), settings)
+    found = []
+    async with clients(app) as opened:
+        for given in (key, "d", "wrong"):
+            connection = opened.open("GET", "/v1/models", authorization=f"Bearer {given}")
+            await connection.ended.wait()
+            found.append(connection._scope["baton.priority"])
+    assert found == [Priority.LOW, Priority.NORMAL, Priority.NORMAL]
