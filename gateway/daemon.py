@@ -33,6 +33,7 @@ from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
 from gateway.garbage_collection import collect_when_idle
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, listen, serve
+from gateway.http.tls import Tls, tls_of
 from gateway.keys.api_keys import ApiKeys
 from gateway.loop_lag import LoopLag
 from gateway.responses.service import ResponseService
@@ -72,20 +73,24 @@ async def run_daemon(
     deadlines: Deadlines | None = None,
     predecessor: Predecessor | None = None,
     keys: ApiKeys | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
     With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
     leave.
 
-    `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` are by default those
-    of the settings. Raises `BindError`, and `ApiKeysInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys,
-    the store and the traces of the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after
-    everything has ended.
+    `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` and `tls` are by
+    default those of the settings. Raises `BindError`, and `ApiKeysInvalid`, `TlsInvalid`, `StoreUnavailable` and
+    `TracesUnavailable` for the keys, the certificate, the store and the traces of the settings, before anything starts,
+    and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
+    tls = tls_of(settings) if tls is None else tls
+    if tls is not None and (warning := tls.warning()):
+        _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
-        await _run(settings, workers, responses, keys, predecessor, on_status, on_listening, policy, deadlines)
+        await _run(settings, workers, responses, keys, tls, predecessor, on_status, on_listening, policy, deadlines)
 
 
 async def _run(
@@ -93,6 +98,7 @@ async def _run(
     workers: Sequence[WorkerLaunch],
     responses: ResponseService,
     keys: ApiKeys,
+    tls: Tls | None,
     predecessor: Predecessor | None,
     on_status: Callable[[WorkerStatus], None] | None,
     on_listening: Callable[[str, int], None] | None,
@@ -107,13 +113,13 @@ async def _run(
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
-    listener = _take_ports(settings, joins) if predecessor is None else None
+    listener = _take_ports(settings, tls, joins) if predecessor is None else None
     async with ActorSystem() as system:
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
         daemon = _Daemon(
-            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, responses, traces
+            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, tls, responses, traces
         )
         if listener is not None:
             daemon.use(listener)
@@ -139,9 +145,9 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
     return OtlpTraces(settings.otlp_traces_endpoint, __version__, clock_to_ns)
 
 
-def _take_ports(settings: GatewaySettings, joins: RemoteJoin | None) -> Listener:
+def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listener:
     """Both, or none. Raises `BindError`."""
-    listener = listen(settings)
+    listener = listen(settings, tls)
     if joins is not None:
         try:
             joins.listen()
@@ -177,6 +183,7 @@ class _Daemon(Actor[DaemonMessage]):
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
         keys: ApiKeys,
+        tls: Tls | None,
         responses: ResponseService,
         traces: "OtlpTraces | None",
     ) -> None:
@@ -191,6 +198,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._keys = keys
+        self._tls = tls
         self._responses = responses
         self._traces = traces
         self._streams = ResumableStreams(settings, router.metrics)
@@ -263,7 +271,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _run_server(self) -> None:
         try:
             if self._predecessor is not None:
-                listener = await take_over(self._predecessor, self._settings, self._fleet, self._leaving)
+                listener = await take_over(self._predecessor, self._settings, self._tls, self._fleet, self._leaving)
                 if listener is not None:
                     self.use(listener)
             if self._listener is not None:
@@ -285,6 +293,7 @@ class _Daemon(Actor[DaemonMessage]):
             keys=self._keys,
             responses=self._responses,
             traces=self._traces,
+            tls=self._tls,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

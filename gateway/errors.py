@@ -35,6 +35,7 @@ class RefusalCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
     STREAM_LOST = "stream_lost"
+    TLS_NOT_RELOADED = "tls_not_reloaded"
     RATE_LIMITED = "rate_limit_exceeded"
 
 
@@ -58,6 +59,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,
     RefusalCode.KEYS_NOT_RELOADED: 409,
+    RefusalCode.TLS_NOT_RELOADED: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,

@@ -40,6 +40,12 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
 
+    tls_cert: str = ""
+    """A PEM file with the server's certificate and those between it and its root; with `tls_key` the port speaks
+    HTTPS."""
+    tls_key: str = ""
+    """A PEM file with the certificate's private key."""
+
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""
     keys_dir: str = ""
@@ -170,6 +176,8 @@ class GatewaySettings:
                 raise GatewaySettingsError(f"{name} is over {most}, {value} over {bound}: {effect}")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         if self.store not in ("memory", "none") and not self.store_path:

@@ -26,8 +26,8 @@ class Administration:
     def of(cls, url: str, settings: Settings) -> Self:
         """Connect to the server, by default the one on the host and port of the settings, with their admin key or else
         their API key."""
-        url = url or base_url(settings.host, settings.port)
-        return cls(server_client(url, settings.admin_key or settings.api_key, 30.0))
+        url = url or base_url(settings.host, settings.port, tls=bool(settings.tls_cert))
+        return cls(server_client(url, settings.admin_key or settings.api_key, 30.0, settings.tls_cert))
 
     def __enter__(self) -> Self:
         return self

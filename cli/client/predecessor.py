@@ -61,7 +61,7 @@ class HttpPredecessor:
         self._timeout_s = timeout_s
         self._silence_s = timeout_s + settings.request_timeout_s
         self._host, self._port = settings.host, settings.port
-        self._url = base_url(settings.host, settings.port)
+        self._url = base_url(settings.host, settings.port, tls=bool(settings.tls_cert))
         self._connection: PredecessorConnection | None = None
         self._pid = 0
         self._http = ""

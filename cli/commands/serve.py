@@ -22,6 +22,7 @@ from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
 from gateway.http.server import BindError
+from gateway.http.tls import Tls, TlsInvalid, tls_of
 from gateway.keys.api_keys import ApiKeys
 from gateway.keys.key_file import ApiKeysInvalid
 from gateway.responses.store.stored import StoreUnavailable
@@ -37,8 +38,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     """
     gateway = gateway_settings(settings)
     try:
-        keys = ApiKeys(gateway)
-    except ApiKeysInvalid as error:
+        keys, tls = ApiKeys(gateway), tls_of(gateway)
+    except (ApiKeysInvalid, TlsInvalid) as error:
         raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:
         raise CommandFailed(
@@ -59,7 +60,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys))
+            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys, tls))
         except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
@@ -81,6 +82,7 @@ async def _serve(
     display: LoadingDisplay,
     predecessor: HttpPredecessor | None,
     keys: ApiKeys,
+    tls: Tls | None,
 ) -> None:
     def listening(host: str, port: int) -> None:
         ready_message.listening(host, port)
@@ -99,6 +101,7 @@ async def _serve(
         on_listening=listening,
         predecessor=predecessor,
         keys=keys,
+        tls=tls,
     )
 
 

@@ -189,6 +189,10 @@ class Settings(BaseSettings):
         "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
         "ORIGIN",
     )
+    tls_cert: str = _field(
+        _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
+    )
+    tls_key: str = _field(_GATEWAY.tls_key, SERVER, "PEM file with the certificate's private key.", "FILE")
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
         SERVER,

@@ -19,7 +19,7 @@ class ReadyMessage:
 
     def listening(self, host: str, port: int) -> None:
         """Set the address that the gateway listens on."""
-        self._url = base_url(host, port)
+        self._url = base_url(host, port, tls=bool(self._settings.tls_cert))
 
     def text(self, status: WorkerStatus) -> str:
         """Return the message for the first worker that is ready; empty if the gateway does not listen yet."""

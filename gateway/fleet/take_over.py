@@ -9,6 +9,7 @@ from actors.actor import AskTimeout, Ref
 from gateway.fleet.messages import AwaitSettled
 from gateway.http.listener import Listener
 from gateway.http.server import BindError, adopt, listen
+from gateway.http.tls import Tls
 from gateway.settings import GatewaySettings
 from gateway.streaming.peer import PeerGateway
 
@@ -35,7 +36,11 @@ class TakeOverFailed(Exception):
 
 
 async def take_over(
-    predecessor: Predecessor, settings: GatewaySettings, fleet: Ref[AwaitSettled], leave: anyio.Event
+    predecessor: Predecessor,
+    settings: GatewaySettings,
+    tls: Tls | None,
+    fleet: Ref[AwaitSettled],
+    leave: anyio.Event,
 ) -> Listener | None:
     """Get its socket, once the workers can serve; None when `leave` was set meanwhile. Raises `TakeOverFailed`."""
     try:
@@ -50,6 +55,6 @@ async def take_over(
             os.close(descriptor)
         return None
     try:
-        return listen(settings) if descriptor is None else adopt(descriptor, settings)
+        return listen(settings, tls) if descriptor is None else adopt(descriptor, settings, tls)
     except BindError as error:
         raise TakeOverFailed(str(error)) from error

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from gateway.errors import RequestError
 from gateway.http.acceptor import Acceptor
 from gateway.http.conventions import ErrorRenderer
+from gateway.http.tls import Tls
 from protocol.errors import ErrorCode
 
 SPARE = 32
@@ -50,6 +51,8 @@ class Listener(Acceptor):
         self.refusal = b""
         """The response to connections over the bound; set by the server."""
         self.max_connections = sys.maxsize
+        self.tls: Tls | None = None
+        """The TLS of its connections. Those in a handshake count."""
         self._accepted: WeakSet[socket.socket] = WeakSet()
         self._spare: WeakSet[socket.socket] = WeakSet()
         self._accepts = 0
@@ -87,7 +90,8 @@ class Listener(Acceptor):
         return any(connection.fileno() == descriptor for connection in self._spare)
 
     def reject(self, connection: socket.socket) -> None:
-        """Reject a connection with a response, whether a request has arrived or not."""
+        """Reject a connection with a response, whether a request has arrived or not; over TLS without one, as it would
+        need a handshake."""
         with suppress(OSError):
             connection.setblocking(False)
             connection.send(self.refusal)

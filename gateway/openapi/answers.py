@@ -62,6 +62,12 @@ class GatewayProcess(Struct, forbid_unknown_fields=True):
     pid: int
 
 
+class TlsAnswer(Struct, forbid_unknown_fields=True):
+    """The certificate was read again. The warning is empty, or says why clients will refuse it."""
+
+    warning: str
+
+
 class KeyEntry(Struct, forbid_unknown_fields=True):
     """One API key, or those of one name."""
 

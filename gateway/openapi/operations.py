@@ -38,6 +38,7 @@ from gateway.openapi.answers import (
     Live,
     OperationAnswer,
     Readiness,
+    TlsAnswer,
     Version,
     Workers,
 )
@@ -279,6 +280,13 @@ OPERATIONS: Operations = {
         body_required=False,
         answers={200: {JSON: KeysAnswer}},
         errors=(*_CHANGING, RefusalCode.KEYS_NOT_RELOADED),
+    ),
+    ("POST", "/admin/tls/reload"): ApiOperation(
+        summary="Read the certificate of the server again",
+        body=Nothing,
+        body_required=False,
+        answers={200: {JSON: TlsAnswer}},
+        errors=(*_CHANGING, RefusalCode.TLS_NOT_RELOADED),
     ),
 }
 """By method and path."""
