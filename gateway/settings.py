@@ -1,5 +1,6 @@
 """The gateway's settings: its address, its bounds and its time limits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -26,6 +27,12 @@ class GatewaySettings:
     """Loopback by default."""
     port: int = 8000
     """0: any free port."""
+    tcp: bool = True
+    """Listen on `host` and `port`."""
+    unix_socket: str = ""
+    """The path of a Unix socket to listen on, beside the port or, without `tcp`, in its place; empty: none."""
+    unix_socket_mode: str = "600"
+    """The mode of its file, three octal digits."""
     api_key: str = ""
     """When set, every route but `/health` needs it, as a bearer token or as the password of HTTP basic
     authentication."""
@@ -176,6 +183,13 @@ class GatewaySettings:
                 raise GatewaySettingsError(f"{name} is over {most}, {value} over {bound}: {effect}")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
+        if not self.tcp and not self.unix_socket:
+            raise GatewaySettingsError("without tcp, unix_socket is needed: there would be nothing to listen on")
+        if not self.tcp and self.tls_cert:
+            raise GatewaySettingsError("tls_cert is for the TCP port, which is off")
+        if not re.fullmatch("[0-7]{3}", self.unix_socket_mode):
+            given = self.unix_socket_mode[:60]
+            raise GatewaySettingsError(f"unix_socket_mode is {given!r}; it must be three octal digits, such as 660")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)

@@ -10,6 +10,10 @@ import typer
 
 from actors.transport.endpoint import is_loopback
 from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
+
+UNIX = "unix:"
+"""The beginning of the URL of a Unix socket: `unix:PATH`, or `unix://PATH`."""
 
 
 def server_url(given: str) -> str:
@@ -17,6 +21,10 @@ def server_url(given: str) -> str:
 
     Raises `CommandFailed` if `given` is not a server's URL.
     """
+    if given.startswith(UNIX):
+        if not socket_path(given):
+            raise CommandFailed(f"--url: {given} has no path; it is like unix:/run/baton.sock")
+        return "http://localhost"
     try:
         parts = urlsplit(given if "://" in given else f"http://{given}")
         host, path = parts.hostname, parts.path.rstrip("/")
@@ -26,6 +34,23 @@ def server_url(given: str) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0 or " " in given:
         raise CommandFailed(f"--url: {given} is not a URL like http://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
+
+
+def socket_path(url: str) -> str:
+    """Return the path of a Unix socket's URL; empty for another URL."""
+    return url.removeprefix(UNIX).removeprefix("//") if url.startswith(UNIX) else ""
+
+
+def shown_url(client: httpx.Client, given: str) -> str:
+    """Return the URL of a server as messages have it: of the client, or as `given` for a Unix socket."""
+    return given if socket_path(given) else str(client.base_url).rstrip("/")
+
+
+def url_of(settings: Settings) -> str:
+    """Return the URL of a server with these settings on this machine."""
+    if not settings.tcp:
+        return f"{UNIX}{Path(settings.unix_socket).expanduser().absolute()}"
+    return base_url(settings.host, settings.port, tls=bool(settings.tls_cert))
 
 
 def base_url(host: str, port: int, *, tls: bool = False) -> str:
@@ -51,6 +76,9 @@ def server_client(given: str, key: str, timeout: httpx.Timeout | float, certific
         typer.echo(f"Warning: the key is sent to {host} unencrypted; use an https URL, or an SSH tunnel", err=True)
     try:
         trusted = _trusted(certificate) if url.startswith("https://") else False
+        if path := socket_path(given):
+            transport = httpx.HTTPTransport(uds=path)
+            return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, transport=transport)
         return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=remote, verify=trusted)
     except httpx.InvalidURL as error:
         raise CommandFailed(f"--url: {given}: {error}") from error

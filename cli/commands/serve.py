@@ -10,6 +10,7 @@ import structlog
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
+from cli.client.server_url import socket_path
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings, worker_launches
 from cli.config.model import ChosenModel, check_model, worker_spec
@@ -21,7 +22,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
 from gateway.http.tls import Tls, TlsInvalid, tls_of
 from gateway.keys.api_keys import ApiKeys
 from gateway.keys.key_file import ApiKeysInvalid
@@ -86,7 +87,7 @@ async def _serve(
 ) -> None:
     def listening(host: str, port: int) -> None:
         ready_message.listening(host, port)
-        if not keys and not is_loopback(host):
+        if not keys and not is_loopback(host) and not socket_path(host):
             _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
         if not keys and ANY in gateway.cors_origins:
             _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")

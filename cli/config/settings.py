@@ -154,6 +154,16 @@ class Settings(BaseSettings):
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", "HOST", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 chooses a free one.", "PORT", ge=0, le=65535)
+    tcp: bool = _field(_GATEWAY.tcp, SERVER, "Listen on the host and the port.")
+    unix_socket: str = _field(
+        _GATEWAY.unix_socket,
+        SERVER,
+        "Unix socket to listen on, beside the port, or alone with --no-tcp; empty for none.",
+        "FILE",
+    )
+    unix_socket_mode: str = _field(
+        _GATEWAY.unix_socket_mode, SERVER, "Mode of its file, which says who may connect.", "MODE"
+    )
     workers: int = _field(
         1,
         SERVER,

@@ -15,7 +15,7 @@ from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.transport.rejections import Rejection, Rejections
 from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.join_address import join_address, listen_at
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.fleet.remote_join")

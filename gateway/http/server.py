@@ -19,23 +19,18 @@ from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.connection.tcp import HttpConnection
 from gateway.http.conventions import Application
 from gateway.http.http2 import WholeBodies
-from gateway.http.listener import Listener, refusal
+from gateway.http.listener import BACKLOG, BindError, Listener, refusal
 from gateway.http.probes import ProbesOnly
 from gateway.http.tls import HANDSHAKE_S, SHUTDOWN_S, Tls
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.http.server")
 
-BACKLOG = 4096
 SPARE_S = 5.0
 """Time until a spare connection (see `gateway.http.listener`) on which nothing is asked is closed, or
 `keep_alive_s`."""
 END_S = 1.0
 """Time that the server gets to end after its connections had theirs."""
-
-
-class BindError(Exception):
-    """Raised when the address cannot be listened on; the message has the address and the reason."""
 
 
 def listen(settings: GatewaySettings, tls: Tls | None = None) -> Listener:

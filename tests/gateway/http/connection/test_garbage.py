@@ -11,6 +11,7 @@ import trustme
 
 from gateway.http.connection.tcp import HttpConnection
 from gateway.http.request_record import RequestRecord
+from gateway.http.tls import SHUTDOWN_S
 from gateway.routing.request_group import RequestGroup
 from tests.gateway.harness.certificates import write_certificate
 from tests.gateway.harness.referrers import referrers
@@ -76,7 +77,7 @@ async def test_nothing_is_left_of_connections_over_tls(left: Left, tmp_path: Pat
                 await raw.send(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 assert (await raw.receive()).startswith(b"HTTP/1.1 200")
                 assert left(), "they are seen while they last"
-        with anyio.move_on_after(FREED_S):
+        with anyio.move_on_after(FREED_S + SHUTDOWN_S):
             await served.until(lambda: not left())
         found = left()
     assert not found, f"{len(found)} are referred to, the first like this:\n{referrers(found.pop())}"
