@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from baton_serve import __version__
-from cli.commands import admin, keys
+from cli.commands import admin, keys, worker_keys
 from cli.config.number import number_of
 from cli.config.options import IN_PROCESS, Json, switch, takes_settings
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
@@ -27,6 +27,7 @@ app = App(
 
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
+app.add_typer(worker_keys.app, name="worker-keys")
 
 
 def _version(wanted: bool) -> None:

@@ -9,16 +9,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.admin.endpoints import Admin, KeyReload
+from gateway.admin.endpoints import Admin, KeyAdmin
 from gateway.admin.status import Status
+from gateway.admin.tls_reload import TlsReload
 from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
-from gateway.http.access.api_keys import ApiKeys
 from gateway.http.access.auth import AuthMiddleware
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
+from gateway.http.tls import Tls
+from gateway.keys.api_keys import ApiKeys
 from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
@@ -45,6 +47,7 @@ def create_app(
     keys: ApiKeys | None = None,
     responses: ResponseService | None = None,
     traces: RequestTraces | None = None,
+    tls: Tls | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -52,7 +55,7 @@ def create_app(
     `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
     that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
-    `traces` exports the traces of requests.
+    `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     """
     openai = openai_dialect(router, settings)
     dialects = (
@@ -67,6 +70,7 @@ def create_app(
     shared = dict.fromkeys((STREAMS.rstrip("/"), "/v1/models"), resuming)
     conventions = ConventionsByPath(openai.conventions, shared | _by_prefix(dialects))
     keys = ApiKeys(settings) if keys is None else keys
+    router.metrics.watch_keys(keys.uses)
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
@@ -105,7 +109,8 @@ def create_app(
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
         Route("/admin/gateway", status.gateway),
-        *KeyReload(keys, settings).routes(),
+        *KeyAdmin(keys, settings).routes(),
+        *TlsReload(tls, settings).routes(),
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
         Route("/", status.page),
     ]

@@ -30,9 +30,10 @@ from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
 from gateway.garbage_collection import collect_when_idle
-from gateway.http.access.api_keys import ApiKeys
-from gateway.http.listener import Listener
-from gateway.http.server import BindError, listen, serve
+from gateway.http.listener import BindError
+from gateway.http.listeners import Listeners, listen_on_all
+from gateway.http.tls import Tls, tls_of
+from gateway.keys.api_keys import ApiKeys
 from gateway.loop_lag import LoopLag
 from gateway.responses.service import ResponseService
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
@@ -71,22 +72,26 @@ async def run_daemon(
     deadlines: Deadlines | None = None,
     predecessor: Predecessor | None = None,
     keys: ApiKeys | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
     With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
     leave.
 
-    `on_listening` gets the address once it is bound, `on_status` every change of a worker. `keys` are by default those
-    of the settings. Raises `BindError`, and `ApiKeysInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys,
-    the store and the traces of the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after
-    everything has ended.
+    `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
+    worker. `keys` and `tls` are by default those of the settings. Raises `BindError`, and `ApiKeysInvalid`,
+    `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the certificate, the store and the traces of
+    the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
+    tls = tls_of(settings) if tls is None else tls
+    if tls is not None and (warning := tls.warning()):
+        _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
         async with _exported_traces(settings) as traces:
             await _run(
-                settings, workers, responses, traces, keys, predecessor, on_status, on_listening, policy, deadlines
+                settings, workers, responses, traces, keys, tls, predecessor, on_status, on_listening, policy, deadlines
             )
 
 
@@ -96,6 +101,7 @@ async def _run(
     responses: ResponseService,
     traces: "OtlpTraces | None",
     keys: ApiKeys,
+    tls: Tls | None,
     predecessor: Predecessor | None,
     on_status: Callable[[WorkerStatus], None] | None,
     on_listening: Callable[[str, int], None] | None,
@@ -109,16 +115,16 @@ async def _run(
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
-    listener = _take_ports(settings, joins) if predecessor is None else None
+    listeners = _take_ports(settings, tls, joins) if predecessor is None else None
     async with ActorSystem() as system:
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
         daemon = _Daemon(
-            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, responses, traces
+            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, tls, responses, traces
         )
-        if listener is not None:
-            daemon.use(listener)
+        if listeners is not None:
+            daemon.use(listeners)
         end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
     if (error := end.error or daemon.problem) is not None:
         raise error
@@ -151,16 +157,16 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
     return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
 
 
-def _take_ports(settings: GatewaySettings, joins: RemoteJoin | None) -> Listener:
-    """Both, or none. Raises `BindError`."""
-    listener = listen(settings)
+def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listeners:
+    """All, or none. Raises `BindError`."""
+    listeners = listen_on_all(settings, tls)
     if joins is not None:
         try:
             joins.listen()
         except BindError:
-            listener.close()
+            listeners.close()
             raise
-    return listener
+    return listeners
 
 
 class SignalReceived(Struct, frozen=True):
@@ -189,6 +195,7 @@ class _Daemon(Actor[DaemonMessage]):
         on_listening: Callable[[str, int], None] | None,
         predecessor: Predecessor | None,
         keys: ApiKeys,
+        tls: Tls | None,
         responses: ResponseService,
         traces: "OtlpTraces | None",
     ) -> None:
@@ -203,10 +210,11 @@ class _Daemon(Actor[DaemonMessage]):
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._keys = keys
+        self._tls = tls
         self._responses = responses
         self._traces = traces
         self._streams = ResumableStreams(settings, router.metrics)
-        self._listener: Listener | None = None
+        self._listeners: Listeners | None = None
         self._handing_over = False
         self._leaving = anyio.Event()
         self._asked = anyio.Event()
@@ -252,16 +260,17 @@ class _Daemon(Actor[DaemonMessage]):
             self._leaving.set()
             self.context.start_soon(self._end)
 
-    def use(self, listener: Listener) -> None:
-        """Serve on this listener, and announce its address."""
-        self._listener = listener
+    def use(self, listeners: Listeners) -> None:
+        """Serve on these sockets, and announce the address of the first."""
+        self._listeners = listeners
         metrics = self._router.metrics
-        listener.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
-        metrics.watch_connections(lambda: listener.connections)
-        host, port = listener.getsockname()[:2]
+        listeners.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
+        metrics.watch_connections(lambda: listeners.connections)
+        host, port = listeners.address
         if self._on_listening is not None:
             self._on_listening(host, port)
-        _log.info("listening", host=host, port=port)
+        unix = listeners.unix
+        _log.info("listening", host=host, port=port, unix_socket=str(unix.path) if unix is not None else "")
 
     async def _watch_signals(self) -> None:
         wanted = [signal.SIGINT, signal.SIGTERM]
@@ -275,19 +284,19 @@ class _Daemon(Actor[DaemonMessage]):
     async def _run_server(self) -> None:
         try:
             if self._predecessor is not None:
-                listener = await take_over(self._predecessor, self._settings, self._fleet, self._leaving)
-                if listener is not None:
-                    self.use(listener)
-            if self._listener is not None:
-                await self._serve(self._listener)
+                listeners = await take_over(self._predecessor, self._settings, self._tls, self._fleet, self._leaving)
+                if listeners is not None:
+                    self.use(listeners)
+            if self._listeners is not None:
+                await self._serve(self._listeners)
             self.context.ref.tell(ServerEnded())
         except TakeOverFailed as problem:
             _log.error("not_taken_over", problem=str(problem))
             self.context.ref.tell(ServerEnded(problem))
 
-    async def _serve(self, listener: Listener) -> None:
+    async def _serve(self, listeners: Listeners) -> None:
         settings = self._settings
-        hand_over = HandOver(listener, self.context.ref)
+        hand_over = HandOver(listeners, self.context.ref)
         app = create_app(
             self._router,
             settings,
@@ -297,12 +306,13 @@ class _Daemon(Actor[DaemonMessage]):
             keys=self._keys,
             responses=self._responses,
             traces=self._traces,
+            tls=self._tls,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:
                 group.start_soon(self._predecessor.relieve)
-            await serve(app, settings, shutdown=self._shutdown, listener=listener, grace_s=self._grace_s)
+            await listeners.serve(app, settings, shutdown=self._shutdown, grace_s=self._grace_s)
             self.context.ref.tell(ServerEnded())
             await self._over.wait()
             group.cancel_scope.cancel()
@@ -327,8 +337,8 @@ class _Daemon(Actor[DaemonMessage]):
             self._joins.shut()
         if not self._handing_over:
             router.drain_nowait()
-            if self._listener is not None:
-                self._listener.retire(within_s=settings.shutdown_grace_s * WARNED)
+            if self._listeners is not None:
+                self._listeners.retire(within_s=settings.shutdown_grace_s * WARNED)
         async with anyio.create_task_group() as group:
             group.start_soon(self._cut_grace, group.cancel_scope)
             if self._handing_over:
@@ -367,10 +377,10 @@ class _Daemon(Actor[DaemonMessage]):
         never do. Last, what is kept for clients that come back needs no workers any more; they get it through the other
         gateway."""
         settings = self._settings
-        if self._listener is not None:
-            self._listener.stop()
+        if self._listeners is not None:
+            self._listeners.stop()
             with anyio.move_on_after(settings.keep_alive_s):
-                while self._listener.connections:  # noqa: ASYNC110  sockets do not tell
+                while self._listeners.connections:  # noqa: ASYNC110  sockets do not tell
                     await anyio.sleep(POLL_S)
         self._shutdown.set()
         with anyio.move_on_after(self._longest_s + settings.flush_s + 2):

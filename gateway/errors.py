@@ -35,6 +35,8 @@ class RefusalCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
     STREAM_LOST = "stream_lost"
+    TLS_NOT_RELOADED = "tls_not_reloaded"
+    RATE_LIMITED = "rate_limit_exceeded"
 
 
 STATUS: dict[ErrorCode | RefusalCode, int] = {
@@ -57,6 +59,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.TIMEOUT: 408,
     RefusalCode.OPERATION_UNDER_WAY: 409,
     RefusalCode.KEYS_NOT_RELOADED: 409,
+    RefusalCode.TLS_NOT_RELOADED: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,
@@ -64,6 +67,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.BODY_TOO_LARGE: 413,
     RefusalCode.UNSUPPORTED_MEDIA_TYPE: 415,
     ErrorCode.OVERLOADED: 429,
+    RefusalCode.RATE_LIMITED: 429,
     RefusalCode.HEADERS_TOO_LARGE: 431,
     ErrorCode.STEP: 500,
     ErrorCode.NOT_FINITE: 500,
@@ -76,7 +80,9 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     ErrorCode.DEADLINE: 504,
 }
 """The HTTP status of each code. A dialect may send another one."""
-RETRYABLE = frozenset({ErrorCode.OVERLOADED, ErrorCode.LOST, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
+RETRYABLE = frozenset(
+    {ErrorCode.OVERLOADED, ErrorCode.LOST, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE, RefusalCode.RATE_LIMITED}
+)
 """Codes that say when to retry: nothing is wrong with the request."""
 
 

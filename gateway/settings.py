@@ -1,5 +1,6 @@
 """The gateway's settings: its address, its bounds and its time limits."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -26,12 +27,18 @@ class GatewaySettings:
     """Loopback by default."""
     port: int = 8000
     """0: any free port."""
+    tcp: bool = True
+    """Listen on `host` and `port`."""
+    unix_socket: str = ""
+    """The path of a Unix socket to listen on, beside the port or, without `tcp`, in its place; empty: none."""
+    unix_socket_mode: str = "600"
+    """The mode of its file, three octal digits."""
     api_key: str = ""
     """When set, every route but `/health` needs it, as a bearer token or as the password of HTTP basic
     authentication."""
 
     api_keys_file: str = ""
-    """A file with further keys and their names: see `gateway.http.access.api_keys`."""
+    """A file with further keys, their names and their limits: see `gateway.keys.key_file`."""
     admin_key: str = ""
     """When set, requests that change something under `/admin` need this key instead of `api_key`."""
 
@@ -39,6 +46,12 @@ class GatewaySettings:
     """Names of this server besides its own, `NAME` or `*.NAME`, or `*` for any: see `gateway.http.access.hosts`."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
+
+    tls_cert: str = ""
+    """A PEM file with the server's certificate and those between it and its root; with `tls_key` the port speaks
+    HTTPS."""
+    tls_key: str = ""
+    """A PEM file with the certificate's private key."""
 
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""
@@ -170,6 +183,15 @@ class GatewaySettings:
                 raise GatewaySettingsError(f"{name} is over {most}, {value} over {bound}: {effect}")
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
+        if not self.tcp and not self.unix_socket:
+            raise GatewaySettingsError("without tcp, unix_socket is needed: there would be nothing to listen on")
+        if not self.tcp and self.tls_cert:
+            raise GatewaySettingsError("tls_cert is for the TCP port, which is off")
+        if not re.fullmatch("[0-7]{3}", self.unix_socket_mode):
+            given = self.unix_socket_mode[:60]
+            raise GatewaySettingsError(f"unix_socket_mode is {given!r}; it must be three octal digits, such as 660")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         if self.store not in ("memory", "none") and not self.store_path:

@@ -22,7 +22,9 @@ MAY_IMPORT = {
 }
 """Packages that each package may import, besides itself."""
 
-_GATEWAY_BASE = {"host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget"}
+_GATEWAY_BASE = {
+    *("host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget", "priority"),
+}
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "host_names": set(),
@@ -33,23 +35,26 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "metrics": {"settings"},
         "body_budget": {"errors"},
         "answer_budget": set(),
+        "priority": set(),
         "loop_lag": set(),
         "generation": {"errors", "settings"},
         "routing": _GATEWAY_BASE | {"generation"},
-        "http": _GATEWAY_BASE,
-        "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},
-        "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
-        "anthropic": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
-        "ollama": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},
+        "keys": _GATEWAY_BASE,
+        "http": _GATEWAY_BASE | {"keys"},
+        "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
+        "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
+        "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
+        "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
         "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
-        "admin": _GATEWAY_BASE | {"routing", "http", "fleet"},
+        "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
-        | {"generation", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
+        | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
         "app": _GATEWAY_BASE
-        | {"routing", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin", "openapi"},
+        | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
+        | {"openapi"},
         "daemon": _GATEWAY_BASE
-        | {"garbage_collection", "loop_lag", "routing", "http", "streaming", "responses", "fleet", "app"},
+        | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "app"},
     },
     "gateway.responses": {
         "errors": set(),

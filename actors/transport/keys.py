@@ -63,7 +63,7 @@ def read_key(file: Path) -> KeyPair:
                 )
             text = stream.read(KEY_FILE_BYTES).decode("ascii", "replace")
     except OSError as error:
-        hint = "; `baton keys` makes one" if isinstance(error, FileNotFoundError) else ""
+        hint = "; `baton worker-keys` makes one" if isinstance(error, FileNotFoundError) else ""
         raise KeyFileError(f"{file} cannot be read: {error.strerror}{hint}") from error
     return KeyPair(bytes.fromhex(_parse(text, str(file))))
 

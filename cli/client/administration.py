@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 import typer
 
-from cli.client.server_url import base_url, refused, server_client, unanswered
+from cli.client.server_url import refused, server_client, shown_url, unanswered, url_of
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
@@ -18,17 +18,20 @@ POLL_S = 0.5
 class Administration:
     """Sends requests to the routes under `/admin` of one server. All methods raise `CommandFailed`."""
 
-    def __init__(self, client: httpx.Client, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, client: httpx.Client, sleep: Callable[[float], None] = time.sleep, url: str = "") -> None:
+        """`url`: the URL of the client as the user gave it."""
         self._client = client
+        self._url = url
         self._sleep = sleep
 
     @classmethod
     def of(cls, url: str, settings: Settings, *, reads: bool = False) -> Self:
         """Connect to the server, by default the one on the host and port of the settings, with their admin key or else
         their API key. With `reads` it is the other way round: an API key changes nothing, and reads `/metrics` too."""
-        url = url or base_url(settings.host, settings.port)
+        url = url or url_of(settings)
         keys = (settings.api_key, settings.admin_key) if reads else (settings.admin_key, settings.api_key)
-        return cls(server_client(url, keys[0] or keys[1], 30.0))
+        client = server_client(url, keys[0] or keys[1], 30.0, settings.tls_cert)
+        return cls(client, url=url)
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +42,7 @@ class Administration:
     @property
     def server(self) -> str:
         """The URL of the server."""
-        return str(self._client.base_url).rstrip("/")
+        return shown_url(self._client, self._url)
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at `path`."""

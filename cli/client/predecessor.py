@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -11,7 +12,7 @@ import structlog
 from actors.process.descriptors import NoDescriptors, check_free
 from actors.transport.endpoint import find_endpoints
 from cli.client.predecessor_connection import NoAnswer, PredecessorConnection, reachable_as
-from cli.client.server_url import base_url
+from cli.client.server_url import url_of
 from cli.config.settings import Settings
 from gateway.fleet.succession import purpose_of
 from gateway.fleet.take_over import TakeOverFailed
@@ -60,11 +61,14 @@ class HttpPredecessor:
     def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._silence_s = timeout_s + settings.request_timeout_s
-        self._host, self._port = settings.host, settings.port
-        self._url = base_url(settings.host, settings.port)
+        self._unix = str(Path(settings.unix_socket).expanduser().absolute()) if settings.unix_socket else ""
+        self._host, self._port = (settings.host, settings.port) if settings.tcp else ("", 0)
+        self._url = url_of(settings)
         self._connection: PredecessorConnection | None = None
         self._pid = 0
         self._http = ""
+        self._serves = ""
+        """The path of its Unix socket."""
         self._client: httpx.AsyncClient | None = None
         """Connects to its private HTTP interface."""
 
@@ -88,7 +92,7 @@ class HttpPredecessor:
             await connection.aclose()
             self._connection = None
             raise self._failed(error) from error
-        self._pid, self._http = reply.pid, reply.http
+        self._pid, self._http, self._serves = reply.pid, reply.http, reply.unix
         # One connection for each stream that it keeps, and their number is unknown.
         transport = httpx.AsyncHTTPTransport(uds=reply.http, limits=httpx.Limits(max_connections=None))
         timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
@@ -97,10 +101,20 @@ class HttpPredecessor:
         )
         return descriptor
 
+    async def meet_unix(self) -> int | None:
+        """Receive the Unix socket that it serves beside its port, if it is on the path of the settings. Raises
+        `TakeOverFailed`."""
+        if self._connection is None or not self._unix or self._serves != self._unix:
+            return None
+        try:
+            return await self._connection.take_unix(self._unix, self._timeout_s)
+        except NoAnswer as error:
+            raise self._failed(error) from error
+
     async def _find(self) -> PredecessorConnection | None:
         """Connect to the gateway on the port, which would hand over; None if the port is free. Raises
         `TakeOverFailed`."""
-        hosts = await reachable_as(self._host)
+        hosts = await reachable_as(self._host) if self._host else set()
         for path in find_endpoints(purpose_of(self._port)):
             connection = await PredecessorConnection.open(path)
             if connection is None:
@@ -110,13 +124,13 @@ class HttpPredecessor:
             except NoAnswer:
                 await connection.aclose()
                 continue
-            if reply.port == self._port and reply.host in hosts:
+            if reply.host in hosts and reply.port == self._port if hosts else reply.unix == self._unix:
                 if not reply.problem:
                     return connection
                 await connection.aclose()
                 raise self._failed(reply.problem)
             await connection.aclose()
-        if await _is_taken(self._url, self._timeout_s):
+        if await (_is_taken(self._url, self._timeout_s) if hosts else _listens(self._unix)):
             raise self._failed(
                 "it is not a Baton of this user that can be taken over; stop it, or choose another --port. (Both must "
                 "have the same $XDG_RUNTIME_DIR, or else the same directory for temporary files)"

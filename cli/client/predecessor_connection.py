@@ -50,6 +50,10 @@ class PredecessorConnection:
         """Close the connection."""
         await self._stream.aclose()
 
+    async def take_unix(self, path: str, within_s: float) -> int:
+        """Receive the Unix socket that listens on this path, a descriptor that the caller owns. Raises `NoAnswer`."""
+        return (await self._receive("take_unix", path, within_s))[1]
+
     async def ask(self, step: Literal["check", "leave"], within_s: float) -> PredecessorReply:
         """Send a step and return the reply. Raises `NoAnswer`."""
         with _errors():
@@ -62,15 +66,26 @@ class PredecessorConnection:
 
     async def take(self, within_s: float) -> tuple[PredecessorReply, int]:
         """Receive the listening socket, a descriptor that the caller owns. Raises `NoAnswer`."""
+        reply, descriptor = await self._receive("take", "", within_s)
+        if not is_private(Path(reply.http)):
+            os.close(descriptor)
+            raise NoAnswer("it did not send its socket")
+        return reply, descriptor
+
+    async def _receive(
+        self, step: Literal["take", "take_unix"], path: str, within_s: float
+    ) -> tuple[PredecessorReply, int]:
+        """`path`: of a Unix socket; empty for the one that the reply names. Raises `NoAnswer`."""
         with _errors():
             with anyio.fail_after(within_s):
-                await self._stream.send(encode_line(SuccessorStep("take")))
+                await self._stream.send(encode_line(SuccessorStep(step)))
                 line, descriptors = await self._stream.receive_fds(MAX_LINE_BYTES, 1)
             try:
                 reply = decode_reply(line)
                 if reply.problem:
                     raise NoAnswer(reply.problem)
-                if not descriptors or not _listens_on(descriptors[0], reply.port) or not is_private(Path(reply.http)):
+                place = path or reply.port or reply.unix
+                if not descriptors or not _listens_on(descriptors[0], place):
                     raise NoAnswer("it did not send its socket")
             except (InvalidStep, NoAnswer, OSError):
                 for each in descriptors:
@@ -90,11 +105,13 @@ def _errors() -> Iterator[None]:
         raise NoAnswer(str(error) or "it closed the connection") from error
 
 
-def _listens_on(descriptor: int, port: int) -> bool:
-    """Return whether it is a listening socket on this port. Raises `OSError` if it is no socket."""
+def _listens_on(descriptor: int, place: int | str) -> bool:
+    """Return whether it is a listening socket on this port or path. Raises `OSError` if it is no socket."""
     shared = socket.socket(fileno=descriptor)
     try:
-        return bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and shared.getsockname()[1] == port
+        name = shared.getsockname()
+        found = name if shared.family == socket.AF_UNIX else name[1]
+        return bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and found == place
     finally:
         shared.detach()
 

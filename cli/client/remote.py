@@ -10,7 +10,7 @@ import httpx
 from cli.client.chat_chunk import message_body, pieces_of
 from cli.client.event_stream import EventStream, raise_for
 from cli.client.model_client import ModelRequest, Pieces, Summary
-from cli.client.server_url import server_client, unanswered
+from cli.client.server_url import server_client, shown_url, unanswered
 from cli.config.errors import CommandFailed
 
 
@@ -25,7 +25,7 @@ class RemoteClient:
     def connect(cls, url: str, api_key: str = "", model: str = "") -> Self:
         """Connect to the server and choose `model`, or its first one. Raises `CommandFailed`."""
         client = server_client(url, api_key, httpx.Timeout(10.0, read=None))
-        url = str(client.base_url).rstrip("/")
+        url = shown_url(client, url)
         try:
             answer = client.get("/v1/models")
         except httpx.HTTPError as error:

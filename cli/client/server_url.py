@@ -1,6 +1,8 @@
 """URLs of a running server, and the errors of a command that cannot use it."""
 
 import re
+import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -8,6 +10,10 @@ import typer
 
 from actors.transport.endpoint import is_loopback
 from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
+
+UNIX = "unix:"
+"""The beginning of the URL of a Unix socket: `unix:PATH`, or `unix://PATH`."""
 
 
 def server_url(given: str) -> str:
@@ -15,6 +21,10 @@ def server_url(given: str) -> str:
 
     Raises `CommandFailed` if `given` is not a server's URL.
     """
+    if given.startswith(UNIX):
+        if not socket_path(given):
+            raise CommandFailed(f"--url: {given} has no path; it is like unix:/run/baton.sock")
+        return "http://localhost"
     try:
         parts = urlsplit(given if "://" in given else f"http://{given}")
         host, path = parts.hostname, parts.path.rstrip("/")
@@ -26,14 +36,33 @@ def server_url(given: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
 
 
-def base_url(host: str, port: int) -> str:
+def socket_path(url: str) -> str:
+    """Return the path of a Unix socket's URL; empty for another URL."""
+    return url.removeprefix(UNIX).removeprefix("//") if url.startswith(UNIX) else ""
+
+
+def shown_url(client: httpx.Client, given: str) -> str:
+    """Return the URL of a server as messages have it: of the client, or as `given` for a Unix socket."""
+    return given if socket_path(given) else str(client.base_url).rstrip("/")
+
+
+def url_of(settings: Settings) -> str:
+    """Return the URL of a server with these settings on this machine."""
+    if not settings.tcp:
+        return f"{UNIX}{Path(settings.unix_socket).expanduser().absolute()}"
+    return base_url(settings.host, settings.port, tls=bool(settings.tls_cert))
+
+
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """Return the URL under which this machine reaches a server that listens on `host`."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
-def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx.Client:
-    """Return an HTTP client of the server, which sends the key, if there is one.
+def server_client(given: str, key: str, timeout: httpx.Timeout | float, certificate: str = "") -> httpx.Client:
+    """Return an HTTP client of the server, which sends the key, if there is one. Over TLS it trusts the authorities of
+    `SSL_CERT_FILE`, or else the usual ones, and the server's own `certificate`, a file.
 
     For a server on this machine the proxies of the environment are ignored: a proxy would get the key, and not reach
     the server. Prints a warning if the key travels unencrypted. Raises `CommandFailed` if `given` is not a server's
@@ -46,9 +75,26 @@ def server_client(given: str, key: str, timeout: httpx.Timeout | float) -> httpx
     if key and remote and url.startswith("http://"):
         typer.echo(f"Warning: the key is sent to {host} unencrypted; use an https URL, or an SSH tunnel", err=True)
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=remote)
+        trusted = _trusted(certificate) if url.startswith("https://") else False
+        if path := socket_path(given):
+            transport = httpx.HTTPTransport(uds=path)
+            return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, transport=transport)
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=remote, verify=trusted)
     except httpx.InvalidURL as error:
         raise CommandFailed(f"--url: {given}: {error}") from error
+
+
+def _trusted(certificate: str) -> ssl.SSLContext:
+    """Raises `CommandFailed`."""
+    try:
+        context = httpx.create_ssl_context()
+        if certificate:
+            context.load_verify_locations(Path(certificate).expanduser())
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+    except (OSError, ssl.SSLError) as error:
+        named = f"tls_cert: {certificate}" if certificate else "SSL_CERT_FILE"
+        raise CommandFailed(f"{named}: {error}") from error
+    return context
 
 
 def unanswered(url: str, error: Exception) -> CommandFailed:

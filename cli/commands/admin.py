@@ -1,4 +1,5 @@
-"""`baton admin`: lists, drains, restarts and reloads the workers of a running server, and reloads its API keys."""
+"""`baton admin`: lists, drains, restarts and reloads the workers of a running server, and reloads its API keys and its
+certificate."""
 
 from typing import Annotated
 
@@ -111,3 +112,16 @@ def reload_keys(settings: Settings, url: Url = OF_SETTINGS) -> None:
         if keys[change]:
             typer.echo(f"{change}: {', '.join(keys[change])}")
     typer.echo(f"accepted: {', '.join(keys['names'])}")
+
+
+@app.command("reload-tls")
+@takes_settings("api_key", "admin_key")
+def reload_tls(settings: Settings, url: Url = OF_SETTINGS) -> None:
+    """Read the server's certificate again (--tls-cert, --tls-key). Connections continue; new ones get it."""
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        warning = client.post("/admin/tls/reload")["warning"]
+    typer.echo("The certificate was read again.")
+    if warning:
+        typer.echo(f"Warning: {warning}", err=True)

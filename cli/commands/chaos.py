@@ -17,7 +17,7 @@ from cli.chaos.trial import READY_S, Trial
 from cli.chaos.workers_watcher import WorkersWatcher
 from cli.chaos.workload import streaming_requests
 from cli.client.administration import Administration
-from cli.client.server_url import server_url
+from cli.client.server_url import server_url, socket_path
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
@@ -59,6 +59,8 @@ def run_chaos(
     Returns False if a client noticed more than a gap. Raises `CommandFailed`.
     """
     kinds = choose_faults(faults)
+    if socket_path(url):
+        raise CommandFailed("--url: baton chaos sends its requests to a port, and not to a Unix socket")
     url = server_url(url)
     try:
         server = ServerAddress.of(url, settings.api_key)

@@ -1,106 +1,216 @@
-"""`baton keys`: the keys with which a gateway and its workers on other machines authenticate each other."""
+"""`baton keys`: the API keys of clients, with their limits."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 
-from actors.transport.allow_list import AllowList
-from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
-from cli.config.errors import CommandFailed
-from cli.config.options import takes_settings
+from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.number import number_of
+from cli.config.options import Json, switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
-
-app = App(
-    help="Manage the keys with which a gateway and its workers on other machines authenticate each other. "
-    "Secret keys are never printed.",
+from cli.terminal.key_table import described, show_keys
+from gateway.keys.key_file import ApiKeysInvalid, KeyFile
+from gateway.keys.record import (
+    MAX_LIMIT,
+    MAX_MODELS,
+    KeyLimits,
+    KeyRecord,
+    make_key,
+    make_record,
 )
+from gateway.priority import Priority
+from protocol.bounds import MAX_NAME
 
-KeyFile = Annotated[Path, typer.Argument(help="File of the secret key.", metavar="FILE")]
-WorkerName = Annotated[str, typer.Argument(help="Name of the worker on the gateway.", metavar="NAME")]
+app = App(help="Create, list, limit and revoke the API keys of clients, in the file --api-keys-file.")
+
+NEVER = "never"
+MAX_DAYS = 36500
+_DAYS = re.compile(r"([0-9]{1,5})d")
+
+
+def _expiry(text: str) -> str:
+    """Check the value of `--expires`. Raises `InvalidOption`."""
+    if text != NEVER:
+        _time(text)
+    return text
+
+
+def _time(text: str) -> datetime:
+    """The time that `--expires` names. A date ends with its first second. Raises `InvalidOption`."""
+    days = _DAYS.fullmatch(text)
+    if days is not None and 1 <= int(days[1]) <= MAX_DAYS:
+        return datetime.now(UTC).replace(microsecond=0) + timedelta(days=int(days[1]))
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        text = f"--expires: must be a date such as 2030-12-31, days such as 90d, or {NEVER}, not {text[:60]!r}"
+        raise InvalidOption(text) from None
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def _models(names: list[str]) -> list[str]:
+    if len(names) > MAX_MODELS or any(not 1 <= len(name) <= MAX_NAME for name in names):
+        raise InvalidOption(f"--allow-model: must be up to {MAX_MODELS} names of 1 to {MAX_NAME} characters")
+    return names
+
+
+def _count(flag: str, help: str) -> Any:
+    return typer.Option(flag, help=help, metavar="N", show_default=False, parser=number_of(flag, int, 0, MAX_LIMIT))
+
+
+class Given(NamedTuple):
+    """The limits that a command was given; None for those that it was not."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_concurrent: int | None
+    models: list[str] | None
+    priority: Priority | None
+    expires: str | None
+
+    def over(self, present: KeyLimits, *, any_model: bool = False) -> KeyLimits:
+        """The present limits with these in their place. 0 removes one."""
+        counts = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+        given: dict[str, Any] = {name: getattr(self, name) for name in counts}
+        changed = {name: value or None for name, value in given.items() if value is not None}
+        if self.models or any_model:
+            changed["models"] = tuple(dict.fromkeys(_models(self.models or [])))
+        if self.priority is not None:
+            changed["priority"] = self.priority
+        if self.expires is not None:
+            changed["expires"] = None if self.expires == NEVER else _time(self.expires)
+        return msgspec.structs.replace(present, **changed)
+
+
+KeyName = Annotated[str, typer.Argument(help="Name of the client.", metavar="NAME")]
+Requests = Annotated[int | None, _count("--requests-per-minute", "Requests in a minute; 0 for any number.")]
+Tokens = Annotated[int | None, _count("--tokens-per-minute", "Tokens of prompts and answers in a minute; 0 for any.")]
+Concurrent = Annotated[int | None, _count("--max-concurrent", "Requests at once; 0 for any number.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-model", help="Model that the key may use. Repeatable.", metavar="NAME", show_default="all models"
+    ),
+]
+AnyModel = Annotated[bool, switch("--any-model", help="Allow all models again.")]
+PriorityClass = Annotated[
+    Priority | None,
+    typer.Option("--priority", help="Priority class of its requests.", metavar="|".join(Priority), show_default=False),
+]
+Expires = Annotated[
+    str | None,
+    typer.Option(
+        "--expires",
+        help="Date (UTC) or days from now at which the key ends.",
+        metavar="DATE|DAYSd|never",
+        show_default=False,
+        parser=_expiry,
+    ),
+]
 
 
 @app.command()
-@takes_settings("keys_dir")
-def init(settings: Settings) -> None:
-    """Create the gateway's secret key in --keys-dir, and print its public key."""
-    with _key_errors():
-        public = make_gateway_key(_directory(settings)).public_text
-    typer.echo("The gateway's key was created. Give workers its public key as --server-key:", err=True)
-    typer.echo(public)
-
-
-@app.command()
-@takes_settings()
-def make(settings: Settings, file: KeyFile) -> None:
-    """Create a worker's secret key in a file that only you can read, and print its public key."""
-    with _key_errors():
-        public = make_key(file).public_text
-    typer.echo("The key was created. Allow it on the gateway's machine with `baton keys add NAME KEY`:", err=True)
-    typer.echo(public)
-
-
-@app.command()
-@takes_settings("keys_dir")
-def show(
+@takes_settings("api_keys_file")
+def create(
     settings: Settings,
-    file: Annotated[
-        Path | None, typer.Argument(help="File of the secret key.", metavar="FILE", show_default="the gateway's")
-    ] = None,
+    name: KeyName,
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Tokens = None,
+    max_concurrent: Concurrent = None,
+    allow_model: Models = None,
+    priority: PriorityClass = None,
+    expires: Expires = None,
+    admin: Annotated[bool, switch("--admin", help="Make a key for the administration alone.")] = False,
 ) -> None:
-    """Print the public key that belongs to a secret key."""
-    with _key_errors():
-        typer.echo(read_key(file or _directory(settings) / GATEWAY_KEY).public_text)
+    """Create an API key, and print it. The file has only a digest of it."""
+    given = Given(requests_per_minute, tokens_per_minute, max_concurrent, allow_model, priority, expires)
+    key = make_key()
+    with _errors():
+        record = make_record(name, key, given.over(KeyLimits()), admin=admin)
+        _file(settings).add(record)
+    typer.echo(f"The key of {name} was created ({described(record)}). It is shown this once:", err=True)
+    typer.echo(key)
+    _say_reload()
 
 
 @app.command("list")
-@takes_settings("keys_dir")
-def list_(settings: Settings) -> None:
-    """List the public keys and names of the workers that may join. The exit status is 1 if a file is invalid."""
-    with _key_errors():
-        listed = AllowList(_directory(settings)).read()
-        for key, name in listed.names.items():
-            typer.echo(f"{from_z85(key)}  {name}")
-        if not listed.names:
-            typer.echo("No worker may join yet. `baton keys add NAME KEY` allows one.", err=True)
-        if listed.refused:
-            raise CommandFailed("\n".join(listed.refused.values()))
+@takes_settings("api_keys_file")
+def list_(settings: Settings, as_json: Json = False) -> None:
+    """List the names, limits and expiry of the keys."""
+    with _errors():
+        lines = _file(settings).read()
+    if as_json:
+        entries = [{"name": line.name} if line.record is None else _shown(line.record) for line in lines]
+        typer.echo(msgspec.json.encode({"keys": entries}))
+    else:
+        show_keys(lines)
 
 
 @app.command()
-@takes_settings("keys_dir")
-def add(
+@takes_settings("api_keys_file")
+def limits(
     settings: Settings,
-    name: WorkerName,
-    key: Annotated[str, typer.Argument(help="Public key of the worker, 64 hexadecimal digits.", metavar="KEY")],
+    name: KeyName,
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Tokens = None,
+    max_concurrent: Concurrent = None,
+    allow_model: Models = None,
+    any_model: AnyModel = False,
+    priority: PriorityClass = None,
+    expires: Expires = None,
 ) -> None:
-    """Allow a worker to join. A running gateway accepts it at once."""
-    with _key_errors():
-        file = AllowList(_directory(settings)).add(name, key)
-    typer.echo(f"{name} may join from now on: {file}")
+    """Change limits of a key. Those that are not given stay as they are."""
+    given = Given(requests_per_minute, tokens_per_minute, max_concurrent, allow_model or None, priority, expires)
+    if allow_model and any_model:
+        raise CommandFailed("--allow-model and --any-model exclude each other")
+    if not any_model and all(each is None for each in given):
+        raise CommandFailed("no limit is given; `baton keys list` shows the present ones")
+
+    def change(record: KeyRecord) -> KeyRecord:
+        return msgspec.structs.replace(record, limits=given.over(record.limits, any_model=any_model)).check()
+
+    with _errors():
+        changed = _file(settings).change(name, change)
+    typer.echo(f"{name}: {described(changed)}")
+    _say_reload()
 
 
 @app.command()
-@takes_settings("keys_dir")
-def remove(settings: Settings, name: WorkerName) -> None:
-    """Forbid a worker to join. If it is connected, it is disconnected within seconds, and its streams move."""
-    with _key_errors():
-        AllowList(_directory(settings)).remove(name)
-    typer.echo(f"{name} may not join any more")
+@takes_settings("api_keys_file")
+def revoke(settings: Settings, name: KeyName) -> None:
+    """Remove a key."""
+    with _errors():
+        _file(settings).remove(name)
+    typer.echo(f"{name} has no key any more")
+    _say_reload()
 
 
-def _directory(settings: Settings) -> Path:
-    if not settings.keys_dir:
-        raise CommandFailed("--keys-dir is needed: the directory with the gateway's keys")
-    return Path(settings.keys_dir).expanduser()
+def _shown(record: KeyRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    del fields["sha256"]
+    return fields
+
+
+def _say_reload() -> None:
+    typer.echo("A running server reads the file again with `baton admin reload-keys`.", err=True)
+
+
+def _file(settings: Settings) -> KeyFile:
+    if not settings.api_keys_file:
+        raise CommandFailed("--api-keys-file is needed: the file of the keys")
+    return KeyFile(Path(settings.api_keys_file).expanduser())
 
 
 @contextmanager
-def _key_errors() -> Iterator[None]:
+def _errors() -> Iterator[None]:
     try:
         yield
-    except KeyFileError as error:
+    except (ApiKeysInvalid, ValueError) as error:
         raise CommandFailed(str(error)) from error

@@ -10,6 +10,7 @@ import structlog
 from actors.process.logs import configure_logging
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
+from cli.client.server_url import socket_path
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings, worker_launches
 from cli.config.model import ChosenModel, check_model, worker_spec
@@ -21,8 +22,10 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
-from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
+from gateway.http.tls import Tls, TlsInvalid, tls_of
+from gateway.keys.api_keys import ApiKeys
+from gateway.keys.key_file import ApiKeysInvalid
 from gateway.responses.store.stored import StoreUnavailable
 from gateway.settings import GatewaySettings
 
@@ -36,8 +39,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     """
     gateway = gateway_settings(settings)
     try:
-        keys = ApiKeys(gateway)
-    except ApiKeysInvalid as error:
+        keys, tls = ApiKeys(gateway), tls_of(gateway)
+    except (ApiKeysInvalid, TlsInvalid) as error:
         raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:
         raise CommandFailed(
@@ -58,7 +61,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys))
+            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys, tls))
         except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
@@ -80,10 +83,11 @@ async def _serve(
     display: LoadingDisplay,
     predecessor: HttpPredecessor | None,
     keys: ApiKeys,
+    tls: Tls | None,
 ) -> None:
     def listening(host: str, port: int) -> None:
         ready_message.listening(host, port)
-        if not keys and not is_loopback(host):
+        if not keys and not is_loopback(host) and not socket_path(host):
             _log.warning("open_to_everybody", host=host, remedy="set BATON_API_KEY, or listen on 127.0.0.1")
         if not keys and ANY in gateway.cors_origins:
             _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")
@@ -98,6 +102,7 @@ async def _serve(
         on_listening=listening,
         predecessor=predecessor,
         keys=keys,
+        tls=tls,
     )
 
 

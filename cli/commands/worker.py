@@ -22,8 +22,8 @@ from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 _NEEDED = {
     "join": "the address that the gateway was given as --listen-workers",
-    "server_key": "the public key that `baton keys show` prints on the gateway's machine",
-    "key_file": "the file that `baton keys make FILE` created on this machine",
+    "server_key": "the public key that `baton worker-keys show` prints on the gateway's machine",
+    "key_file": "the file that `baton worker-keys make FILE` created on this machine",
 }
 
 

@@ -73,7 +73,7 @@ def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
 def gateway_settings(settings: Settings) -> GatewaySettings:
     """Return the gateway's part of the settings. Raises `CommandFailed` if two settings contradict each other."""
     if settings.listen_workers and not settings.keys_dir:
-        raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton keys init --keys-dir DIR`")
+        raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton worker-keys init --keys-dir DIR`")
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})

@@ -154,6 +154,16 @@ class Settings(BaseSettings):
 
     host: str = _field(_GATEWAY.host, SERVER, "Address to listen on.", "HOST", min_length=1)
     port: int = _field(_GATEWAY.port, SERVER, "Port to listen on; 0 chooses a free one.", "PORT", ge=0, le=65535)
+    tcp: bool = _field(_GATEWAY.tcp, SERVER, "Listen on the host and the port.")
+    unix_socket: str = _field(
+        _GATEWAY.unix_socket,
+        SERVER,
+        "Unix socket to listen on, beside the port, or alone with --no-tcp; empty for none.",
+        "FILE",
+    )
+    unix_socket_mode: str = _field(
+        _GATEWAY.unix_socket_mode, SERVER, "Mode of its file, which says who may connect.", "MODE"
+    )
     workers: int = _field(
         1,
         SERVER,
@@ -170,7 +180,7 @@ class Settings(BaseSettings):
     api_keys_file: str = _field(
         _GATEWAY.api_keys_file,
         SERVER,
-        "File with further keys, one NAME:KEY on each line; only its owner may read it.",
+        "File with the keys of clients, which baton keys makes; only its owner may read it.",
         "FILE",
     )
     admin_key: str = _field(
@@ -189,6 +199,10 @@ class Settings(BaseSettings):
         "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
         "ORIGIN",
     )
+    tls_cert: str = _field(
+        _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
+    )
+    tls_key: str = _field(_GATEWAY.tls_key, SERVER, "PEM file with the certificate's private key.", "FILE")
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
         SERVER,
@@ -198,7 +212,7 @@ class Settings(BaseSettings):
     keys_dir: str = _field(
         _GATEWAY.keys_dir,
         SERVER,
-        "Directory with the gateway's key and the keys of workers that may join; see baton keys.",
+        "Directory with the gateway's key and the keys of workers that may join; see baton worker-keys.",
         "DIR",
     )
     allow_public_workers: bool = _field(
@@ -381,8 +395,8 @@ class Settings(BaseSettings):
     )
 
     join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
-    server_key: str = _field("", JOINING, "The gateway's public key, which baton keys show prints there.", "KEY")
-    key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton keys make.", "FILE")
+    server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
+    key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
 
     @property
     def sources(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 import shlex
 
 from actors.supervision.worker import WorkerStatus
-from cli.client.server_url import base_url
+from cli.client.server_url import base_url, socket_path
 from cli.config.settings import Settings
 
 
@@ -18,8 +18,9 @@ class ReadyMessage:
         """The first worker that became ready before the gateway listened."""
 
     def listening(self, host: str, port: int) -> None:
-        """Set the address that the gateway listens on."""
-        self._url = base_url(host, port)
+        """Set the address that the gateway listens on; `unix:PATH` is a host, too."""
+        unix = bool(socket_path(host))
+        self._url = host if unix else base_url(host, port, tls=bool(self._settings.tls_cert))
 
     def text(self, status: WorkerStatus) -> str:
         """Return the message for the first worker that is ready; empty if the gateway does not listen yet."""
@@ -41,7 +42,7 @@ class ReadyMessage:
                 + curl_line(
                     self._url, model, chat=chat, key=bool(self._settings.api_key or self._settings.api_keys_file)
                 ),
-                *([f"Chat with it in a browser: {self._url}/"] if chat else []),
+                *([f"Chat with it in a browser: {self._url}/"] if chat and not socket_path(self._url) else []),
                 "Stop it with Ctrl-C.",
             ]
         )
@@ -57,4 +58,6 @@ def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
     body["temperature"] = 0
     route = "chat/completions" if chat else "completions"
     headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
+    if path := socket_path(url):
+        url = f"--unix-socket {shlex.quote(path)} http://localhost"
     return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"

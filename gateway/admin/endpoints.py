@@ -18,8 +18,10 @@ from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
 from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
 from gateway.fleet.operation import Busy, Operation
-from gateway.http.access.api_keys import ApiKeys, ApiKeysInvalid
+from gateway.http.access.auth import KEYS_PATH
 from gateway.http.small_body import small_body
+from gateway.keys.api_keys import ApiKeys
+from gateway.keys.key_file import ApiKeysInvalid
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label
 
@@ -116,8 +118,9 @@ class Admin:
             raise RequestError(RefusalCode.OPERATION_UNDER_WAY, str(error)) from error
 
 
-class KeyReload:
-    """Reads the file of API keys again. Streams under way are not touched: a key is checked once for each request."""
+class KeyAdmin:
+    """The API keys: their use, and reading their file again. Streams under way are not touched by that: a key is
+    checked once for each request."""
 
     def __init__(self, keys: ApiKeys, settings: GatewaySettings) -> None:
         self._keys = keys
@@ -125,15 +128,22 @@ class KeyReload:
         self._reading = anyio.Lock()
 
     def routes(self) -> list[Route]:
-        """The route under `/admin`."""
-        return [Route("/admin/keys/reload", self.reload, methods=["POST"])]
+        """The routes under `/admin`."""
+        return [Route(KEYS_PATH, self.keys), Route("/admin/keys/reload", self.reload, methods=["POST"])]
+
+    async def keys(self, _: Request) -> Response:
+        """`GET /admin/keys`: the limits of the keys of clients, and their use since the gateway started."""
+        limits = self._keys.limits()
+        entries = [{"name": name, "limits": limits[name], "use": use} for name, use in self._keys.uses().items()]
+        return _json({"keys": entries}, 200)
 
     async def reload(self, request: Request) -> Response:
         """`POST /admin/keys/reload`: the names of the keys. Without a valid file, the keys stay as they are."""
         await small_body(request, Nothing, self._body_s)
         try:
             async with self._reading:
-                change = await anyio.to_thread.run_sync(self._keys.reload)  # the file may be on a network
+                lines = await anyio.to_thread.run_sync(self._keys.read)  # the file may be on a network
+                change = self._keys.adopt(lines)
         except ApiKeysInvalid as error:
             _log.error("keys_not_reloaded", problem=str(error))
             raise RequestError(RefusalCode.KEYS_NOT_RELOADED, str(error)) from error

@@ -22,6 +22,7 @@ _TYPES = {
     410: "not_found_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    429: "rate_limit_error",
     431: "request_too_large",
     503: "overloaded_error",
     504: "timeout_error",

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from gateway.anthropic.errors import ERRORS
 from gateway.errors import RequestError, invalid
+from gateway.http.access.request_key import models_for, request_key
 from gateway.http.request_record import record_of
 from gateway.routing.router import Router
 
@@ -57,8 +58,9 @@ class AnthropicModels:
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
         name = request.path_params["id"]
-        if name not in self._router.models():
-            return _refused(request, self._router.no_model(name, field="id"))
+        visible = self._visible(request)
+        if name not in visible:
+            return _refused(request, self._router.no_model(name, field="id", among=visible))
         return _respond(request, 200, msgspec.json.encode(self._model(name)))
 
     def _page(self, request: Request) -> tuple[list[str], bool]:
@@ -71,7 +73,7 @@ class AnthropicModels:
         if not 1 <= limit <= MAX_LIMIT:
             raise invalid("limit", f"`limit` is a number from 1 to {MAX_LIMIT}")
         wanted = [*request.query_params.getlist("lifecycle"), *request.query_params.getlist("lifecycle[]")]
-        names = self._router.models() if not wanted or LIFECYCLE in wanted else []
+        names = self._visible(request) if not wanted or LIFECYCLE in wanted else []
         if before is not None:
             earlier = names[:before]
             return earlier[-limit:], len(earlier) > limit
@@ -82,9 +84,14 @@ class AnthropicModels:
         cursor = request.query_params.get(name)
         if cursor is None:
             return None
-        if cursor not in self._router.models():
-            raise self._router.no_model(cursor, field=name)
-        return self._router.models().index(cursor)
+        visible = self._visible(request)
+        if cursor not in visible:
+            raise self._router.no_model(cursor, field=name, among=visible)
+        return visible.index(cursor)
+
+    def _visible(self, request: Request) -> list[str]:
+        """The models that the client's key may use."""
+        return models_for(request_key(request.scope), self._router.models())
 
     def _model(self, name: str) -> dict[str, Any]:
         context = self._router.pool.context(name)

@@ -21,6 +21,7 @@ from gateway.fleet.succession import (
 )
 from gateway.http.conventions import Application
 from gateway.http.listener import Listener
+from gateway.http.listeners import Listeners
 from gateway.http.server import serve
 from gateway.settings import GatewaySettings
 
@@ -50,10 +51,15 @@ class HandOver:
     neither would know what the other keeps for clients.
     """
 
-    def __init__(self, listener: Listener, gateway: Ref[SuccessorListens], *, given_s: float = GIVEN_S) -> None:
+    def __init__(self, listeners: Listeners, gateway: Ref[SuccessorListens], *, given_s: float = GIVEN_S) -> None:
         self._gateway = gateway
-        self._listener = listener
-        self._host, self._port = listener.getsockname()[:2]
+        self._listeners = listeners
+        self._listener = listeners.first
+        host, self._port = listeners.address
+        self._unix = "" if listeners.unix is None else str(listeners.unix.path)
+        self._host = "" if listeners.unix is listeners.first else host
+        self._given_unix = False
+        """The successor has the Unix socket, too."""
         self._given_s = given_s
         self._successor: socket.socket | None = None
         """The open connection of the process that got the listening socket last."""
@@ -149,24 +155,34 @@ class HandOver:
     def _reply(self, connection: socket.socket, step: str) -> None:
         """Do what a successor asks for, and answer. Synchronous: both happen, or neither. Raises `OSError`."""
         problem = self._problem(connection, step)
-        reply = PredecessorReply(os.getpid(), self._host, self._port, problem=problem)
+        reply = PredecessorReply(os.getpid(), self._host, self._port, self._unix, problem=problem)
         if problem or step == "check":
             connection.send(encode_line(reply))  # it always has room for a line
             return
         if step == "take":
-            reply = PredecessorReply(os.getpid(), self._host, self._port, http=self._open_http())
+            reply = PredecessorReply(os.getpid(), self._host, self._port, self._unix, http=self._open_http())
             socket.send_fds(connection, [encode_line(reply)], [self._listener.fileno()])
             self._successor = connection
+            self._given_unix = self._listeners.unix is self._listener
             self._given_until = anyio.current_time() + self._given_s
             return
+        unix = self._listeners.unix
+        if step == "take_unix" and unix is not None:
+            socket.send_fds(connection, [encode_line(reply)], [unix.fileno()])
+            self._given_unix = True
+            return
+        if unix is not None and self._given_unix:
+            unix.file = None  # it is the successor's from now on
         self._gateway.tell(SuccessorListens(), urgent=True)
         self._left.set()
         connection.send(encode_line(reply))
 
     def _problem(self, connection: socket.socket, step: str) -> str:
         """Why this step is refused now; empty if it is not."""
-        if step == "leave":
-            return "" if self._successor is connection else "this process has not taken the socket"
+        if step in ("leave", "take_unix"):
+            if self._successor is not connection:
+                return "this process has not taken the socket"
+            return "there is no Unix socket" if step == "take_unix" and not self._unix else ""
         if self._listener.fileno() < 0:
             return "it is shutting down"
         if self._successor is not None and anyio.current_time() < self._given_until:

@@ -15,7 +15,7 @@ from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.transport.rejections import Rejection, Rejections
 from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.join_address import join_address, listen_at
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.fleet.remote_join")
@@ -36,7 +36,7 @@ class RemoteJoin:
             folder = Path(settings.keys_dir).expanduser()
             self._keys, self._allowed = read_key(folder / GATEWAY_KEY), AllowList(folder)
             if not (listed := self._allowed.read()).names:
-                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton keys add)"
+                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton worker-keys add)"
                 raise BindError(f"no worker may join: {why}")
         except (EndpointError, KeyFileError) as error:
             raise BindError(str(error)) from error

@@ -1,7 +1,7 @@
 """Messages between a gateway and the one that takes its place, on a private Unix socket: one JSON object on each line.
 
-The successor asks `check` at any time, then `take` for the listening socket, and `leave` on the same connection once it
-accepts from that socket.
+The successor asks `check` at any time, then `take` for the listening socket, maybe `take_unix` for the Unix socket that
+is served beside a port, and `leave` on the same connection once it accepts from them.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ class InvalidStep(Exception):
 class SuccessorStep(Struct, frozen=True, forbid_unknown_fields=True):
     """The request of the successor."""
 
-    step: Literal["check", "take", "leave"]
+    step: Literal["check", "take", "take_unix", "leave"]
 
 
 class PredecessorReply(Struct, frozen=True):
@@ -28,8 +28,11 @@ class PredecessorReply(Struct, frozen=True):
 
     pid: int
     host: str
-    """The address of its listening socket."""
+    """The address of its listening socket; empty for a Unix socket."""
     port: int
+    """0 for a Unix socket."""
+    unix: str = ""
+    """The path of the Unix socket that it serves, if it does."""
     http: str = ""
     """The path of another private Unix socket, with the gateway's HTTP interface: for the streams that it keeps for
     clients which come back. In the reply to `take`."""

@@ -7,8 +7,11 @@ import anyio
 
 from actors.actor import AskTimeout, Ref
 from gateway.fleet.messages import AwaitSettled
-from gateway.http.listener import Listener
-from gateway.http.server import BindError, adopt, listen
+from gateway.http.listener import BindError, Listener
+from gateway.http.listeners import Listeners, listen_on_all
+from gateway.http.server import adopt
+from gateway.http.tls import Tls
+from gateway.http.unix_socket import adopt_unix, listen_unix
 from gateway.settings import GatewaySettings
 from gateway.streaming.peer import PeerGateway
 
@@ -17,11 +20,15 @@ SETTLE_S = 86400.0
 
 
 class Predecessor(PeerGateway, Protocol):
-    """The gateway whose port is taken over."""
+    """The gateway whose sockets are taken over."""
 
     async def meet(self) -> int | None:
-        """Get its listening socket: a descriptor, which is the caller's. None when the port is free. Raises
+        """Get its listening socket: a descriptor, which is the caller's. None when the address is free. Raises
         `TakeOverFailed`."""
+
+    async def meet_unix(self) -> int | None:
+        """Get the Unix socket that it serves beside its port, likewise, after `meet`. None if it does not have the one
+        of these settings. Raises `TakeOverFailed`."""
 
     async def relieve(self) -> None:
         """Tell it that this gateway accepts from that socket. Logs what goes wrong, and does not raise."""
@@ -35,9 +42,13 @@ class TakeOverFailed(Exception):
 
 
 async def take_over(
-    predecessor: Predecessor, settings: GatewaySettings, fleet: Ref[AwaitSettled], leave: anyio.Event
-) -> Listener | None:
-    """Get its socket, once the workers can serve; None when `leave` was set meanwhile. Raises `TakeOverFailed`."""
+    predecessor: Predecessor,
+    settings: GatewaySettings,
+    tls: Tls | None,
+    fleet: Ref[AwaitSettled],
+    leave: anyio.Event,
+) -> Listeners | None:
+    """Get its sockets, once the workers can serve; None when `leave` was set meanwhile. Raises `TakeOverFailed`."""
     try:
         unserved = await fleet.ask(AwaitSettled, timeout=SETTLE_S)
     except AskTimeout:
@@ -50,6 +61,21 @@ async def take_over(
             os.close(descriptor)
         return None
     try:
-        return listen(settings) if descriptor is None else adopt(descriptor, settings)
+        if descriptor is None:
+            return listen_on_all(settings, tls)
+        if not settings.tcp:
+            return Listeners(adopt_unix(descriptor, settings))
+        first = adopt(descriptor, settings, tls)
+        try:
+            return Listeners(first, await _unix(predecessor, settings) if settings.unix_socket else None)
+        except (BindError, TakeOverFailed):
+            first.close()
+            raise
     except BindError as error:
         raise TakeOverFailed(str(error)) from error
+
+
+async def _unix(predecessor: Predecessor, settings: GatewaySettings) -> Listener:
+    """Its Unix socket, or a new one. Raises `BindError` and `TakeOverFailed`."""
+    descriptor = await predecessor.meet_unix()
+    return listen_unix(settings) if descriptor is None else adopt_unix(descriptor, settings)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.access.credentials import presented_key
+from gateway.http.access.request_key import request_key
 from gateway.http.conventions import HttpConventions
 from gateway.http.request_record import record_of
 from gateway.settings import GatewaySettings
@@ -44,6 +45,10 @@ class HttpExchange:
         self._send = send
         self._settings = settings
         self.record = record_of(scope)
+        self.api_key = request_key(scope)
+        """The client's API key, if the server has checked one."""
+        self.limit_headers: Headers = ()
+        """Headers about the limits of the key, for the response."""
         self._id_headers = conventions.named(self.request_id)
         self.conventions = conventions
         """Those of the path's dialect; while it resumes a stream, those of that stream's dialect."""
@@ -176,7 +181,7 @@ class HttpExchange:
     async def _start(self, status: int, headers: Headers, more: Headers = ()) -> None:
         """Send the status and the headers: the request's id, which every response of an exchange has, before `more`."""
         self.record.started(status)
-        every = [*headers, *self._id_headers, *more]
+        every = [*headers, *self._id_headers, *self.limit_headers, *more]
         await self._send({"type": "http.response.start", "status": status, "headers": every})
 
     async def refuse(self, error: RequestError) -> None:

@@ -6,19 +6,26 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from gateway.errors import RequestError
 from gateway.http.acceptor import Acceptor
 from gateway.http.conventions import ErrorRenderer
+from gateway.http.tls import Tls
 from protocol.errors import ErrorCode
 
+BACKLOG = 4096
 SPARE = 32
 """Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.http.probes`."""
 ACCEPTS_PER_TURN = 128
 NO_ROOM = "the server has no room for another connection"
 _READ_BYTES = 65536
+
+
+class BindError(Exception):
+    """Raised when the address cannot be listened on; the message has the address and the reason."""
 
 
 def refusal(errors: ErrorRenderer) -> bytes:
@@ -33,6 +40,12 @@ def refusal(errors: ErrorRenderer) -> bytes:
     ]
     lines = b"".join(b"%s: %s\r\n" % each for each in headers)
     return b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (lines, body)
+
+
+def identity_of(path: Path) -> tuple[int, ...]:
+    """The device, the inode and the time of creation of a socket file: inodes are used again. Raises `OSError`."""
+    state = path.lstat()
+    return state.st_dev, state.st_ino, state.st_mtime_ns  # nothing is ever written to a socket file
 
 
 class Listener(Acceptor):
@@ -50,6 +63,12 @@ class Listener(Acceptor):
         self.refusal = b""
         """The response to connections over the bound; set by the server."""
         self.max_connections = sys.maxsize
+        self.tls: Tls | None = None
+        """The TLS of its connections. Those in a handshake count."""
+        self.path: Path | None = None
+        """The file of a Unix socket."""
+        self.file: tuple[int, ...] | None = None
+        """The identity of that file, which this gateway removes; None if another one will."""
         self._accepted: WeakSet[socket.socket] = WeakSet()
         self._spare: WeakSet[socket.socket] = WeakSet()
         self._accepts = 0
@@ -69,6 +88,19 @@ class Listener(Acceptor):
         self._accepted.add(connection)
         return connection, address
 
+    def count_with(self, other: "Listener") -> None:
+        """Count the connections of both sockets together."""
+        self._accepted, self._spare = other._accepted, other._spare
+
+    def remove_file(self) -> None:
+        """Remove the file of a Unix socket, unless it belongs to another server by now."""
+        if self.path is None or self.file is None:
+            return
+        with suppress(FileNotFoundError):
+            if identity_of(self.path) == self.file:
+                self.path.unlink()
+        self.file = None
+
     def _next_turn(self) -> None:
         self._accepts = 0
 
@@ -87,7 +119,8 @@ class Listener(Acceptor):
         return any(connection.fileno() == descriptor for connection in self._spare)
 
     def reject(self, connection: socket.socket) -> None:
-        """Reject a connection with a response, whether a request has arrived or not."""
+        """Reject a connection with a response, whether a request has arrived or not; over TLS without one, as it would
+        need a handshake."""
         with suppress(OSError):
             connection.setblocking(False)
             connection.send(self.refusal)

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from copy import copy
+from typing import Any
 
 import anyio
 import structlog
@@ -18,13 +19,13 @@ from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.connection.tcp import HttpConnection
 from gateway.http.conventions import Application
 from gateway.http.http2 import WholeBodies
-from gateway.http.listener import Listener, refusal
+from gateway.http.listener import BACKLOG, BindError, Listener, refusal
 from gateway.http.probes import ProbesOnly
+from gateway.http.tls import HANDSHAKE_S, SHUTDOWN_S, Tls
 from gateway.settings import GatewaySettings
 
 _log = structlog.get_logger("gateway.http.server")
 
-BACKLOG = 4096
 SPARE_S = 5.0
 """Time until a spare connection (see `gateway.http.listener`) on which nothing is asked is closed, or
 `keep_alive_s`."""
@@ -32,11 +33,7 @@ END_S = 1.0
 """Time that the server gets to end after its connections had theirs."""
 
 
-class BindError(Exception):
-    """Raised when the address cannot be listened on; the message has the address and the reason."""
-
-
-def listen(settings: GatewaySettings) -> Listener:
+def listen(settings: GatewaySettings, tls: Tls | None = None) -> Listener:
     """A listening socket on the address of the settings. Raises `BindError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM)
@@ -53,12 +50,15 @@ def listen(settings: GatewaySettings) -> Listener:
             reason += "; choose another port (--port; 0 is any that is free), or --take-over from a Baton that has it"
         raise BindError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
     listener.setblocking(False)
+    listener.tls = tls
     return listener
 
 
-def adopt(descriptor: int, settings: GatewaySettings) -> Listener:
-    """The listening socket handed over by another gateway, with the options of these settings."""
+def adopt(descriptor: int, settings: GatewaySettings, tls: Tls | None = None) -> Listener:
+    """The listening socket handed over by another gateway, with the options of these settings. Handshakes with clients
+    that wait in its queue begin here."""
     listener = Listener(fileno=descriptor)
+    listener.tls = tls
     _limit(listener, settings)
     listener.setblocking(False)
     return listener
@@ -136,7 +136,11 @@ async def _run(connect: _Connect, config: Config, listener: Listener, leave: any
             connection.retire(within_s=within_s)
 
     listener.on_retire = retire
-    server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener)
+    tls = listener.tls
+    encrypted: dict[str, Any] = {}
+    if tls is not None:
+        encrypted = {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": SHUTDOWN_S}
+    server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener, **encrypted)
     listener.on_stop = server.close
     try:
         await leave.wait()
@@ -163,7 +167,7 @@ async def serve(
 
     The connections then get `grace_s()` seconds (default: `flush_s`).
     """
-    listener.refusal = refusal(app.conventions.default.errors)
+    listener.refusal = b"" if listener.tls is not None else refusal(app.conventions.default.errors)
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
     config.keep_alive_timeout = settings.keep_alive_s

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import Metric
 
 from gateway.metrics.histogram import Histogram
+from gateway.metrics.key_collector import KeyCollector, KeyUse
 from gateway.metrics.samples import Observed, Samples, Waiting
 from gateway.metrics.vllm_collector import VllmCollector
 from gateway.metrics.worker_collector import HISTOGRAMS, LABELS, WorkerCollector
@@ -29,6 +30,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._observed: dict[tuple[str, str, str], Observed] = {}
         self._registry.register(WorkerCollector(samples, waiting, refused, self._observed))
+        self._keys = KeyCollector()
+        self._registry.register(self._keys)
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
@@ -101,6 +104,10 @@ class Metrics:
     def http_response(self, route: str, status: int, reason: str) -> None:
         """Count a response. `reason` is the code of an error, or empty."""
         self._responses.labels(route, status, reason).inc()
+
+    def watch_keys(self, uses: Callable[[], Mapping[str, KeyUse]]) -> None:
+        """Set the function that returns the use of the API keys by name, which is called at every scrape."""
+        self._keys.uses = uses
 
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
         """Set the function that counts the resumable streams in a state, which is called at every scrape."""

@@ -87,7 +87,7 @@ class OllamaDecoder:
         if (model := model_named(self._router, body.model)) not in self._router.models():
             raise self._router.no_model(model)
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
-        return AnsweredAtOnce(answer.line(int(time.time()), [], {"done": True, "done_reason": "load"}))
+        return AnsweredAtOnce(answer.line(int(time.time()), [], {"done": True, "done_reason": "load"}), model)
 
     def _decoded(self, body: OllamaChatBody | OllamaGenerateBody, made: Input, size: int) -> Decoded:
         refuse_unsupported(body)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import invalid
+from gateway.http.access.request_key import models_for, request_key
 from gateway.http.small_body import small_body
 from gateway.ollama.answer import timestamp
 from gateway.ollama.decoding import model_named
@@ -39,14 +40,14 @@ class OllamaModels:
             Route("/api/version", self.version),
         ]
 
-    async def tags(self, _: Request) -> Response:
+    async def tags(self, request: Request) -> Response:
         """`GET /api/tags`."""
-        models = [self._model(name) | {"modified_at": self._created} for name in self._router.models()]
+        models = [self._model(name) | {"modified_at": self._created} for name in self._visible(request)]
         return _json({"models": models})
 
-    async def running(self, _: Request) -> Response:
+    async def running(self, request: Request) -> Response:
         """`GET /api/ps`: the models that have a worker which is ready."""
-        names = [name for name in self._router.models() if any(each.ready for each in self._router.pool.of(name))]
+        names = [name for name in self._visible(request) if any(each.ready for each in self._router.pool.of(name))]
         rest = {"expires_at": NEVER, "size_vram": 0}
         context = self._router.pool.context
         return _json({"models": [self._model(name) | rest | {"context_length": context(name)} for name in names]})
@@ -58,8 +59,9 @@ class OllamaModels:
         if not asked:
             raise invalid("model", "`model` is required")
         name = model_named(self._router, asked)
-        if name not in self._router.models():
-            raise self._router.no_model(name)
+        visible = self._visible(request)
+        if name not in visible:
+            raise self._router.no_model(name, among=visible)
         context = self._router.pool.context(name)
         return _json(
             {
@@ -76,6 +78,10 @@ class OllamaModels:
     async def version(self, _: Request) -> Response:
         """`GET /api/version`."""
         return _json({"version": OLLAMA_VERSION})
+
+    def _visible(self, request: Request) -> list[str]:
+        """The models that the client's key may use."""
+        return models_for(request_key(request.scope), self._router.models())
 
     def _capabilities(self, name: str) -> list[str]:
         """Ollama's names of what every worker of the model that has loaded it can do. Clients offer tools only to a

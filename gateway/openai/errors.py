@@ -10,6 +10,7 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 _TYPES: dict[ErrorCode | RefusalCode, str] = {
     ErrorCode.OVERLOADED: "rate_limit_error",
+    RefusalCode.RATE_LIMITED: "rate_limit_error",
     ErrorCode.DEADLINE: "timeout_error",
 }
 

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.http.access.request_key import models_for, request_key
 from gateway.routing.router import Router
 
 
@@ -22,16 +23,20 @@ class Models:
         """The routes of the list and of one model."""
         return [Route("/v1/models", self.models), Route("/v1/models/{id:path}", self.model)]
 
-    async def models(self, _: Request) -> Response:
-        """`GET /v1/models`."""
-        return _json({"object": "list", "data": [self._model(name) for name in self._router.models()]})
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`: those that the client's key may use."""
+        return _json({"object": "list", "data": [self._model(name) for name in self._visible(request)]})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
         name = request.path_params["id"]
-        if name not in self._router.models():
-            raise self._router.no_model(name, field="id")
+        visible = self._visible(request)
+        if name not in visible:
+            raise self._router.no_model(name, field="id", among=visible)
         return _json(self._model(name))
+
+    def _visible(self, request: Request) -> list[str]:
+        return models_for(request_key(request.scope), self._router.models())
 
     def _model(self, name: str) -> dict[str, Any]:
         return {

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from gateway.keys.record import KeyLimits
+from gateway.metrics.key_collector import KeyUse
+
 
 class Live(Struct, forbid_unknown_fields=True):
     """The event loop runs."""
@@ -57,6 +60,26 @@ class GatewayProcess(Struct, forbid_unknown_fields=True):
     """The process of this gateway."""
 
     pid: int
+
+
+class TlsAnswer(Struct, forbid_unknown_fields=True):
+    """The certificate was read again. The warning is empty, or says why clients will refuse it."""
+
+    warning: str
+
+
+class KeyEntry(Struct, forbid_unknown_fields=True):
+    """One API key, or those of one name."""
+
+    name: str
+    limits: KeyLimits
+    use: KeyUse
+
+
+class KeyUses(Struct, forbid_unknown_fields=True):
+    """The API keys of clients, with their use since the gateway started."""
+
+    keys: list[KeyEntry]
 
 
 class KeyNames(Struct, forbid_unknown_fields=True):

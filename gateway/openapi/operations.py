@@ -34,9 +34,11 @@ from gateway.openapi.answers import (
     GatewayProcess,
     Health,
     KeysAnswer,
+    KeyUses,
     Live,
     OperationAnswer,
     Readiness,
+    TlsAnswer,
     Version,
     Workers,
 )
@@ -60,10 +62,10 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.STREAM_TAKEN,
     RefusalCode.STREAM_LOST,
 )
-_GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, *_RESUMING)
+_GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED, *_RESUMING)
 _QUERYING: tuple[Code, ...] = (
     *(ErrorCode.UNSUPPORTED, ErrorCode.CONTEXT, ErrorCode.TEMPLATE, ErrorCode.OVERLOADED, ErrorCode.LOST),
-    *(ErrorCode.DRAINING, ErrorCode.DEADLINE, RefusalCode.MODEL_NOT_FOUND),
+    *(ErrorCode.DRAINING, ErrorCode.DEADLINE, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED),
 )
 _CHANGING: tuple[Code, ...] = (RefusalCode.ADMIN_KEY_NEEDED,)
 _WORKER: tuple[Code, ...] = (*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.OPERATION_UNDER_WAY)
@@ -271,12 +273,20 @@ OPERATIONS: Operations = {
     ),
     ("POST", "/admin/reload"): _change("Restart workers with another checkpoint", Reload, _MODEL),
     ("GET", "/admin/gateway"): _read("Identify the process of the gateway", GatewayProcess),
+    ("GET", "/admin/keys"): _read("List the API keys with their limits and their use", KeyUses, *_CHANGING),
     ("POST", "/admin/keys/reload"): ApiOperation(
         summary="Read the file of API keys again",
         body=Nothing,
         body_required=False,
         answers={200: {JSON: KeysAnswer}},
         errors=(*_CHANGING, RefusalCode.KEYS_NOT_RELOADED),
+    ),
+    ("POST", "/admin/tls/reload"): ApiOperation(
+        summary="Read the certificate of the server again",
+        body=Nothing,
+        body_required=False,
+        answers={200: {JSON: TlsAnswer}},
+        errors=(*_CHANGING, RefusalCode.TLS_NOT_RELOADED),
     ),
 }
 """By method and path."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from gateway.answer_budget import HeldAnswer
 from gateway.body_budget import HeldBody
@@ -29,6 +30,7 @@ class LiveRequest(ABC):
         self.streamed = output.stream
         """Its client takes the answer while it is generated."""
         self._live = count
+        self._on_ended: Callable[[], None] | None = None
         self._waiting = 0
         self._ready: dict[int, None] = {}
         """The sequences that have news, by their index, the oldest first."""
@@ -48,6 +50,12 @@ class LiveRequest(ABC):
     def ended(self) -> bool:
         """True when nothing more will come: every sequence ended, or one failed."""
         return self._live == 0 or self.failure is not None
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Set the function that is called once, when the last sequence has ended: now, if it has."""
+        self._on_ended = call
+        if not self._live:
+            call()
 
     def placed(self, worker: str, digest: str) -> None:
         """Note that some of its sequences went to a worker with this config digest."""
@@ -78,6 +86,8 @@ class LiveRequest(ABC):
         self._live -= 1
         if not self._live:
             self.body.release()
+            if self._on_ended is not None:
+                self._on_ended()
         self.failure = self.failure or failure
         if self.streamed or self.ended:
             self._changed = True

@@ -1,7 +1,7 @@
 """Admits requests and routes them to workers, whose notices it takes."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -317,9 +317,10 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Names of the models, in the order in which they were added."""
         return self.pool.models()
 
-    def no_model(self, name: str, *, field: str = "model") -> RequestError:
-        """The error for an unknown model, with the names of those that exist."""
-        names = ", ".join(repr(model) for model in self.models()) or "none"
+    def no_model(self, name: str, *, field: str = "model", among: Sequence[str] | None = None) -> RequestError:
+        """The error for an unknown model, with the names of those that exist, or those `among` which the client may
+        choose."""
+        names = ", ".join(repr(model) for model in (self.models() if among is None else among)) or "none"
         text = f"there is no model {name[:128]!r}; available: {names}"
         return RequestError(RefusalCode.MODEL_NOT_FOUND, text, field=field)
 

@@ -96,6 +96,8 @@ class AnsweredAtOnce(NamedTuple):
 
     body: bytes
     """JSON."""
+    model: str
+    """The model that it is about."""
 
 
 Decode = Callable[[bytes], Decoded | AnsweredAtOnce]

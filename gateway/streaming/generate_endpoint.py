@@ -17,6 +17,7 @@ from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnsweredAtOnce, AnswerHead, Decode, Decoded, Keep, StatefulDecode
+from gateway.streaming.key_limits import KeyGate
 from gateway.streaming.pieces import joined
 from gateway.streaming.reply import StreamedReply, failure_error
 from gateway.streaming.request_end import close_request
@@ -43,11 +44,14 @@ class GenerateEndpoint:
         self._conventions = conventions
         self._resume = resume
         self._resumables = resume.streams
+        self._gate = KeyGate(router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
         body = HeldBody(self._router.bodies)
         try:
+            if not exchange.last_event_id:
+                self._gate.check(exchange)
             raw = await exchange.body(body)
             await check_values(raw, self._settings.max_body_values)
             admitted = await self._admit(raw, body, exchange)
@@ -85,12 +89,12 @@ class GenerateEndpoint:
             return None
         decoded = await self._decode(raw, body, exchange.key)
         if isinstance(decoded, AnsweredAtOnce):
+            self._gate.check_model(exchange, decoded.model)
             return decoded
         request = decoded.request
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
-        checked = bool(exchange.client)
-        group = self._router.open(request, exchange.request_id, body, exchange.key, checked=checked)
+        group = self._gate.open(exchange, request, body)
         exchange.record.admitted = True
         return group, decoded
 

@@ -9,9 +9,11 @@ from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.keys.account import Reservation
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import DecodeQuery
+from gateway.streaming.key_limits import KeyGate
 from protocol.errors import ErrorCode
 
 
@@ -25,14 +27,18 @@ class QueryEndpoint:
         self._settings = settings
         self._decode = decode
         self._conventions = conventions
+        self._gate = KeyGate(router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
         body = HeldBody(self._router.bodies)
+        reservation: Reservation | None = None
         try:
+            self._gate.check(exchange)
             raw = await exchange.body(body)
             await check_values(raw, self._settings.max_body_values)
             query, render = self._decode(raw)
+            reservation = self._gate.admit_query(exchange, query.model)
             await anyio.lowlevel.checkpoint()  # a large body takes as long to decode as to send
 
             async def answer(_: anyio.CancelScope) -> None:
@@ -53,4 +59,6 @@ class QueryEndpoint:
             raise
         finally:
             body.release()
+            if reservation is not None:
+                reservation.settle()
             exchange.close()

@@ -23,7 +23,8 @@ from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
-from gateway.http.server import BindError, listen
+from gateway.http.listener import BindError
+from gateway.http.server import listen
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.real import launch
 from tests.gateway.harness.serving import COMPLETION, events
@@ -238,6 +239,9 @@ class Nobody:
 
     async def meet(self) -> int | None:
         raise TakeOverFailed("it does not")
+
+    async def meet_unix(self) -> int | None:
+        raise NotImplementedError
 
     async def relieve(self) -> None:
         raise NotImplementedError

@@ -10,18 +10,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
-from gateway.http.access.api_keys import ADMIN_NAME, DEFAULT_NAME, ApiKeys
 from gateway.http.access.credentials import presented_key
 from gateway.http.access.hosts import AllowedHosts
 from gateway.http.access.origins import CrossOrigin
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.exchange import HttpExchange
 from gateway.http.request_record import RequestRecord, RequestRecords
+from gateway.keys.api_keys import ApiKey, ApiKeys
+from gateway.keys.record import DEFAULT_NAME
+from gateway.priority import Priority
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
 `/health/ready` also the names of the models and of workers that were given up."""
+KEYS_PATH = "/admin/keys"
+"""The route with the use of all keys, which needs what a change needs."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Headers that proxies add: the client is then on another machine."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -29,8 +33,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 class AuthMiddleware:
     """Refuses requests with too large headers, for foreign hosts, of foreign pages or without a valid key, and gives
-    every request an id, which its response carries. `scope["baton.key_name"]` is the name of the request's key, or
-    empty.
+    every request an id, which its response carries. `scope["baton.key"]` is the `ApiKey` of the request, or None, and
+    `scope["baton.key_name"]` its name, or empty; `scope["baton.priority"]` is the priority class of that key.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -51,7 +55,6 @@ class AuthMiddleware:
         self._direct = direct
         self._settings = settings
         self._keys = keys
-        self._admin_key = settings.admin_key.encode()
         # Without a key, only clients on this machine may change something. A page that a browser loaded under another
         # name of this machine may not.
         self._local = is_loopback(settings.host)
@@ -63,7 +66,7 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         name_request(scope)
-        scope["baton.key_name"] = ""
+        scope["baton.key"], scope["baton.key_name"], scope["baton.priority"] = None, "", Priority.NORMAL
         record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
@@ -93,22 +96,25 @@ class AuthMiddleware:
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._name(scope, key_headers):
-            return _no_key("API")
-        return None
+        if not self._keys:
+            return None
+        found = self._note(scope, self._find(scope, key_headers))
+        return None if found is not None or scope["path"] in OPEN_PATHS else self._no_key(scope, key_headers)
 
     def _check_admin(self, scope: Scope) -> RequestError | None:
-        """Reading takes an API key or the admin key; a change takes the admin key, or without one `api_key`. Clients
-        with a named key change nothing."""
-        reads = scope["method"] in ("GET", "HEAD")
-        name = self._name(scope)
-        if self._admin_key:
-            allowed = name == ADMIN_NAME or (reads and (not self._keys or name != ""))
-            return None if allowed else _no_key("admin")
+        """Reading takes an API key or a key for the administration; a change takes the latter, or if there is none
+        `api_key`. Clients with a named key change nothing. The use of all keys is read as if it were changed."""
+        reads = scope["method"] in ("GET", "HEAD") and scope["path"] != KEYS_PATH
+        admin = self._note(scope, self._find_admin(scope))
+        if admin is not None or (self._keys.administers and reads and not self._keys):
+            return None
+        client = self._note(scope, self._find(scope))
+        if self._keys.administers and not (reads and client is not None):
+            return self._no_key(scope, kind="admin")
         if self._keys:
-            if not name:
-                return _no_key("API")
-            if reads or name == DEFAULT_NAME:
+            if client is None:
+                return self._no_key(scope)
+            if reads or client.name == DEFAULT_NAME:
                 return None
             sentence = "the keys of `api_keys_file` change nothing here; to do this, set an admin key"
             return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
@@ -117,19 +123,29 @@ class AuthMiddleware:
         sentence = "to do this from another machine, set an admin key or an API key"
         return RequestError(RefusalCode.ADMIN_KEY_NEEDED, sentence)
 
-    def _name(self, scope: Scope, key_headers: Collection[bytes] = ()) -> str:
-        """Find the name of the request's key, and note it in the scope. Empty without a valid key. The admin key is one
-        under `/admin` alone."""
+    def _find(self, scope: Scope, key_headers: Collection[bytes] = ()) -> ApiKey | None:
+        """The accepted key of a client, which may have expired."""
         given = presented_key(scope, key_headers)
-        if given is None:
-            return ""
-        under_admin = self._admin_key and scope["path"].startswith("/admin/")
-        if under_admin and secrets.compare_digest(given, self._admin_key):
-            name = ADMIN_NAME
-        else:
-            name = self._keys.name_of(given) or ""
-        scope["baton.key_name"] = name
-        return name
+        return None if given is None else self._keys.find(given)
+
+    def _find_admin(self, scope: Scope) -> ApiKey | None:
+        given = presented_key(scope)
+        return None if given is None else self._keys.find_admin(given)
+
+    def _note(self, scope: Scope, key: ApiKey | None) -> ApiKey | None:
+        """Note a valid key in the scope. None for one that is not."""
+        if key is None or key.expired:
+            return None
+        scope["baton.key"], scope["baton.key_name"], scope["baton.priority"] = key, key.name, key.limits.priority
+        return key
+
+    def _no_key(self, scope: Scope, key_headers: Collection[bytes] = (), kind: str = "API") -> RequestError:
+        found = self._find_admin(scope) if kind == "admin" else self._find(scope, key_headers)
+        text = f"a valid {kind} key is needed"
+        if found is not None and found.expired:
+            text += f"; this one, {found.name!r}, has expired"
+        headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
+        return RequestError(RefusalCode.INVALID_API_KEY, text, headers=headers)
 
 
 def name_request(scope: Scope) -> bytes:
@@ -138,11 +154,6 @@ def name_request(scope: Scope) -> bytes:
     request_id: bytes = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
     scope["baton.request_id"] = request_id.decode("ascii")
     return request_id
-
-
-def _no_key(kind: str) -> RequestError:
-    headers = [(b"www-authenticate", b'Basic realm="baton", charset="UTF-8"')]
-    return RequestError(RefusalCode.INVALID_API_KEY, f"a valid {kind} key is needed", headers=headers)
 
 
 def _is_local(scope: Scope) -> bool:

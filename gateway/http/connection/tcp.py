@@ -20,6 +20,7 @@ from gateway.http.connection.lingering import Lingering
 from gateway.http.connection.negotiation import Negotiation
 from gateway.http.connection.refusal import RefusalRenderer
 from gateway.http.http2 import EVERY_STREAM, goaway
+from gateway.http.tls import HTTP2
 from gateway.settings import GatewaySettings
 
 _Address = tuple[str, int] | None
@@ -94,11 +95,13 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
     def _negotiation(self, client: _Address, server: _Address) -> Negotiation:
         state = ConnectionState(self.state)
         place = (self.app, self.config, self.context, self._task_group)
-        arguments = (*place, state, False, client, server, self.protocol_send)
+        encrypted = self.writer.get_extra_info("ssl_object")
+        arguments = (*place, state, encrypted is not None, client, server, self.protocol_send)
         return Negotiation(
             partial(Http1, *arguments, settings=self._settings, refusals=self._refusals, write=self._write),
             partial(Http2, *arguments, settings=self._settings, refusals=self._refusals),
             self.protocol_send,
+            chosen=None if encrypted is None else encrypted.selected_alpn_protocol() == HTTP2,
         )
 
     def _set_idle(self, idle: bool) -> None:
@@ -227,7 +230,7 @@ class HttpConnection(TCPServer):  # type: ignore[misc]  # Hypercorn has no types
             return
         self._lingering = True
         self._set_idle(False)
-        with suppress(OSError):
+        with suppress(OSError, NotImplementedError):  # TLS has no end of one direction
             self.writer.write_eof()
         self._idle_timer = self.loop.call_later(LINGER_S, self.writer.close)
 

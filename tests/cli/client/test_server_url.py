@@ -1,9 +1,12 @@
 """URLs of servers on the command line."""
 
+from typing import Any
+
 import pytest
 
-from cli.client.server_url import base_url, refused, server_client, server_url
+from cli.client.server_url import base_url, refused, server_client, server_url, url_of
 from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -16,6 +19,8 @@ from cli.config.errors import CommandFailed
         ("https://host/v1/", "https://host"),
         ("https://host/baton/v1", "https://host/baton"),
         ("http://[::1]:8000", "http://[::1]:8000"),
+        ("unix:/run/baton.sock", "http://localhost"),
+        ("unix:///run/baton.sock", "http://localhost"),
     ],
 )
 def test_urls_are_completed_and_normalized(given: str, url: str) -> None:
@@ -23,7 +28,19 @@ def test_urls_are_completed_and_normalized(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "not a url", "ftp://x", "http://[", "http://", "http://host:port", "http://host:65536", "host:0"]
+    "given",
+    [
+        "",
+        "not a url",
+        "ftp://x",
+        "http://[",
+        "http://",
+        "http://host:port",
+        "http://host:65536",
+        "host:0",
+        "unix:",
+        "unix://",
+    ],
 )
 def test_an_invalid_url_is_refused(given: str) -> None:
     with pytest.raises(CommandFailed, match="--url: "):
@@ -42,6 +59,19 @@ def test_an_invalid_url_is_refused(given: str) -> None:
 )
 def test_a_wildcard_host_becomes_loopback(host: str, url: str) -> None:
     assert base_url(host, 80) == url
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"tls_cert": "a", "host": "0.0.0.0"}, "https://127.0.0.1:8000"),
+        ({"unix_socket": "/run/baton.sock"}, "http://127.0.0.1:8000"),
+        ({"unix_socket": "/run/baton.sock", "tcp": False}, "unix:/run/baton.sock"),
+    ],
+)
+def test_the_url_of_a_server_follows_from_its_settings(settings: dict[str, Any], url: str) -> None:
+    assert url_of(Settings(**settings)) == url
 
 
 def test_a_missing_key_is_explained() -> None:

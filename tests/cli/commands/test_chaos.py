@@ -94,6 +94,7 @@ def test_an_owned_server_that_cannot_start_is_refused(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"url": "http://192.0.2.1:8000"}, "is another one"),
+        ({"url": "unix:/run/baton.sock"}, "--url: .* not to a Unix socket"),
         ({"url": "nonsense"}, "--url: .* nonsense is another one"),
         ({"faults": "kill,burn"}, "there is no 'burn'"),
         ({"faults": ","}, "name some of kill"),

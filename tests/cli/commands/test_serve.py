@@ -26,13 +26,16 @@ DEADLINE_S = 100.0
 
 
 @contextmanager
-def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def serving(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
+        cwd=cwd,
     )
     try:
         yield process
@@ -58,7 +61,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
 
 
 def url_of(lines: Sequence[str]) -> str:
-    found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
+    found = re.search(r"https?://127\.0\.0\.1:\d+", "\n".join(lines))
     assert found
     return found[0]
 

@@ -18,6 +18,7 @@ from gateway.app import create_app
 from gateway.fleet.hand_over import MAX_CONNECTIONS, HandOver, SuccessorListens
 from gateway.fleet.succession import MAX_LINE_BYTES, purpose_of
 from gateway.http.listener import Listener
+from gateway.http.listeners import Listeners
 from gateway.http.server import adopt, listen
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -60,7 +61,7 @@ async def offering(**options: Any) -> AsyncIterator[Offering]:
     over = anyio.Event()
     inbox = Inbox()
     with listen(CHOSEN) as listener:
-        hand_over = HandOver(listener, inbox.ref, **options)
+        hand_over = HandOver(Listeners(listener), inbox.ref, **options)
         app = create_app(Router(CHOSEN), CHOSEN)
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, CHOSEN, over)

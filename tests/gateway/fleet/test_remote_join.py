@@ -12,7 +12,7 @@ from actors.transport.allow_list import AllowList
 from actors.transport.keys import from_z85, make_gateway_key
 from actors.transport.rejections import Rejections
 from gateway.fleet.remote_join import RemoteJoin
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from tests.actors.inbox import Inbox
 

@@ -15,7 +15,8 @@ from cli.client.predecessor import HttpPredecessor
 from cli.config.settings import Settings
 from gateway.app import create_app
 from gateway.fleet.take_over import TakeOverFailed
-from gateway.http.server import BindError, adopt, listen, serve
+from gateway.http.listener import BindError
+from gateway.http.server import adopt, listen, serve
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.fleet.remote import joining

@@ -1,6 +1,7 @@
 """The real server on a real socket, in the test's event loop, with workers whose frames the test sends."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import httpx
 from gateway.app import create_app
 from gateway.http.listener import Listener
 from gateway.http.server import listen, serve
+from gateway.http.tls import tls_of
 from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -55,18 +57,24 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    *names: str, slots: int = 4, make: Callable[[str], FakeWorker] | None = None, **settings: Any
+    *names: str,
+    slots: int = 4,
+    make: Callable[[str], FakeWorker] | None = None,
+    trusted: ssl.SSLContext | bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
-    """A gateway on a free port with fake workers of these names (one, `w0`, by default)."""
+    """A gateway on a free port with fake workers of these names (one, `w0`, by default). `trusted`: what its client
+    trusts, over TLS."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     router = Router(chosen)
     build = make or (lambda name: FakeWorker(name, slots=slots))
     workers = [build(name).join(router) for name in names or ("w0",)]
-    listener = listen(chosen)
+    tls = tls_of(chosen)
+    listener = listen(chosen, tls)
     port = listener.getsockname()[1]
     shutdown, served = anyio.Event(), anyio.Event()
     responses = ResponseService(chosen)
-    app = create_app(router, chosen, responses=responses)
+    app = create_app(router, chosen, responses=responses, tls=tls)
     with closing(responses):
         async with anyio.create_task_group() as group:
             group.start_soon(responses.background.run)
@@ -76,8 +84,8 @@ async def serving(
                 served.set()
 
             group.start_soon(run_server)
-            base = f"http://127.0.0.1:{port}"
-            async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
+            base = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False, verify=trusted) as client:
                 yield Served(listener, router, workers, client, app, responses)
             shutdown.set()
             await served.wait()

@@ -315,7 +315,7 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
             made.worker_is(SERVES)
             with anyio.fail_after(WAIT_S):
                 await twice.wait()
-    # The key as `baton keys add` wants it.
+    # The key as `baton worker-keys add` wants it.
     assert (logged[0]["reason"], logged[0]["key"]) == ("no socket can be made", own.public_text)
 
 

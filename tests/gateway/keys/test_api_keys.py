@@ -1,13 +1,17 @@
 """Named API keys: the format of their file, and what happens to requests when it changes."""
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
 import pytest
 
 from gateway.app import create_app
-from gateway.http.access.api_keys import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeys, ApiKeysInvalid, KeyChange
+from gateway.keys.api_keys import ApiKeys, KeyChange
+from gateway.keys.key_file import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeysInvalid
+from gateway.keys.record import KeyLimits, make_key, make_record
+from gateway.priority import Priority
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.asgi import clients
@@ -26,6 +30,11 @@ def key_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
     return file
 
 
+def name_of(keys: ApiKeys, key: str) -> str | None:
+    found = keys.find(key.encode())
+    return None if found is None else found.name
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
@@ -35,7 +44,7 @@ def test_a_line_is_a_name_and_a_key(tmp_path: Path, mode: int) -> None:
     text = "# teams\n\nalice:a:b#c\n  bob \t b\u00e9 \r\ncarol: c\nalice a2"
     keys = ApiKeys(GatewaySettings(api_key="d", api_keys_file=str(key_file(tmp_path, text, mode))))
     given = {"a:b#c": "alice", "a2": "alice", "b\u00e9": "bob", "c": "carol", "d": "default", "a": None, "": None}
-    assert {key: keys.name_of(key.encode()) for key in given} == given
+    assert {key: name_of(keys, key) for key in given} == given
     assert keys
 
 
@@ -78,6 +87,65 @@ def test_a_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:
     assert ApiKeys(GatewaySettings(api_keys_file=file, api_key="a"))
 
 
+def test_a_reload_without_a_key_closes_the_server(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "a:b")
+    keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
+    file.write_text("")
+    assert keys.adopt(keys.read()) == KeyChange((), (), ("a",))
+    assert keys
+    assert name_of(keys, "b") is None
+
+
+def test_a_record_is_looked_up_by_the_digest_of_its_key(tmp_path: Path) -> None:
+    key, root = make_key(), make_key()
+    limits = KeyLimits(max_concurrent=2)
+    lines = [
+        make_record("alice", key, limits).line(),
+        "bob:b",
+        make_record("ops", root, KeyLimits(), admin=True).line(),
+    ]
+    keys = ApiKeys(GatewaySettings(api_keys_file=str(key_file(tmp_path, "\n".join(lines)))))
+    found = keys.find(key.encode())
+    assert found is not None
+    assert (found.name, found.limits) == ("alice", limits)
+    assert [name_of(keys, each) for each in ("b", root, "alice")] == ["bob", None, None]
+    admin = keys.find_admin(root.encode())
+    assert admin is not None
+    assert (admin.name, keys.find_admin(key.encode()), keys.administers) == ("ops", None, True)
+
+
+async def test_keys_of_the_file_administer_alone(tmp_path: Path) -> None:
+    key, root = make_key(), make_key()
+    text = (
+        make_record("alice", key, KeyLimits()).line() + "\n" + make_record("ops", root, KeyLimits(), admin=True).line()
+    )
+    async with serving(api_keys_file=str(key_file(tmp_path, text)), api_key="d") as served:
+        statuses = {
+            given: (
+                (await served.client.get("/v1/models", headers=bearer(given))).status_code,
+                (await served.client.get("/admin/workers", headers=bearer(given))).status_code,
+                (await served.client.post("/admin/restart", json={}, headers=bearer(given))).status_code,
+            )
+            for given in (key, root, "d")
+        }
+    assert statuses == {key: (200, 200, 401), root: (401, 200, NO_OPERATIONS), "d": (200, 200, 401)}
+
+
+@pytest.mark.parametrize("admin", [False, True])
+async def test_a_key_that_has_expired_opens_nothing(tmp_path: Path, admin: bool) -> None:
+    keys = {name: make_key() for name in ("now", "later")}
+    now = datetime.now(UTC)
+    expiries = {"now": now, "later": now + timedelta(hours=1)}
+    lines = [make_record(name, keys[name], KeyLimits(expires=expiries[name]), admin=admin).line() for name in keys]
+    file = key_file(tmp_path, "\n".join([*lines, "other:o"]))
+    path = "/admin/workers" if admin else "/v1/models"
+    async with serving(api_keys_file=str(file)) as served:
+        refused = await served.client.get(path, headers=bearer(keys["now"]))
+        assert refused.status_code == 401
+        assert "'now', has expired" in refused.json()["error"]["message"]
+        assert (await served.client.get(path, headers=bearer(keys["later"]))).status_code == 200
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o644])
 def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ApiKeysInvalid, match=f"open to others .mode 0{mode:o}"):
@@ -104,11 +172,11 @@ def test_a_bad_file_changes_no_key(tmp_path: Path) -> None:
     keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
     file.write_text("alice")
     with pytest.raises(ApiKeysInvalid):
-        keys.reload()
-    assert keys.name_of(b"a") == "alice"
+        keys.adopt(keys.read())
+    assert name_of(keys, "a") == "alice"
     file.write_text("alice:a2\ncarol:c")
-    assert keys.reload() == KeyChange(("alice", "carol"), ("alice", "carol"), ("alice", "bob"))
-    assert [keys.name_of(key) for key in (b"a", b"a2", b"b", b"c")] == [None, "alice", None, "carol"]
+    assert keys.adopt(keys.read()) == KeyChange(("alice", "carol"), ("alice", "carol"), ("alice", "bob"))
+    assert [name_of(keys, key) for key in ("a", "a2", "b", "c")] == [None, "alice", None, "carol"]
 
 
 async def test_a_reload_needs_a_file_and_the_key_of_the_administration(tmp_path: Path) -> None:
@@ -182,3 +250,17 @@ async def test_the_name_of_the_key_is_in_the_scope(tmp_path: Path, path: str, au
         await connection.ended.wait()
     assert connection._scope["baton.key_name"] == name
     assert (connection.status == 401) is (not name and path != "/health/live")
+
+
+async def test_the_priority_class_of_the_key_is_in_the_scope(tmp_path: Path) -> None:
+    key = make_key()
+    text = make_record("alice", key, KeyLimits(priority=Priority.LOW)).line()
+    settings = GatewaySettings(api_key="d", api_keys_file=str(key_file(tmp_path, text)))
+    app = create_app(Router(settings), settings)
+    found = []
+    async with clients(app) as opened:
+        for given in (key, "d", "wrong"):
+            connection = opened.open("GET", "/v1/models", authorization=f"Bearer {given}")
+            await connection.ended.wait()
+            found.append(connection._scope["baton.priority"])
+    assert found == [Priority.LOW, Priority.NORMAL, Priority.NORMAL]

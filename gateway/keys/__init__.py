@@ -1,0 +1,1 @@
+"""API keys: their file, their limits and their use."""

@@ -1,0 +1,134 @@
+"""Accounts of API keys: what a key has used, and what its limits leave it."""
+
+import math
+from collections.abc import Callable
+
+from gateway.errors import RefusalCode, RequestError
+from gateway.keys.allowance import Allowance
+from gateway.keys.record import KeyLimits
+from gateway.metrics.key_collector import KeyUse
+
+BUSY_RETRY_S = 1
+"""The `Retry-After` of a key with all its requests under way, whose ends nobody knows."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class KeyAccount:
+    """The account of one key. Synchronous, on one event loop; the clock is the loop's."""
+
+    def __init__(self, limits: KeyLimits, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._requests: Allowance | None = None
+        self._tokens: Allowance | None = None
+        self._admitted = self._refused = self._prompt = self._completion = self._live = 0
+        self.update(limits)
+
+    def update(self, limits: KeyLimits) -> None:
+        """Set other limits. What was used stays used."""
+        now = self._clock()
+        self._limits = limits
+        self._requests = _resized(self._requests, limits.requests_per_minute, now)
+        self._tokens = _resized(self._tokens, limits.tokens_per_minute, now)
+
+    @property
+    def use(self) -> KeyUse:
+        """The use so far."""
+        return KeyUse(self._admitted, self._refused, self._prompt, self._completion, self._live)
+
+    def check(self) -> None:
+        """Raise `RequestError` (429) if a further request would be refused, whatever its size."""
+        limits, now = self._limits, self._clock()
+        if limits.max_concurrent is not None and self._live >= limits.max_concurrent:
+            text = f"this API key may have {limits.max_concurrent} requests at once (max_concurrent)"
+            raise self._refusal(text, BUSY_RETRY_S)
+        if self._requests is not None and (wait_s := self._requests.wait_s(1, now)):
+            text = f"this API key may send {limits.requests_per_minute} requests per minute (requests_per_minute)"
+            raise self._refusal(text, wait_s)
+
+    def admit(self, tokens: int = 0) -> "Reservation":
+        """Admit a request, and reserve the tokens that it may use, at most a minute's. Raises `RequestError` (429)."""
+        self.check()
+        now = self._clock()
+        reserved = 0
+        if self._tokens is not None:
+            reserved = min(tokens, self._tokens.per_minute)
+            if wait_s := self._tokens.wait_s(reserved, now):
+                text = (
+                    f"this API key may use {self._tokens.per_minute} tokens per minute (tokens_per_minute), of which "
+                    f"{max(0, math.floor(self._tokens.left(now)))} are left, and the request may use {tokens}"
+                )
+                raise self._refusal(text, wait_s)
+            self._tokens.take(reserved, now)
+        if self._requests is not None:
+            self._requests.take(1, now)
+        self._admitted += 1
+        self._live += 1
+        return Reservation(self, reserved)
+
+    def settle(self, reserved: int, prompt: int, completion: int) -> None:
+        """Count what a request has used, of which so much was reserved. Called once for each, by its `Reservation`."""
+        self._live -= 1
+        self._prompt += prompt
+        self._completion += completion
+        if self._tokens is not None:
+            self._tokens.take(prompt + completion - reserved, self._clock())
+
+    def withdraw(self, reserved: int) -> None:
+        """Take a reservation back, of a request that the gateway could not serve."""
+        self._admitted -= 1
+        if self._requests is not None:
+            self._requests.take(-1, self._clock())
+        self.settle(reserved, 0, 0)
+
+    def headers(self) -> Headers:
+        """OpenAI's headers about the limits of requests and tokens."""
+        now = self._clock()
+        found: Headers = []
+        for name, allowance in ((b"requests", self._requests), (b"tokens", self._tokens)):
+            if allowance is not None:
+                left = max(0, math.floor(allowance.left(now)))
+                full_s = math.ceil(allowance.wait_s(allowance.per_minute, now) * 1000) / 1000
+                found += [
+                    (b"x-ratelimit-limit-%s" % name, b"%d" % allowance.per_minute),
+                    (b"x-ratelimit-remaining-%s" % name, b"%d" % left),
+                    (b"x-ratelimit-reset-%s" % name, f"{full_s:g}s".encode()),
+                ]
+        return found
+
+    def _refusal(self, text: str, wait_s: float) -> RequestError:
+        self._refused += 1
+        retry_s = max(1, math.ceil(wait_s))
+        return RequestError(RefusalCode.RATE_LIMITED, text, retry_after_s=retry_s, headers=self.headers())
+
+
+class Reservation:
+    """One request that a key was admitted for, until it is settled."""
+
+    __slots__ = ("_account", "_reserved")
+
+    def __init__(self, account: KeyAccount, reserved: int) -> None:
+        self._account: KeyAccount | None = account
+        self._reserved = reserved
+
+    def settle(self, prompt: int = 0, completion: int = 0) -> None:
+        """Count the tokens that the request has used, and give its place back. Only the first call of a method has an
+        effect."""
+        account, self._account = self._account, None
+        if account is not None:
+            account.settle(self._reserved, prompt, completion)
+
+    def withdraw(self) -> None:
+        """Undo the reservation, as the gateway could not serve the request."""
+        account, self._account = self._account, None
+        if account is not None:
+            account.withdraw(self._reserved)
+
+
+def _resized(allowance: Allowance | None, per_minute: int | None, now: float) -> Allowance | None:
+    if per_minute is None:
+        return None
+    if allowance is None:
+        return Allowance(per_minute, now)
+    allowance.resize(per_minute, now)
+    return allowance

@@ -1,0 +1,61 @@
+"""The limits of API keys, as they hold for the requests of all dialects."""
+
+from functools import partial
+
+from gateway.body_budget import HeldBody
+from gateway.errors import RequestError
+from gateway.generation.request import GenerationRequest
+from gateway.http.access.request_key import models_for
+from gateway.http.exchange import HttpExchange
+from gateway.keys.account import Reservation
+from gateway.routing.request_group import RequestGroup
+from gateway.routing.router import Router
+from gateway.streaming.token_charge import TokenCharge
+
+
+class KeyGate:
+    """Admits requests within the limits of their API keys, before the router does."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def check(self, exchange: HttpExchange) -> None:
+        """Refuse a request before its body is read, if its key may send none now. Raises `RequestError`."""
+        if exchange.api_key is not None:
+            exchange.api_key.account.check()
+
+    def check_model(self, exchange: HttpExchange, model: str) -> None:
+        """Raise `RequestError` for a model that the key may not use, which does not exist for it."""
+        key = exchange.api_key
+        if key is not None and key.limits.models:
+            visible = models_for(key, self._router.models())
+            if model not in visible:
+                raise self._router.no_model(model, among=visible)
+
+    def admit_query(self, exchange: HttpExchange, model: str) -> Reservation | None:
+        """Admit a request that generates nothing; the caller settles it. None without a key. Raises `RequestError`."""
+        self.check_model(exchange, model)
+        key = exchange.api_key
+        if key is None:
+            return None
+        reservation = key.account.admit()
+        exchange.limit_headers = key.account.headers()
+        return reservation
+
+    def open(self, exchange: HttpExchange, request: GenerationRequest, body: HeldBody) -> RequestGroup:
+        """Admit a generation request here and in the router. It is settled when its last sequence has ended, however
+        that comes about. Raises `RequestError`."""
+        self.check_model(exchange, request.model)
+        key, router = exchange.api_key, self._router
+        if key is None:
+            return router.open(request, exchange.request_id, body, exchange.key, checked=False)
+        charge = TokenCharge(request, body.size, router.pool.context(request.model))
+        reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
+        try:
+            group = router.open(request, exchange.request_id, body, exchange.key)
+        except RequestError:
+            reservation.withdraw()
+            raise
+        group.when_ended(partial(charge.settle, group, reservation))
+        exchange.limit_headers = key.account.headers()
+        return group

@@ -1,0 +1,149 @@
+"""Limits of one key: what is admitted, when the next request is, and what is counted."""
+
+import pytest
+
+from gateway.errors import RequestError
+from gateway.keys.account import BUSY_RETRY_S, KeyAccount
+from gateway.keys.allowance import Allowance
+from gateway.keys.record import KeyLimits
+from gateway.metrics.key_collector import KeyUse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def retry_after(account: KeyAccount, tokens: int = 0) -> int:
+    """The seconds that a refusal says."""
+    with pytest.raises(RequestError) as refused:
+        account.admit(tokens)
+    assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    assert refused.value.retry_after_s is not None
+    return refused.value.retry_after_s
+
+
+def test_an_allowance_refills_evenly_up_to_a_minute() -> None:
+    allowance = Allowance(60, 0.0)
+    allowance.take(60, 0.0)
+    assert [allowance.wait_s(amount, 0.0) for amount in (0, 1, 60)] == [0, 1, 60]
+    assert allowance.left(30.0) == 30
+    assert allowance.left(29.0) == 30, "a clock that goes back takes nothing"
+    assert allowance.left(1000.0) == 60
+    allowance.take(-10, 1000.0)
+    assert allowance.left(1000.0) == 60
+    allowance.take(90, 1000.0)
+    assert (allowance.left(1000.0), allowance.wait_s(1, 1000.0)) == (-30, 31)
+
+
+def test_a_resized_allowance_remembers_what_was_used() -> None:
+    allowance = Allowance(60, 0.0)
+    allowance.take(50, 0.0)
+    allowance.resize(600, 0.0)
+    assert allowance.left(0.0) == 550
+    allowance.resize(30, 0.0)
+    assert allowance.left(0.0) == -20
+
+
+@pytest.mark.parametrize("per_minute", [1, 7, 60, 100_000])
+def test_a_client_that_waits_as_told_is_admitted(clock: Clock, per_minute: int) -> None:
+    account = KeyAccount(KeyLimits(requests_per_minute=per_minute), clock)
+    for _ in range(per_minute):
+        account.admit().settle()
+    for _ in range(3):
+        wait_s = retry_after(account)
+        assert wait_s - 1 < 60 / per_minute <= wait_s
+        clock.now += 60 / per_minute
+        account.admit().settle()
+
+
+def test_as_many_requests_run_at_once_as_the_limit_says(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(max_concurrent=2), clock)
+    first, second = account.admit(), account.admit()
+    assert retry_after(account) == BUSY_RETRY_S
+    first.settle()
+    first.settle()
+    first.withdraw()
+    assert account.use.live == 1
+    account.admit()
+    assert retry_after(account) == BUSY_RETRY_S
+    second.settle()
+    account.admit()
+
+
+def test_tokens_are_reserved_and_what_was_not_used_is_given_back(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(tokens_per_minute=600), clock)
+    first = account.admit(500)
+    assert retry_after(account, 101) == 1
+    assert retry_after(account, 600) == 50
+    second = account.admit(100)
+    assert retry_after(account, 1) == 1
+    first.settle(20, 30)
+    account.admit(450).settle(0, 450)
+    assert retry_after(account, 1) == 1
+    second.settle(100, 60)
+    assert retry_after(account, 1) == 7, "60 more were used than were reserved"
+    clock.now += 6.1
+    account.admit(1)
+
+
+def test_a_request_larger_than_a_minutes_tokens_waits_for_all_of_them(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(tokens_per_minute=60), clock)
+    account.admit(5000).settle(0, 180)
+    assert retry_after(account, 5000) == 180
+    clock.now += 180
+    account.admit(5000)
+
+
+def test_a_request_that_the_gateway_cannot_serve_uses_nothing(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(requests_per_minute=1, tokens_per_minute=10, max_concurrent=1), clock)
+    account.admit(10).withdraw()
+    assert account.use == KeyUse(requests=0, refused=0, prompt_tokens=0, completion_tokens=0, live=0)
+    account.admit(10)
+
+
+def test_a_refusal_takes_nothing_and_is_counted(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(requests_per_minute=2, tokens_per_minute=60), clock)
+    account.admit(30).settle(10, 5)
+    for _ in range(3):
+        assert retry_after(account, 60) == 15
+    account.admit(45)
+    with pytest.raises(RequestError, match="2 requests per minute"):
+        account.check()
+    assert account.use == KeyUse(requests=2, refused=4, prompt_tokens=10, completion_tokens=5, live=1)
+
+
+def test_limits_change_under_live_requests(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(), clock)
+    admissions = [account.admit(10**12) for _ in range(3)]
+    account.update(KeyLimits(requests_per_minute=1, tokens_per_minute=10, max_concurrent=2))
+    assert retry_after(account) == BUSY_RETRY_S
+    for admission in admissions:
+        admission.settle(1, 1)
+    account.admit(4)
+    account.update(KeyLimits())
+    account.admit(10**12)
+    assert account.use == KeyUse(requests=5, refused=1, prompt_tokens=3, completion_tokens=3, live=2)
+
+
+def test_the_headers_are_those_of_openai(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(requests_per_minute=60, tokens_per_minute=6000), clock)
+    account.admit(100)
+    clock.now += 0.25
+    assert dict(account.headers()) == {
+        b"x-ratelimit-limit-requests": b"60",
+        b"x-ratelimit-remaining-requests": b"59",
+        b"x-ratelimit-reset-requests": b"0.75s",
+        b"x-ratelimit-limit-tokens": b"6000",
+        b"x-ratelimit-remaining-tokens": b"5925",
+        b"x-ratelimit-reset-tokens": b"0.75s",
+    }
+    assert KeyAccount(KeyLimits(max_concurrent=1), clock).headers() == []
