@@ -287,8 +287,11 @@ class BatchEngine:
 
     def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
         """Return the log-probabilities of rows that the last call sampled, where the request asks for them."""
-        asked = [sequence.request.sampling.logprobs is not None for sequence in sampled]
-        wanted = [row for row, token in enumerate(tokens) if token is not None and asked[row]]
+        wanted = [
+            row
+            for row, sequence in enumerate(sampled)
+            if sequence.request.sampling.logprobs is not None and tokens[row] is not None
+        ]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
             for row, row_logprobs in zip(wanted, self._runner.logprobs(wanted), strict=True):

@@ -28,7 +28,8 @@ class EngineStats:
         """Count a step that took `seconds`."""
         self.steps += 1
         self.steps_failed += failed
-        self.slowest_s = max(self.slowest_s, seconds)
+        if seconds > self.slowest_s:
+            self.slowest_s = seconds
 
     def record_prefix_hit(self, tokens: int) -> None:
         """Count a sequence that started with `tokens` rows of another one."""

@@ -51,20 +51,20 @@ class Sampler:
         self._last = None
 
     def sample(
-        self,
-        result: _Results,
-        specs: Sequence[SampleSpec | None],
-        output_indices: Sequence[int],
-        greedy: list[int] | None = None,
+        self, result: _Results, specs: Sequence[SampleSpec | None], output_indices: Sequence[int]
     ) -> list[int | None]:
         """Return the tokens of the rows at these indices; None for a row with non-finite logits.
 
-        `result` has greedy tokens and logits of all rows; `greedy` are these tokens, if the host has them already.
+        `result` has greedy tokens and logits of all rows.
         """
         if sampling.needs_sampling([spec for spec in specs if spec is not None]):
             sampled = self._sample(result[1], [spec or _FILLER for spec in specs])
         else:
-            sampled = self._device.numbers(result[0]) if greedy is None else greedy
+            sampled = self._device.numbers(result[0])
+        return self.take(result, sampled, output_indices)
+
+    def take(self, result: _Results, sampled: list[int], output_indices: Sequence[int]) -> list[int | None]:
+        """Return the tokens of the rows at these indices like `sample`, from the tokens of all rows."""
         self._last = _Last(result, sampled, output_indices)
         return [sampled[index] if sampled[index] >= 0 else None for index in output_indices]
 

@@ -20,6 +20,7 @@ from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, We
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Loading, Ready
 from workers.faults.faulty_link import connect
+from workers.host.loop_calls import LoopCalls
 from workers.load_options import Progress
 from workers.process.describe import Described, describe, hello
 from workers.process.engine_thread import EngineThread
@@ -77,9 +78,8 @@ class WorkerService:
         self._left = anyio.Event()
         self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.faults)
         self._outbox = Outbox(self._link, self.engine_output_ready)
-        self._engine = EngineThread(
-            functools.partial(self._load, self._spec), self, lambda call: self._loop.call_soon_threadsafe(call)
-        )
+        self._calls = LoopCalls(self._loop)
+        self._engine = EngineThread(functools.partial(self._load, self._spec), self, self._calls.call_soon)
         self._loop.add_signal_handler(signal.SIGTERM, self.leave, ByeReason.STOPPED, "it was terminated")
         self._loop.set_exception_handler(self._on_internal_error)
         on_started()
@@ -211,6 +211,7 @@ class WorkerService:
             if self._requests is not None:
                 await anyio.to_thread.run_sync(self._requests.close)
             joined = await anyio.to_thread.run_sync(self._engine.join, self._join_s)
+            self._calls.close()
         return WorkerExit(reason, stuck=not joined)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

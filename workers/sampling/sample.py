@@ -50,14 +50,14 @@ def needs_sampling(specs: Sequence[SampleSpec]) -> bool:
 
     Raises `ValueError` for a late mask, without which a row could get a token that is not allowed.
     """
-    if any(spec.late_mask is not None for spec in specs):
-        raise ValueError("late_mask: masks must be computed before tokens are sampled")
-    return any(
-        (spec.sampling.temperature > 0.0 and spec.sampling.top_k != 1)
-        or spec.edits is not None
-        or spec.mask is not None
-        for spec in specs
-    )
+    needed = False
+    for spec in specs:
+        if spec.late_mask is not None:
+            raise ValueError("late_mask: masks must be computed before tokens are sampled")
+        sampling = spec.sampling
+        if spec.edits is not None or spec.mask is not None or (sampling.temperature > 0.0 and sampling.top_k != 1):
+            needed = True
+    return needed
 
 
 def needs_filters(specs: Sequence[SampleSpec]) -> bool:
