@@ -251,8 +251,8 @@ class IreeRunner:
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
         part = _part(chunk, at, size)
-        logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size)[1])
-        return logits[: len(part.tokens)]
+        logits = self._score_logits(part, size)[1]
+        return np.array(self._device.window(logits)[: len(part.tokens)], np.float32)
 
     def _score_logits(self, chunk: Chunk, size: int) -> Results:
         """Run the scoring graph on a chunk of up to `size` rows: greedy tokens and logits of all rows."""
@@ -262,8 +262,8 @@ class IreeRunner:
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         row = DecodeRow(chunk.slot, chunk.tokens[at], chunk.start + at, chunk.position + at, SampleSpec(Sampling(), 0))
         result, (index,), _, _ = self._step([row])
-        logits: NDArray[np.float32] = self._device.download(result[1])
-        return logits[index : index + 1]
+        logits = result[1]
+        return np.array(self._device.window(logits)[index : index + 1], np.float32)
 
     def _step(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Run the cheapest decode graph that is ready and holds the rows.

@@ -80,7 +80,7 @@ class Sampler:
             results = self._call(f"report_{size}", self._padded(logits, size), self._device.upload(tokens))
             ids, distance, mass = (self._device.download(each)[indices] for each in results)
         else:
-            ids, distance, mass = report(np, self._device.download(logits)[indices], tokens[indices])
+            ids, distance, mass = report(np, self._device.window(logits)[indices], tokens[indices])
         return decode_report(ids, distance, mass, self._vocab_size)
 
     def reports(self, rows: int) -> bool:
@@ -145,7 +145,7 @@ class Sampler:
             if tokens is None or UNDECIDED in tokens[: len(specs)]:
                 tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
-            some = self._device.download(logits)[: len(specs)]
+            some = self._device.window(logits)[: len(specs)]
             tokens = list(sampling.sample(np, some, sampling_arrays(specs), filters=filters).tolist())
         return tokens
 
@@ -180,7 +180,7 @@ class Sampler:
         missing = rows - logits.shape[0]
         if not missing:
             return logits
-        return self._device.upload(np.pad(self._device.download(logits), ((0, missing), (0, 0))))
+        return self._device.upload(np.pad(self._device.window(logits), ((0, missing), (0, 0))))
 
 
 _FILLER = SampleSpec(Sampling(), 0)
