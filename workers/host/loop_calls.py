@@ -58,6 +58,6 @@ class LoopCalls:
         try:
             while self._calls:
                 self._calls.popleft()()
-        finally:  # if a call raises, which the loop's exception handler is told
+        finally:  # if a call raises, which is passed to the exception handler of the loop
             if self._calls:
                 self._wake()

@@ -38,15 +38,15 @@ def test_calls_of_a_thread_are_made_in_order(loop: asyncio.AbstractEventLoop, co
     calls.close()
 
 
-def test_a_call_that_raises_is_told_to_the_loop_and_the_next_ones_are_made(loop: asyncio.AbstractEventLoop) -> None:
-    calls, made, told = LoopCalls(loop), list[str](), list[dict[str, Any]]()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+def test_a_call_that_raises_is_reported_and_the_next_ones_are_made(loop: asyncio.AbstractEventLoop) -> None:
+    calls, made, received = LoopCalls(loop), list[str](), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: received.append(context))
     calls.call_soon(lambda: 1 // 0)
     calls.call_soon(lambda: made.append("next"))
     calls.call_soon(loop.stop)
     loop.run_forever()
     assert made == ["next"]
-    assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+    assert [type(context["exception"]) for context in received] == [ZeroDivisionError]
     calls.close()
 
 
