@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.runner import Chunk, DecodeRow
-from workers.iree.device.device import Device, Function, Results, pack
+from workers.iree.device.device import Device
 
 
 class SlotRun(NamedTuple):
@@ -90,47 +90,21 @@ class DecodeInputs:
         greedy = device.input((batch,), "int32") if device.local else None
         self.results = () if greedy is None else (greedy.ready(),)
         """The arguments after the cache: the buffer for greedy tokens, where the host can read it."""
-        self.greedy = None if greedy is None else greedy.array.data
-        """The greedy tokens of the last call, of all rows; None if they are not left here."""
-        self.in_place = device.local
-        """The arguments are the same for all calls, which read what was written."""
+        self._greedy = None if greedy is None else greedy.array.data
 
-    def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> None:
-        """Write the rows of a call that leaves their results at these indices. Other rows are padding."""
-        tokens, kv_rows, slots, width = self._tokens, self._kv_rows, self._slots, self._width
-        if self._used != output_indices:
-            for index in self._used:
-                tokens[index], kv_rows[index], slots[index] = 0, self._spare_row, index
-            self._used = output_indices
+    def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
+        """Return the arguments of a call that leaves these rows' results at these indices. Other rows are padding."""
+        for index in self._used:
+            self._tokens[index], self._kv_rows[index], self._slots[index] = 0, self._spare_row, index
+        self._used = output_indices
+        width = self._width
         for index, row in zip(output_indices, rows, strict=True):
-            tokens[index], kv_rows[index], slots[index] = row.token, row.start, row.slot
+            self._tokens[index], self._kv_rows[index], self._slots[index] = row.token, row.start, row.slot
             at = index * width
             self._cos[at : at + width], self._sin[at : at + width] = self._angles.of(row.position)
-
-    def arguments(self) -> list[rt.HalBufferView]:
-        """Return the arguments of a call with the rows that were written."""
         return [each.ready() for each in self._inputs]
-
-
-class DecodeCall:
-    """Calls of one decode graph."""
-
-    def __init__(self, function: Function, inputs: DecodeInputs, kv: rt.HalBufferView) -> None:
-        self._function = function
-        self._inputs = inputs
-        self._kv = kv
-        self._packed = self._pack() if inputs.in_place else None
-
-    def run(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> Results:
-        """Run the graph to the end, on rows whose results it leaves at these indices."""
-        self._inputs.write(output_indices, rows)
-        return self._function.run(self._pack() if self._packed is None else self._packed)
 
     @property
     def greedy(self) -> list[int] | None:
-        """The greedy tokens of the last call, of all rows; None if the host cannot read them."""
-        greedy = self._inputs.greedy
-        return None if greedy is None else greedy.tolist()
-
-    def _pack(self) -> rt.VmVariantList:
-        return pack([*self._inputs.arguments(), self._kv, *self._inputs.results])
+        """The greedy tokens of the last call, of all rows; None if they are not left here."""
+        return None if self._greedy is None else self._greedy.tolist()

@@ -44,8 +44,6 @@ class GraphRegistry:
         self._load = load
         self._retry_s = retry_s
         self._ready: dict[str, Module] = {}
-        self._smallest: dict[tuple[str, tuple[int, ...], int], int] = {}
-        """Sizes that `covering` has found, where no smaller size would do."""
         self._rare: dict[str, Group] = {}
         self._failed = 0
         self._log = structlog.get_logger()
@@ -112,22 +110,16 @@ class GraphRegistry:
             self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
             self._thread.start()
 
-    def covering(self, kind: str, sizes: tuple[int, ...], needed: int) -> int | None:
+    def covering(self, kind: str, sizes: Sequence[int], needed: int) -> int | None:
         """Return the smallest size of at least `needed` whose graph is ready, or None.
 
         If a smaller size would do, its graph is fetched next, also if it is a rare one.
         """
         self._adopt()
-        key = (kind, sizes, needed)
-        if (known := self._smallest.get(key)) is not None:
-            return known
         fitting = [size for size in sizes if size >= needed]
-        size = next((size for size in fitting if f"{kind}_{size}" in self._ready), None)
-        if size is not None and size == fitting[0]:
-            self._smallest[key] = size
-        elif fitting:
+        if fitting and f"{kind}_{fitting[0]}" not in self._ready:
             self._miss(f"{kind}_{fitting[0]}")
-        return size
+        return next((size for size in fitting if f"{kind}_{size}" in self._ready), None)
 
     def largest(self, kind: str, sizes: Sequence[int]) -> int:
         """Return the largest size of a kind that is ready; one always is."""
@@ -161,7 +153,6 @@ class GraphRegistry:
         self._end_opening()
         self._loaded = SimpleQueue()
         self._ready.clear()
-        self._smallest.clear()
 
     def _adopt(self) -> None:
         """Enter the modules that the thread has loaded."""

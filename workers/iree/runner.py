@@ -25,7 +25,7 @@ from workers.engine.runner import (
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
-from workers.iree.batch_inputs import DecodeCall, DecodeInputs, RopeTable, SlotRun, runs_of
+from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder, Building
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
@@ -41,7 +41,6 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.sampler import Sampler
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
-from workers.sampling.sample import needs_sampling
 from workers.sampling.sample_spec import SampleSpec, with_masks
 
 UNREADY_ROWS = 4
@@ -65,8 +64,7 @@ class IreeRunner:
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
         """The inputs of prefill graphs, by their blocks and the rows of each; without the cache."""
-        self._buckets, self._side_by_side = plan.buckets, plan.block > 0
-        self._decode_calls: dict[int, DecodeCall] = {}
+        self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
@@ -208,13 +206,10 @@ class IreeRunner:
         if not rows:
             return []
         result, output_indices, batch, greedy = self._step(rows)
-        specs = with_masks([row.sample for row in rows])
-        if greedy is not None and not needs_sampling(specs):
-            return self._sampler.take(result, greedy, output_indices)
-        padded: list[SampleSpec | None] = [None] * batch
-        for index, spec in zip(output_indices, specs, strict=True):
-            padded[index] = spec
-        return self._sampler.sample(result, padded, output_indices)
+        specs: list[SampleSpec | None] = [None] * batch
+        for index, spec in zip(output_indices, with_masks(row.sample for row in rows), strict=True):
+            specs[index] = spec
+        return self._sampler.sample(result, specs, output_indices, greedy)
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         return self._sampler.logprobs(rows)
@@ -280,8 +275,8 @@ class IreeRunner:
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
         part = _part(chunk, at, size)
-        logits = self._score_logits(part, size)[1]
-        return np.array(self._device.window(logits)[: len(part.tokens)], np.float32)
+        logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size)[1])
+        return logits[: len(part.tokens)]
 
     def _score_logits(self, chunk: Chunk, size: int) -> Results:
         """Run the scoring graph on a chunk of up to `size` rows: greedy tokens and logits of all rows."""
@@ -290,32 +285,30 @@ class IreeRunner:
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         result, (index,), _, _ = self._step(_rows_of(_part(chunk, at, 1)))
-        return np.array(self._device.window(result[1])[index : index + 1], np.float32)
+        logits: NDArray[np.float32] = self._device.download(result[1])
+        return logits[index : index + 1]
 
     def _step(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Run the cheapest decode graph that is ready and holds the rows.
 
-        Returns its results, the index of each row among its outputs, how many rows it has, and the greedy tokens of
-        all of them, if the host can read these.
+        Returns its results, the index of each row among its outputs, how many rows it has, and `DecodeInputs.greedy`.
         """
         check_rows(self.capabilities, self._written, rows)
         return self._decode_rows(rows)
 
     def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact."""
-        written = self._written
-        batch = self.graphs.covering("decode", self._buckets, len(rows)) or self._buckets[-1]
+        batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
-        output_indices = range(len(rows)) if self._side_by_side else [row.slot for row in rows]
+        output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
-            if written[row.slot] <= row.start:
-                written[row.slot] = row.start + 1
-        call = self._decode_calls.get(batch)
-        if call is None:
-            name = f"decode_{batch}"
+            self._written[row.slot] = max(self._written[row.slot], row.start + 1)
+        inputs = self._decode_inputs.get(batch)
+        if inputs is None:
             inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
-            call = self._decode_calls[batch] = DecodeCall(self.graphs[name].function(name), inputs, self._kv.view)
-        return call.run(output_indices, rows), output_indices, batch, call.greedy
+            self._decode_inputs[batch] = inputs
+        arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
+        return self._call(f"decode_{batch}", *arguments), output_indices, batch, inputs.greedy
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -351,7 +344,7 @@ class IreeRunner:
         self.graphs.close()
         self._sampler.forget()
         self._inputs_of.clear()
-        self._decode_calls.clear()
+        self._decode_inputs.clear()
         del self._host_kv, self._kv, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.

@@ -50,20 +50,20 @@ class Sampler:
         self._last = None
 
     def sample(
-        self, result: _Results, specs: Sequence[SampleSpec | None], output_indices: Sequence[int]
+        self,
+        result: _Results,
+        specs: Sequence[SampleSpec | None],
+        output_indices: Sequence[int],
+        greedy: list[int] | None = None,
     ) -> list[int | None]:
         """Return the tokens of the rows at these indices; None for a row with non-finite logits.
 
-        `result` has greedy tokens and logits of all rows.
+        `result` has greedy tokens and logits of all rows; `greedy` are these tokens, if the host has them already.
         """
         if sampling.needs_sampling([spec for spec in specs if spec is not None]):
             sampled = self._sample(result[1], [spec or _FILLER for spec in specs])
         else:
-            sampled = self._device.numbers(result[0])
-        return self.take(result, sampled, output_indices)
-
-    def take(self, result: _Results, sampled: list[int], output_indices: Sequence[int]) -> list[int | None]:
-        """Return the tokens of the rows at these indices like `sample`, from the tokens of all rows."""
+            sampled = self._device.numbers(result[0]) if greedy is None else greedy
         self._last = _Last(result, sampled, output_indices)
         return [sampled[index] if sampled[index] >= 0 else None for index in output_indices]
 
@@ -79,7 +79,7 @@ class Sampler:
             results = self._call(f"report_{size}", self._padded(logits, size), self._device.upload(tokens))
             ids, distance, mass = (self._device.download(each)[indices] for each in results)
         else:
-            ids, distance, mass = report(np, self._device.window(logits)[indices], tokens[indices])
+            ids, distance, mass = report(np, self._device.download(logits)[indices], tokens[indices])
         return decode_report(ids, distance, mass, self._vocab_size)
 
     def reports(self, rows: int) -> bool:
@@ -144,7 +144,7 @@ class Sampler:
             if tokens is None or UNDECIDED in tokens[: len(specs)]:
                 tokens = self._tokens("filter", logits, specs) if filters else None
         if tokens is None:
-            some = self._device.window(logits)[: len(specs)]
+            some = self._device.download(logits)[: len(specs)]
             tokens = list(sampling.sample(np, some, sampling_arrays(specs), filters=filters).tolist())
         return tokens
 
@@ -179,7 +179,7 @@ class Sampler:
         missing = rows - logits.shape[0]
         if not missing:
             return logits
-        return self._device.upload(np.pad(self._device.window(logits), ((0, missing), (0, 0))))
+        return self._device.upload(np.pad(self._device.download(logits), ((0, missing), (0, 0))))
 
 
 _FILLER = SampleSpec(Sampling(), 0)

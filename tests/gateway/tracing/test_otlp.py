@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'baton-serve[otel]'")
 
 from gateway.daemon import TracesUnavailable, run_daemon
-from gateway.http.server import BindError
+from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from gateway.tracing.otlp import MAX_SEQUENCES, OtlpTraces
 from gateway.tracing.traced_request import Replay, TracedRequest, TracedSequence

@@ -38,8 +38,7 @@ def test_a_step_leaves_nothing_of_the_one_before(
         ([], []),
     ]
     for indices, rows in steps:
-        inputs.write(indices, rows)
-        tokens, cos, sin, kv_rows, slots = (device.download(view) for view in inputs.arguments())
+        tokens, cos, sin, kv_rows, slots = (device.download(view) for view in inputs.write(indices, rows))
         expected = {index: (0, SPARE, index) for index in range(4)}
         expected |= {index: (row.token, row.start, row.slot) for index, row in zip(indices, rows, strict=True)}
         given = zip(tokens[:, 0].tolist(), kv_rows[:, 0].tolist(), slots.tolist(), strict=True)

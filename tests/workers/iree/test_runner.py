@@ -328,9 +328,17 @@ def test_the_decode_graph_serves_alone(runner: IreeRunner, monkeypatch: pytest.M
         return [tokens, logprobs, *followed, reported]
 
     expected = serve()
+    called: set[str] = set()
+    call = runner._call
+
+    def noted(name: str, *arguments: Any) -> Any:
+        called.add(name)
+        return call(name, *arguments)
+
+    monkeypatch.setattr(runner, "_call", noted)
     monkeypatch.setattr(runner.graphs, "_ready", {"decode_8": runner.graphs["decode_8"]})
-    monkeypatch.setattr(runner.graphs, "_smallest", {})
-    assert serve() == expected, "no other graph could be called"
+    assert serve() == expected
+    assert called == {"decode_8"}
 
 
 @pytest.mark.parametrize("step", ["Recipe.of", "free_bytes", "open_archive", "host_kv", "GraphRegistry.open"])

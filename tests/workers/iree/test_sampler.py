@@ -45,12 +45,6 @@ class Numpy:
     def download(self, array: Any) -> Any:
         return np.array(array)
 
-    def window(self, array: Any) -> Any:
-        """A result in place, which nobody may write to."""
-        view = np.array(array)
-        view.flags.writeable = False
-        return view
-
     def covering(self, kind: str, sizes: tuple[int, ...], needed: int) -> int | None:
         return next((size for size in self.sizes if size >= needed and kind in self.ready), None)
 

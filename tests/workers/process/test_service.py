@@ -162,7 +162,8 @@ async def test_an_idle_worker_sends_heartbeats(peer: Peer) -> None:
     """Also while the engine is inside a step: the event loop sends it, with the engine's last gauges."""
     await peer.ready()
     idle = await peer.expect(Heartbeat)
-    assert idle.gauges == Gauges()
+    assert idle.gauges == Gauges(memory_bytes=idle.gauges.memory_bytes)
+    assert idle.gauges.memory_bytes > 1 << 20
     peer.send(submit(1, max_tokens=9))
     await peer.until(lambda: any(isinstance(frame, Heartbeat) and frame.gauges.steps > 0 for frame in peer.frames))
 

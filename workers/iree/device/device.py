@@ -303,46 +303,23 @@ class Results:
         return (self[at] for at in range(self._values.size))
 
 
-class Function:
-    """A function of a loaded module."""
-
-    def __init__(self, context: rt.VmContext, function: rt.VmFunction) -> None:
-        self._context = context
-        self._function = function
-
-    def run(self, arguments: rt.VmVariantList) -> Results:
-        """Run the function to the end. The arguments may be used again."""
-        outputs = rt.VmVariantList(4)
-        self._context.invoke(self._function, arguments, outputs)
-        return Results(outputs)
-
-
-def pack(arguments: Sequence[rt.HalBufferView | int]) -> rt.VmVariantList:
-    """Return arguments as a function takes them."""
-    packed = rt.VmVariantList(len(arguments))
-    for argument in arguments:
-        if isinstance(argument, int):
-            packed.push_int(argument)
-        else:
-            packed.push_ref(argument)
-    return packed
-
-
 class Module:
     """A loaded module; `call` runs one of its functions to the end."""
 
     def __init__(self, context: rt.VmContext, module: rt.VmModule) -> None:
         self._context = context
         self._module = module
-        self._functions: dict[str, Function] = {}
-
-    def function(self, name: str) -> Function:
-        """Return a function by its name."""
-        function = self._functions.get(name)
-        if function is None:
-            found = self._module.lookup_function(name)
-            function = self._functions[name] = Function(self._context, found)
-        return function
+        self._functions: dict[str, rt.VmFunction] = {}
 
     def call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
-        return self.function(name).run(pack(arguments))
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.lookup_function(name)
+        inputs, outputs = rt.VmVariantList(len(arguments)), rt.VmVariantList(4)
+        for argument in arguments:
+            if isinstance(argument, int):
+                inputs.push_int(argument)
+            else:
+                inputs.push_ref(argument)
+        self._context.invoke(function, inputs, outputs)
+        return Results(outputs)
