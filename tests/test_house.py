@@ -26,7 +26,8 @@ _GATEWAY_BASE = {"host_names", "settings", "errors", "metrics", "tracing", "body
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "host_names": set(),
-        "settings": {"host_names"},
+        "key_weights": set(),
+        "settings": {"host_names", "key_weights"},
         "errors": set(),
         "garbage_collection": set(),
         "tracing": set(),
@@ -35,7 +36,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "answer_budget": set(),
         "loop_lag": set(),
         "generation": {"errors", "settings"},
-        "routing": _GATEWAY_BASE | {"generation"},
+        "routing": _GATEWAY_BASE | {"key_weights", "generation"},
         "http": _GATEWAY_BASE,
         "streaming": _GATEWAY_BASE | {"generation", "routing", "http"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "http", "streaming"},

@@ -13,6 +13,7 @@ from gateway.generation.broken_calls import without_broken_calls
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -89,8 +90,16 @@ class GenerateEndpoint:
         request = decoded.request
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
-        checked = bool(exchange.client)
-        group = self._router.open(request, exchange.request_id, body, exchange.key, checked=checked)
+        client = exchange.client
+        group = self._router.open(
+            request,
+            exchange.request_id,
+            body,
+            exchange.key,
+            checked=bool(client),
+            client=client,
+            limits=RequestTimeLimits.of(exchange.header, self._settings),
+        )
         exchange.record.admitted = True
         return group, decoded
 
