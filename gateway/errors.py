@@ -77,11 +77,19 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.STREAM_LOST: 502,
     ErrorCode.DRAINING: 503,
     ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.QUEUE_TIMEOUT: 503,
     ErrorCode.DEADLINE: 504,
 }
 """The HTTP status of each code. A dialect may send another one."""
 RETRYABLE = frozenset(
-    {ErrorCode.OVERLOADED, ErrorCode.LOST, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE, RefusalCode.RATE_LIMITED}
+    {
+        ErrorCode.OVERLOADED,
+        ErrorCode.QUEUE_TIMEOUT,
+        ErrorCode.LOST,
+        ErrorCode.DRAINING,
+        ErrorCode.UNAVAILABLE,
+        RefusalCode.RATE_LIMITED,
+    }
 )
 """Codes that say when to retry: nothing is wrong with the request."""
 

@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import parse_origin, parse_pattern
+from gateway.key_weights import parse_weights
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
+from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
 MAX_NAMES = 256
@@ -78,7 +80,13 @@ class GatewaySettings:
     max_streams_per_worker: int = 2048
     """Sequences that one worker may hold, running and waiting, before further ones are refused with 429."""
     max_waiting_streams: int = 256
-    """Sequences that may wait for a first worker while there is none, before further ones are refused with 429."""
+    """Sequences that may wait for room on a worker, or for a first worker while there is none, before further ones are
+    refused with 429, or displace those of a client with more than its share."""
+    scheduler_policy: SchedulerPolicy = "fifo"
+    """The order in which the waiting requests of one client get their turns."""
+    key_weights: tuple[str, ...] = ()
+    """Weights of API keys, `NAME=WEIGHT`: a client gets its share of the workers, and of the places in the queue, by
+    the weight of its key, which is 1 unless it is given here."""
 
     max_connections: int = 8192
     """Open HTTP connections, before further ones are refused with 503."""
@@ -90,6 +98,9 @@ class GatewaySettings:
     worker_wait_s: float = 60.0
     """Time that a sequence waits for a worker of its model while there is none, whether it lost its worker or is new.
     0: it does not wait."""
+    max_queue_s: float = 0.0
+    """Time that a new request may wait for its first turn, before it ends with `queue_timeout`; 0: as long as it may
+    take in all."""
     waiting_comment_s: float = 5.0
     """Interval of the comments that a streaming client gets while its request waits for a worker."""
     client_stall_s: float = 30.0
@@ -153,6 +164,7 @@ class GatewaySettings:
             "body_timeout_s": (0.01, 3600),
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),
             "worker_wait_s": (0, 86400),
+            "max_queue_s": (0, 86400),
             "waiting_comment_s": (0.01, 3600),
             "client_stall_s": (0.01, 86400),
             "max_resume_s": (0, 86400),
@@ -205,6 +217,15 @@ class GatewaySettings:
                     f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
                     "http://localhost:4318/v1/traces"
                 )
+        if self.scheduler_policy not in get_args(SchedulerPolicy):
+            allowed = ", ".join(get_args(SchedulerPolicy))
+            raise GatewaySettingsError(
+                f"scheduler_policy is {self.scheduler_policy[:200]!r}; it must be one of {allowed}"
+            )
+        try:
+            parse_weights(self.key_weights)
+        except ValueError as error:
+            raise GatewaySettingsError(f"key_weights: {error}") from error
         if not self.host:
             raise GatewaySettingsError("host is empty")
 

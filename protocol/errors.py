@@ -18,6 +18,8 @@ class ErrorCode(StrEnum):
     """The worker's queue is full."""
     DEADLINE = "deadline_exceeded"
     """The deadline of the request passed."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """The request waited for a worker as long as it may wait."""
     STEP = "step_failed"
     """An engine step with this request failed."""
     NOT_FINITE = "not_finite"

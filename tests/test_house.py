@@ -28,7 +28,8 @@ _GATEWAY_BASE = {
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "host_names": set(),
-        "settings": {"host_names"},
+        "key_weights": set(),
+        "settings": {"host_names", "key_weights"},
         "errors": set(),
         "garbage_collection": set(),
         "tracing": set(),
@@ -38,7 +39,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "priority": set(),
         "loop_lag": set(),
         "generation": {"errors", "settings"},
-        "routing": _GATEWAY_BASE | {"generation"},
+        "routing": _GATEWAY_BASE | {"key_weights", "generation"},
         "keys": _GATEWAY_BASE,
         "http": _GATEWAY_BASE | {"keys"},
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},

@@ -62,6 +62,8 @@ def worker_spec(
         max_batch_size=settings.max_batch_size,
         context=settings.context,
         max_queue=settings.max_queue,
+        scheduler_policy=settings.scheduler_policy,
+        scheduler_headroom=settings.scheduler_headroom,
         step_tokens=settings.step_tokens,
         kv_bytes=settings.kv_bytes,
         prefix_cache=settings.prefix_cache,

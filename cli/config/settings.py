@@ -13,6 +13,7 @@ from pydantic_settings import (
 
 from gateway.settings import GatewaySettings, MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.precision import CpuTarget, Quantize
 
 ENV_PREFIX = "BATON_"
@@ -73,6 +74,20 @@ class Settings(BaseSettings):
         8, ENGINE, "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS
     )
     max_queue: int = _field(256, ENGINE, "Maximum number of sequences that wait in one worker.", ge=0, le=MAX_QUEUE)
+    scheduler_policy: SchedulerPolicy = _field(
+        _GATEWAY.scheduler_policy,
+        ENGINE,
+        "Order of the waiting requests of one API key. fifo: first in, first out. shortest-uncached-first: first those "
+        "with the fewest prompt tokens to compute. priority: first those with the lowest `priority`. A request that "
+        "waits for long is not overtaken.",
+    )
+    scheduler_headroom: float = _field(
+        0.0,
+        ENGINE,
+        "Share of a worker's KV cache that a further sequence leaves free while others run, for the prefix cache.",
+        ge=0,
+        le=MAX_HEADROOM,
+    )
     step_tokens: int = _field(
         0,
         ENGINE,
@@ -306,9 +321,24 @@ class Settings(BaseSettings):
     max_waiting_streams: int = _field(
         _GATEWAY.max_waiting_streams,
         LIMITS,
-        "Maximum number of sequences that wait while no worker is available; more requests are answered 429.",
+        "Maximum number of sequences that wait for a worker with room; more requests are answered 429, or displace "
+        "those of a key with more than its share.",
         ge=0,
         le=1 << 20,
+    )
+    max_queue_s: float = _field(
+        _GATEWAY.max_queue_s,
+        LIMITS,
+        "Seconds that a new request may wait for its first turn; then it is answered 503. 0: as long as it may take "
+        "in total.",
+        ge=0,
+        le=86400,
+    )
+    key_weights: Annotated[tuple[str, ...], NoDecode] = _field(
+        _GATEWAY.key_weights,
+        LIMITS,
+        "Weight of an API key, NAME=WEIGHT: its share of an overloaded server. Others have 1. Repeatable.",
+        "NAME=WEIGHT",
     )
     worker_wait_s: float = _field(
         _GATEWAY.worker_wait_s,
@@ -408,7 +438,7 @@ class Settings(BaseSettings):
         self._sources = sources
         return self
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "key_weights", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""

@@ -32,6 +32,7 @@ class RequestParameters:
     seed: int | None = None
     """None: a random one."""
     cache_salt: str = ""
+    priority: int = 0
     grammar: Grammar | None = None
     unset: tuple[SamplingDefault, ...] = ()
     prompt_logprobs: int | None = None
@@ -45,7 +46,6 @@ def build_request(settings: GatewaySettings, wanted: RequestParameters, size: in
     """Return the request that a body of `size` bytes asks for. Raises `RequestError` if it asks for too much."""
     n, inputs = wanted.output.per_prompt, wanted.inputs
     check_fanout(settings, len(inputs), n, size, wanted.output.fields)
-    limits = structs.replace(wanted.limits, deadline_ms=int(settings.request_timeout_s * 1000))
     # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
     first = secrets.randbits(63) if wanted.seed is None else wanted.seed
     seeds = (first + (index if wanted.seed is None else index % n) for index in range(len(inputs) * n))
@@ -54,7 +54,7 @@ def build_request(settings: GatewaySettings, wanted: RequestParameters, size: in
         SequenceRequest(
             inputs[index // n],
             structs.replace(wanted.sampling, seed=seed & MAX_SEED),
-            limits,
+            wanted.limits,
             wanted.cache_salt,
             wanted.grammar,
             wanted.unset,
@@ -63,7 +63,8 @@ def build_request(settings: GatewaySettings, wanted: RequestParameters, size: in
         )
         for index, seed in enumerate(seeds)
     )
-    return GenerationRequest(wanted.model, sequences, wanted.output, n * len(inputs) if wanted.shared else n)
+    copies = n * len(inputs) if wanted.shared else n
+    return GenerationRequest(wanted.model, sequences, wanted.output, copies, wanted.priority)
 
 
 def stop_strings(given: str | Sequence[str | None] | None) -> tuple[str, ...]:

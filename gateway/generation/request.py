@@ -56,3 +56,5 @@ class GenerationRequest:
     output: OutputOptions = OutputOptions()
     body_copies: int = 1
     """Times that workers get what the body has. It counts as often."""
+    priority: int = 0
+    """Its place among the requests of its client, the lowest first, if the server has that policy."""

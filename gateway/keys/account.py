@@ -24,6 +24,11 @@ class KeyAccount:
         self._admitted = self._refused = self._prompt = self._completion = self._live = 0
         self.update(limits)
 
+    @property
+    def limits(self) -> KeyLimits:
+        """The limits as of the last `update`."""
+        return self._limits
+
     def update(self, limits: KeyLimits) -> None:
         """Set other limits. What was used stays used."""
         now = self._clock()

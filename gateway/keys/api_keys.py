@@ -12,6 +12,7 @@ from gateway.keys.account import KeyAccount
 from gateway.keys.key_file import ApiKeysInvalid, KeyFile, KeyLine
 from gateway.keys.record import ADMIN_NAME, DEFAULT_NAME, KeyLimits, digest_of
 from gateway.metrics.key_collector import KeyUse
+from gateway.priority import WEIGHTS
 from gateway.settings import GatewaySettings
 
 
@@ -82,6 +83,11 @@ class ApiKeys:
     def uses(self) -> dict[str, KeyUse]:
         """The use of the keys of clients, by name. That of a removed key is forgotten."""
         return {name: account.use for name, account in self._accounts.items()}
+
+    def weight(self, name: str) -> float:
+        """The weight of a client's key, by its priority class; 1 for another name."""
+        account = self._accounts.get(name)
+        return 1.0 if account is None else WEIGHTS[account.limits.priority]
 
     def limits(self) -> dict[str, KeyLimits]:
         """The limits of the keys of clients, by name."""

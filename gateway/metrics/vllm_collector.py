@@ -50,7 +50,7 @@ HISTOGRAMS = (
     ("vllm:inter_token_latency_seconds", "inter_token", "Time between tokens"),
     ("vllm:request_time_per_output_token_seconds", "output_token", "Mean time between a sequence's tokens"),
     ("vllm:e2e_request_latency_seconds", "end_to_end", "Time from receipt to end"),
-    ("vllm:request_queue_time_seconds", "queue_wait", "Time in a worker's queue"),
+    ("vllm:request_queue_time_seconds", "queue_wait", "Time in the queues of the gateway and of the worker"),
     ("vllm:request_prefill_time_seconds", "prefill", "Time from the slot to the first token"),
     ("vllm:request_decode_time_seconds", "decode", "Time from the first to the last token"),
     ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of a sequence"),

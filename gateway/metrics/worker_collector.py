@@ -38,7 +38,7 @@ HISTOGRAMS = (
         "From a request's receipt to the first token of a sequence",
     ),
     ("baton_inter_token_latency_seconds", "inter_token", SECONDS, "Between the tokens of one sequence"),
-    ("baton_queue_wait_seconds", "queue_wait", SECONDS, "A sequence's wait for a slot, by the worker"),
+    ("baton_queue_wait_seconds", "queue_wait", SECONDS, "A sequence's wait for its first worker, and there for a slot"),
     ("baton_prefill_seconds", "prefill", SECONDS, "From the slot to the first token of a sequence, by the worker"),
     ("baton_decode_seconds", "decode", SECONDS, "From the first to the last token of a sequence, by the worker"),
     ("baton_time_per_output_token_seconds", "output_token", SECONDS, "Mean time between a sequence's tokens"),

@@ -21,6 +21,7 @@ from gateway.openai.unsupported import refuse_set
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_TOP_LOGPROBS
+from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Input, Limits
 
 COMPLETION_MAX_TOKENS = 16
@@ -137,6 +138,7 @@ class RequestDecoder:
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
+            priority=self._priority(body),
             grammar=grammar_of(body),
             unset=unset_parameters(body),
             prompt_logprobs=prompt_logprobs(body, inputs, top),
@@ -144,6 +146,13 @@ class RequestDecoder:
             shared=isinstance(body, CompletionBody) and bool(body.suffix),
         )
         return Decoded(build_request(self._settings, wanted, size), answer)
+
+    def _priority(self, body: CompletionBody | ChatBody) -> int:
+        """The priority of a request. Raises `RequestError` for one that would have no effect."""
+        if body.priority and self._settings.scheduler_policy != "priority":
+            text = "`priority` has an effect only on a server with `--scheduler-policy priority`"
+            raise invalid("priority", text, ErrorCode.UNSUPPORTED)
+        return body.priority or 0
 
 
 def chat_input(body: ChatBody) -> ChatInput:

@@ -34,6 +34,7 @@ from protocol.bounds import (
     TokenId,
 )
 from protocol.request import Penalty, ReasoningEffort
+from protocol.scheduling import MAX_PRIORITY
 
 MAX_PARTS = 256
 MAX_PARTICIPANT = 64
@@ -120,6 +121,7 @@ class _SharedFields(StructuredFields, kw_only=True):
     return_token_ids: bool | None = None
     prompt_logprobs: TopLogprobs | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):

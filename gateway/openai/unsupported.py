@@ -40,7 +40,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "post_sampling_probs": (False,),
     "prediction": (),
     "prefix": (False,),
-    "priority": (0,),
     "provider_specific_fields": ({},),
     "reasoning_details": ([],),
     "repeat_last_n": (-1,),
@@ -76,7 +75,6 @@ class UnsupportedOptions(Struct, kw_only=True):
     store: Any = None
     # vLLM
     logits_processors: Any = None
-    priority: Any = None
     return_tokens_as_token_ids: Any = None
     skip_special_tokens: Any = None
     truncate_prompt_tokens: Any = None

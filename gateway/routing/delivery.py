@@ -99,6 +99,7 @@ class Delivery:
             self._resumed(handle, sequence, now)
         count = len(event.tokens)
         if count:
+            self._placement.charges.generated(sequence, count)
             if sequence.first_at:
                 handle.observed.inter_token.observe((now - sequence.last_at) / count, count)
             else:
@@ -139,7 +140,7 @@ class Delivery:
             self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
         observed, usage = handle.observed, event.usage
-        observed.queue_wait.observe(usage.queue_ms / 1000)
+        observed.queue_wait.observe(sequence.queued_s + usage.queue_ms / 1000)
         observed.prefill.observe(usage.prefill_ms / 1000)
         observed.decode.observe(usage.decode_ms / 1000)
         if usage.completion_tokens > 1 and not sequence.replays:  # or the time would be that of some of its tokens
@@ -149,6 +150,7 @@ class Delivery:
         observed.end_to_end.observe(now - sequence.opened_at)
         observed.ended(event.reason).inc()
         handle.exemptions.clear()
+        self._placement.charges.settle(sequence, event.usage)
         self._placement.remove(sequence)
         sequence.finish(StopReason(event.reason), usage, event.stop)
 

@@ -1,10 +1,12 @@
 """Admits requests and routes them to workers, whose notices it takes."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
@@ -27,6 +29,8 @@ from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.generation.tenant import tenant_of
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
+from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
+from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.delivery import Delivery
 from gateway.routing.failure import Cause, RequestFailure
@@ -70,7 +74,11 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)
-        self._placement = Placement(settings, self.pool, self.metrics, self._fail)
+        self.class_weight: Callable[[str], float] = lambda _: 1.0
+        """The weight of a client by its name, where the settings have none."""
+        self._placement = Placement(
+            settings, self.pool, self.metrics, self._fail, lambda client: self.class_weight(client)
+        )
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
         self._queries = PromptQueries(self.pool, self._error)
 
@@ -96,10 +104,13 @@ class Router(Actor[WorkerNotice | Terminated]):
         key: bytes = b"",
         *,
         checked: bool = True,
+        client: str = "",
+        limits: RequestTimeLimits | None = None,
     ) -> RequestGroup:
-        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`. They
-        wait while their model has no worker but may get one. The `body` counts as often as workers get it: once for
-        each sequence of a prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
+        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`, and
+        with the name `client` (see `AdmissionTerms`), within these time limits or those of the settings. They wait
+        while no worker has room for them. The `body` counts as often as workers get it: once for each sequence of a
+        prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
         model = request.model
         body = body or HeldBody(self.bodies)
         if self._draining:
@@ -114,30 +125,43 @@ class Router(Actor[WorkerNotice | Terminated]):
         # Others pass, and the context takes a look at each worker.
         if not request.output.stream or request.output.kept or reported:
             check_answer_size(request, self.pool.context(model), self._settings.max_answer_bytes)
+        self._check_count(request)
         body.grow((request.body_copies - 1) * body.size)
+        now = self._clock()
+        limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
+        queue_until = now + limits.queue_s if limits.queue_s else math.inf
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         group.sequences = sequences = [
             LiveSequence(
-                self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked)),
+                self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
                 index,
                 group,
-                now=self._clock(),
+                now=now,
                 echo=each.echo,
+                terms=AdmissionTerms(client, prompt_tokens(each.input), request.priority, queue_until),
             )
             for index, each in enumerate(request.sequences)
         ]
         refusal = self._placement.admit(model, sequences)
         if refusal is not None:
             body.release()
+            if refusal is not ErrorCode.OVERLOADED:
+                raise self._error(refusal, self.pool.excuse(model))
             full = f"the workers of model {model!r} have all the requests they can hold"
-            raise self._error(refusal, full if refusal is ErrorCode.OVERLOADED else self.pool.excuse(model))
+            raise RequestError(refusal, full, retry_after_s=self._placement.charges.retry_after_s(model, client))
         tops = [top for each in request.sequences for top in (each.sampling.logprobs, each.prompt_logprobs)]
         group.room = max(1, TAKE_BYTES // max(map(token_bytes, tops)))
         group.answer = self.answers.open(partial(self._give_way_soon, group))
-        group.deadline = self._loop.call_later(
-            self._settings.request_timeout_s + DEADLINE_MARGIN_S, self._expire, group
-        )
+        group.deadline = self._loop.call_later(limits.total_s + DEADLINE_MARGIN_S, self._expire, group, limits.total_s)
         return group
+
+    def _check_count(self, request: GenerationRequest) -> None:
+        """Refuse more sequences than a worker and the queue can ever hold. Raises `RequestError`."""
+        most = self._placement.most(request.model)
+        if most is not None and len(request.sequences) > most:
+            field = "n" if request.output.per_prompt > 1 else "prompt"
+            text = f"{len(request.sequences)} sequences are more than the {most} that can run or wait here"
+            raise request.output.fields.error(ErrorCode.INVALID, text, field)
 
     async def ask(self, query: PromptQuery, request_id: str) -> Tokenized:
         """Ask any worker of a model about a prompt. Raises `RequestError`."""
@@ -147,14 +171,14 @@ class Router(Actor[WorkerNotice | Terminated]):
             raise self.no_model(query.model)
         return await self._queries.ask(query, request_id)
 
-    def _submit(self, group: RequestGroup, wanted: SequenceRequest, tenant: str) -> Submit:
+    def _submit(self, group: RequestGroup, wanted: SequenceRequest, tenant: str, limits: RequestTimeLimits) -> Submit:
         self._admitted += 1
         return Submit(
             self._admitted,
             group.request_id,
             wanted.input,
             wanted.sampling,
-            wanted.limits,
+            replace(wanted.limits, deadline_ms=max(1, int(1000 * limits.total_s))),
             tenant=tenant,
             grammar=wanted.grammar,
             unset=wanted.unset,
@@ -170,8 +194,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._observed(sequence).ended("cancelled").inc()
             sequence.cancel()
 
-    def _expire(self, group: RequestGroup) -> None:
-        failure = RequestFailure(ErrorCode.DEADLINE, f"not finished within {self._settings.request_timeout_s:g} s")
+    def _expire(self, group: RequestGroup, total_s: float) -> None:
+        failure = RequestFailure(ErrorCode.DEADLINE, f"not finished within {total_s:g} s")
         for sequence in self._detach(group):
             self._end_badly(sequence, failure)
 
@@ -330,7 +354,7 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def waiting(self) -> dict[str, int]:
         """Count the sequences that wait for a worker, by model."""
-        return {model: len(self._placement.queue.of(model)) for model in self.models()}
+        return {model: self._placement.queue.count(model) for model in self.models()}
 
     def _error(self, code: ErrorCode, text: str) -> RequestError:
         return RequestError(code, text, retry_after_s=self._settings.retry_after_s)

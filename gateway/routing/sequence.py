@@ -11,6 +11,7 @@ from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_byt
 from gateway.generation.delta import OutputDelta, Stopper, StopReason, TextDelta
 from gateway.generation.parsed_output import Output, parsed_deltas
 from gateway.generation.prompt_output import PromptOutput, taken_bytes
+from gateway.routing.admission.terms import NO_TERMS, AdmissionTerms
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
 from gateway.tracing.traced_request import Replay
@@ -56,21 +57,33 @@ class LiveSequence:
         "loss",
         "opened_at",
         "order",
+        "queued_s",
         "reason",
         "replays",
         "request",
         "since_replay",
         "stopped_by",
         "submit",
+        "terms",
         "tokens",
         "usage",
         "waited",
         "worker",
     )
 
-    def __init__(self, submit: Submit, index: int, request: LiveRequest, *, now: float, echo: bool = False) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        index: int,
+        request: LiveRequest,
+        *,
+        now: float,
+        echo: bool = False,
+        terms: AdmissionTerms = NO_TERMS,
+    ) -> None:
         """With `echo` the client gets the text of the prompt, too."""
         self.submit = submit
+        self.terms = terms
         self.index = index
         self.request = request
         self.order = submit.stream
@@ -89,6 +102,8 @@ class LiveSequence:
         self.failure: RequestFailure | None = None
         self.worker = ""
         """The worker that computes it; empty while it waits for one."""
+        self.queued_s = 0.0
+        """Seconds until its first worker got it."""
         self.waited = False
         """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
@@ -114,6 +129,16 @@ class LiveSequence:
         self._taken = 0
         reported = submit.prompt_logprobs is not None
         self._prompt = PromptOutput(submit.input, echo=echo) if echo or reported else None
+
+    @property
+    def had_turn(self) -> bool:
+        """It has been on a worker."""
+        return self.kind is not None
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds for which it waited: for a worker with room, and there for a slot, if it ended well."""
+        return self.queued_s + (self.usage.queue_ms / 1000 if self.usage is not None else 0.0)
 
     def submit_as(self, number: int, now: float) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.

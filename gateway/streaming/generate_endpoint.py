@@ -13,6 +13,7 @@ from gateway.generation.broken_calls import without_broken_calls
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -94,7 +95,8 @@ class GenerateEndpoint:
         request = decoded.request
         if request.output.resume_s:
             self._resumables.check_room(exchange.client)
-        group = self._gate.open(exchange, request, body)
+        limits = RequestTimeLimits.of(exchange.header, self._settings)
+        group = self._gate.open(exchange, request, body, limits)
         exchange.record.admitted = True
         return group, decoded
 

@@ -8,6 +8,7 @@ from gateway.generation.request import GenerationRequest
 from gateway.http.access.request_key import models_for
 from gateway.http.exchange import HttpExchange
 from gateway.keys.account import Reservation
+from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.streaming.token_charge import TokenCharge
@@ -42,17 +43,19 @@ class KeyGate:
         exchange.limit_headers = key.account.headers()
         return reservation
 
-    def open(self, exchange: HttpExchange, request: GenerationRequest, body: HeldBody) -> RequestGroup:
-        """Admit a generation request here and in the router. It is settled when its last sequence has ended, however
-        that comes about. Raises `RequestError`."""
+    def open(
+        self, exchange: HttpExchange, request: GenerationRequest, body: HeldBody, limits: RequestTimeLimits
+    ) -> RequestGroup:
+        """Admit a generation request here and in the router, within these time limits. It is settled when its last
+        sequence has ended, however that comes about. Raises `RequestError`."""
         self.check_model(exchange, request.model)
         key, router = exchange.api_key, self._router
         if key is None:
-            return router.open(request, exchange.request_id, body, exchange.key, checked=False)
+            return router.open(request, exchange.request_id, body, exchange.key, checked=False, limits=limits)
         charge = TokenCharge(request, body.size, router.pool.context(request.model))
         reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
         try:
-            group = router.open(request, exchange.request_id, body, exchange.key)
+            group = router.open(request, exchange.request_id, body, exchange.key, client=exchange.client, limits=limits)
         except RequestError:
             reservation.withdraw()
             raise

@@ -49,7 +49,7 @@ def _traced_sequence(sequence: LiveSequence) -> TracedSequence:
         opened_at=sequence.opened_at,
         first_at=sequence.first_at,
         last_at=sequence.last_at,
-        queue_s=usage.queue_ms / 1000 if ended_well else None,
+        queue_s=sequence.queue_s if ended_well else None,
         prefill_s=usage.prefill_ms / 1000 if ended_well else None,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -62,13 +62,13 @@ def _measures(group: RequestGroup, record: RequestRecord) -> dict[str, Any]:
     """Tokens and times. A prompt's tokens are known when a sequence of it has ended well, and 0 before."""
     counts = group.token_counts()
     firsts = [sequence.first_at for sequence in group.sequences if sequence.first_at]
-    queued = [sequence.usage.queue_ms for sequence in group.sequences if sequence.usage is not None]
+    queued = [sequence.queue_s for sequence in group.sequences if sequence.usage is not None]
     total = asyncio.get_running_loop().time() - record.received
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": sum(len(sequence.tokens) for sequence in group.sequences),
         "cached_tokens": counts.cached,
-        "queue_s": max(queued) / 1000 if queued else None,
+        "queue_s": round(max(queued), 4) if queued else None,
         "first_token_s": round(min(firsts) - record.received, 4) if firsts else None,
         "total_s": round(total, 4),
         "finish": ",".join(sorted({str(each.reason) for each in group.sequences if each.reason is not None})),

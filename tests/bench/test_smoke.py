@@ -63,6 +63,11 @@ OUTPUT: dict[str, list[str]] = {
     "bench/evaluation/harness_scores.py": [
         r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
     ],
+    "bench/gateway_load/fairness.py": [
+        *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N}$" for key in ("one", "two")),
+        rf"^gateway {P} MB, and at the end {P} MB$",
+        *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
+    ],
     "bench/gateway.py": [
         *(rf"^ +4 +{rate}( +{P}){{6}}( +{P}x){{2}}$" for rate in (r"50\.0", "flat out")),
         r'^\{"open": 8, "errors": 0,',

@@ -275,7 +275,7 @@ async def test_a_body_has_a_deadline() -> None:
 
 
 async def test_a_full_gateway_sends_retry_after() -> None:
-    async with serving(max_streams_per_worker=1, max_choices=1, retry_after_s=7) as served:
+    async with serving(max_streams_per_worker=1, max_waiting_streams=0, max_choices=1, retry_after_s=7) as served:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: served.client.post("/v1/completions", json=COMPLETION))
             (submit,) = await served.worker.wait_submits(1)

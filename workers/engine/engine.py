@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.events import Gauges
 from protocol.request import FinishReason
+from protocol.scheduling import SchedulerPolicy
 from workers.engine.finite_check import has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, check_score
@@ -36,8 +37,8 @@ class BatchEngine:
 
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
     from measured costs (`workers.engine.token_budget`). `kv_tokens` limits the cache rows in use, and `prefixes` what
-    is retained of ended sequences (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd` and the
-    longest step.
+    is retained of ended sequences; `policy` is the order of slots and prompts (see `Scheduler`). `clock` gives seconds,
+    for the times in `SequenceEnd`, the longest step, and the policy.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class BatchEngine:
         step_tokens: int | None,
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
+        policy: SchedulerPolicy = "fifo",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -60,6 +62,7 @@ class BatchEngine:
             step_tokens=DEFAULT_STEP_TOKENS if step_tokens is None else step_tokens,
             kv_tokens=kv_tokens,
             prefixes=prefixes,
+            policy=policy,
         )
         self._clock = clock
         self._log = structlog.get_logger()

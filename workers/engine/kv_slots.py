@@ -72,6 +72,11 @@ class SlotTable:
         """Rows of the pool that are neither reserved nor retained."""
         return self._free_rows
 
+    @property
+    def reserved_rows(self) -> int:
+        """Rows of the pool that are reserved for running sequences."""
+        return sum(self._reserved)
+
     def holder(self, slot: int) -> int | None:
         """Return the stream that holds `slot`, if any."""
         return self._streams[slot]

@@ -22,12 +22,16 @@ class PrefixPolicy:
     """Maximum number of rows retained of ended sequences; None retains the last sequence of every slot."""
     min_tokens: int = MIN_PREFIX_TOKENS
     """Length of the shortest prefix that is reused."""
+    headroom: float = 0.0
+    """Share of all rows that a further sequence may not reserve while others run, so that they can stay retained."""
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 0:
             raise ValueError(f"max_rows must not be negative, not {self.max_rows}")
         if self.min_tokens < 1:
             raise ValueError(f"min_tokens must be at least 1, not {self.min_tokens}")
+        if not 0.0 <= self.headroom < 1.0:
+            raise ValueError(f"headroom must be 0 or more and below 1, not {self.headroom}")
 
 
 @dataclass(slots=True)

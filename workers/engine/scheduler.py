@@ -5,12 +5,14 @@ prompt chunks within the token budget, and then decodes one token for every sequ
 those whose prompt was completed in this step.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
 
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
+from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
@@ -41,7 +43,11 @@ class _Candidate:
 
 
 class Scheduler:
-    """Owns the queue and the phase of each sequence. The queue is FIFO; `submit` refuses more than `max_queue` waiting.
+    """Owns the queue and the phase of each sequence. `submit` refuses more than `max_queue` waiting.
+
+    Slots and prefill calls are given first in, first out; with the policy `shortest-uncached-first`, in the order of
+    `rank`, so that short prompts need not wait for long ones. With `priority` the order is that of `submit`: the
+    gateway, which knows priorities, decides it.
 
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
     admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its maximum length, so that no
@@ -56,6 +62,7 @@ class Scheduler:
         step_tokens: int,
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
+        policy: SchedulerPolicy = "fifo",
     ) -> None:
         """`kv_tokens` None means the whole context of every slot. Raises `ValueError` for an invalid bound."""
         if max_queue < 0:
@@ -73,8 +80,9 @@ class Scheduler:
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
+        self._ranked = policy == "shortest-uncached-first"
         self._allocator = SlotAllocator(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
-        # One dict per phase in FIFO order, so that a cancel is O(1) in any phase.
+        # One dict per phase in the order of `submit`, so that a cancel is O(1) in any phase.
         self._waiting: dict[int, EngineSequence] = {}
         self._prefilling: dict[int, EngineSequence] = {}
         self._reporting: dict[int, EngineSequence] = {}
@@ -137,7 +145,11 @@ class Scheduler:
             change = " or ".join(["it", *(f"`{name}`" for name, given in others.items() if given)])
             problem = f"the constraint allows no first token: change {change}"
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
-        self._waiting[stream] = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
+        sequence = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
+        if self._ranked:
+            cached = self._allocator.cached_rows(sequence, self._running())
+            sequence.rank = rank("shortest-uncached-first", now, len(tokens) - cached)
+        self._waiting[stream] = sequence
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
         """Start a step: move waiting sequences to slots. May be repeated after a slot of `evict_for_queue` is reset.
@@ -171,8 +183,13 @@ class Scheduler:
         return self._allocator.evict_for(self._next_waiting()[1].max_length)
 
     def _next_waiting(self) -> tuple[int, EngineSequence]:
-        """The sequence that gets the next slot: first in, first out."""
-        return next(iter(self._waiting.items()))
+        """The sequence that gets the next slot."""
+        waiting = self._waiting.items()
+        return min(waiting, key=lambda item: item[1].rank) if self._ranked else next(iter(waiting))
+
+    def _running(self) -> Iterator[EngineSequence]:
+        """The sequences that have a slot."""
+        return chain(self._decoding.values(), self._prefilling.values(), self._reporting.values())
 
     def evict_suspects(self, sequence: EngineSequence, *, non_finite: bool) -> None:
         """Evict retained rows that may be the cause of a failure, or corrupted like those of `sequence`: they become
@@ -180,7 +197,7 @@ class Scheduler:
         self._allocator.evict_suspects(sequence, self._prefilling.values(), non_finite=non_finite)
 
     def next_call(self) -> list[ScheduledChunk]:
-        """Return the chunks of the next prefill call of this step, the oldest prompt's first.
+        """Return the chunks of the next prefill call of this step, in the order of the policy.
 
         Empty if the budget is spent or no prompt waits. A step with prompts makes at least one call, however many rows
         decode, so that no prompt starves. A last chunk costs one token more, for the decode row that follows in the
@@ -257,6 +274,7 @@ class Scheduler:
         """
         self.slots.clear_rows(sequence.slot)
         sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
+        sequence.rank = -math.inf
         del self._decoding[sequence.request.stream]
         self._prefilling = {sequence.request.stream: sequence} | self._prefilling
 
@@ -281,10 +299,12 @@ class Scheduler:
         """
         rows = 0
         before: list[EngineSequence] = []
-        for sequence in islice(self._prefilling.values(), MAX_CHUNKS):
+        prompts: Iterable[EngineSequence] = self._prefilling.values()
+        if self._ranked:
+            prompts = sorted(prompts, key=lambda sequence: sequence.rank)
+        for sequence in islice(prompts, MAX_CHUNKS):
             if sequence.reused is None:
-                others = chain(self._decoding.values(), self._prefilling.values(), self._reporting.values())
-                source, start = self._allocator.find_prefix(sequence, others)
+                source, start = self._allocator.find_prefix(sequence, self._running())
                 waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
             else:
                 source, start, waits = -1, sequence.cached.rows, False

@@ -40,6 +40,8 @@ class EngineSequence:
     source: CachedRows | None = None
     """The retained rows of which it has taken copies."""
     last_token: int = -1
+    rank: float = 0.0
+    """Its place among those that wait or are prefilled, unless that is first in, first out."""
     admitted_at: float | None = None
     first_token_at: float | None = None
 

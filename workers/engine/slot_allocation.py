@@ -24,9 +24,9 @@ class SlotAllocator:
         """Allocate a slot to a waiting sequence: a retained one with a shared prefix, or a free one. False without
         one."""
         slots = self._slots
-        if not slots.available:
-            return False
         stream, need = sequence.request.stream, sequence.max_length
+        if not slots.available or self._needs_headroom(need):
+            return False
         best, length, cached = self._best_retained(sequence)
         if cached is not None:
             # Taking over loses the rows beyond the prefix, which a later request may share, unless they are evicted
@@ -56,6 +56,10 @@ class SlotAllocator:
             if length >= max(best[1] + self._prefixes.min_tokens, 1):
                 best = (slot, length)
         return best
+
+    def cached_rows(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> int:
+        """Return the most rows that a waiting sequence could take from a retained slot or one of `others` now."""
+        return max((self._reusable(sequence, cached) for _, cached in self._sources(sequence, others)), default=0)
 
     def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
         """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one is
@@ -96,7 +100,7 @@ class SlotAllocator:
         """
         slots, oldest = self._slots, self._slots.oldest
         lacks = not slots.free or slots.free_rows < need
-        if oldest is None or not lacks or slots.free_rows + slots.retained_tokens < need:
+        if oldest is None or not lacks or self._needs_headroom(need) or slots.free_rows + slots.retained_tokens < need:
             return None
         slots.evict(oldest)
         return oldest
@@ -122,6 +126,12 @@ class SlotAllocator:
                 each.inherited = CachedRows(each.request.tenant, ())
         for slot in [slot for slot, cached in self._slots.retained() if suspect(cached)]:
             self._slots.evict(slot)
+
+    def _needs_headroom(self, need: int) -> bool:
+        """So many rows more would leave too few to retain. A sequence that runs alone may have all."""
+        slots = self._slots
+        most = int((1.0 - self._prefixes.headroom) * slots.capacity)
+        return self._prefixes.headroom > 0 and slots.active > 0 and slots.reserved_rows + need > most
 
     def _retain(self, sequence: EngineSequence) -> None:
         """Retain the rows of an ended sequence, and evict the least recently used slots beyond the bound."""

@@ -81,6 +81,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             step_tokens=spec.step_tokens or None,
             kv_tokens=kv_tokens(spec, runner.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
+            policy=spec.scheduler_policy,
         )
         undo.pop_all()  # the engine owns the runner now
     vocab_size = runner.capabilities.vocab_size
@@ -105,7 +106,7 @@ def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
 def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixPolicy:
     """Return what to retain of ended sequences."""
     most = spec.prefix_bytes // max(capabilities.row_bytes, 1) if spec.prefix_bytes else None
-    return PrefixPolicy(spec.prefix_cache, most)
+    return PrefixPolicy(spec.prefix_cache, most, headroom=spec.scheduler_headroom)
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

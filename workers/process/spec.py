@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
+from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
 from workers.output_formats.formats.choice import AUTO
@@ -43,6 +44,10 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Tokens of one slot; 0 means the model's own, up to `workers.checkpoints.checkpoint.DEFAULT_CONTEXT`."""
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
+    scheduler_policy: SchedulerPolicy = "fifo"
+    """Order in which sequences get slots and are prefilled."""
+    scheduler_headroom: Annotated[float, Meta(ge=0, le=MAX_HEADROOM)] = 0.0
+    """Share of the KV cache that a further sequence may not reserve while others run."""
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from actors.supervision.worker import WorkerUnavailable
+from gateway.key_weights import parse_weights
 from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
+from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.turn_budget import TurnBudget
 from gateway.routing.placement.wait_queue import WaitQueue
@@ -30,6 +32,12 @@ SERVED_BYTES = 16 * 1024 * 1024
 _log = structlog.get_logger("gateway.routing.placement")
 
 
+def ahead(slots: int) -> int:
+    """Sequences that a worker with so many slots has beside those that can run, so that a slot which becomes free is
+    taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
+    return max(1, slots // 2)
+
+
 class Placement:
     """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
@@ -43,8 +51,18 @@ class Placement:
         pool: WorkerPool,
         metrics: Metrics,
         fail: Callable[[LiveSequence, RequestFailure], None],
+        weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        self.queue = WaitQueue(settings.max_waiting_streams, settings.worker_wait_s, self._overdue)
+        """`weight` returns that of a client by its name, where the settings have none."""
+        weights = parse_weights(settings.key_weights)
+        self.queue = WaitQueue(
+            settings.max_waiting_streams,
+            settings.worker_wait_s,
+            self._overdue,
+            policy=settings.scheduler_policy,
+            weight=lambda client: weights.get(client) or weight(client),
+        )
+        self.charges = Charges(self.queue, settings)
         self.idle = asyncio.Event()
         """No sequence is live."""
         self.idle.set()
@@ -73,24 +91,41 @@ class Placement:
         return on_worker or sequence in self.queue or sequence in self._lost
 
     def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
-        """Place the sequences of a new request: all on one worker, in one message, or all in the queue while there is
-        no worker or others wait already. Returns why neither is possible, or None."""
+        """Place the sequences of a new request: all on one worker, in one message, or all in the queue while no worker
+        has room or others wait already. Returns why neither is possible, or None."""
         candidates = self._pool.candidates(model)
-        if candidates and not self.queue.of(model):
-            bound = self._settings.max_streams_per_worker - len(sequences)
-            with_room = [handle for handle in candidates if len(handle.live) <= bound]
+        if candidates and not self.queue.count(model):
+            with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
             if any(self._send(handle, sequences) for handle in with_room):
                 return None
-            if not with_room:
-                return ErrorCode.OVERLOADED
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
-            return ErrorCode.OVERLOADED
+            displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
+            if displaced is None:
+                return ErrorCode.OVERLOADED
+            self._displace(displaced)
         self._wait(sequences)
         self.serve(model)
         return None
+
+    def _displace(self, sequences: Sequence[LiveSequence]) -> None:
+        """End waiting sequences, so that a client gets its share of the queue."""
+        text = "the queue is full, and this API key has more than its share of it"
+        for sequence in sequences:
+            wait_s = self.charges.retry_after_s(sequence.request.model, sequence.terms.client)
+            self._fail(sequence, RequestFailure(ErrorCode.OVERLOADED, text, retry_after_s=wait_s))
+
+    def most(self, model: str) -> int | None:
+        """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
+        rooms = [self._room(handle) for handle in self._pool.of(model) if handle.slots]
+        return max(self._settings.max_waiting_streams, *rooms) if rooms else None
+
+    def _room(self, handle: WorkerHandle) -> int:
+        """The sequences that a worker may have: one for each slot, and some for the slots that become free next. The
+        others wait here, where their order can still change."""
+        return min(self._settings.max_streams_per_worker, handle.slots + ahead(handle.slots))
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove a sequence that has ended, which may make room for others."""
@@ -194,7 +229,7 @@ class Placement:
         that. False, with nothing changed, when there is none."""
         handle = self._pool[sequence.worker]
         handle.refused(self._loop.time())
-        other = None if self.queue.of(handle.model) else self._find_worker(sequence)
+        other = None if self.queue.count(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
         handle.live.pop(sequence.submit.stream)
@@ -205,20 +240,21 @@ class Placement:
         return True
 
     def serve(self, model: str) -> None:
-        """Send waiting sequences to workers, the first admitted first. Others overtake a suspect that no worker can
+        """Send waiting sequences to workers, in the order of their turns. Others overtake a suspect that no worker can
         take yet, but each worker keeps a slot free for it."""
-        waiting = self.queue.of(model)
-        if not waiting:
+        if not self.queue.count(model):
             return
+        if not self._has_ready(model):
+            self.queue.lose_workers(model)
         if self._pool.hopeless(model) is not None:
-            for sequence in waiting:
+            for sequence in self.queue.of(model):
                 if not self.ends.has_room(self.serve, model):
                     return
                 self.ends.spend()
                 self._give_up(sequence)
             return
         kept = size = 0
-        for sequence in waiting:
+        for sequence in self.queue.turns(model).in_turn():
             # The other sequences of a failed request are about to be cancelled.
             if sequence.request.failure is not None or (kept and suspect(sequence)):
                 continue
@@ -254,19 +290,19 @@ class Placement:
     def _place(self, sequence: LiveSequence, kept: int) -> bool:
         while (handle := self._find_worker(sequence, kept)) is not None:
             if self._send(handle, [sequence]):
-                self.queue.remove(sequence)
+                self.queue.remove(sequence, sent=True)
                 return True
             handle.refused(self._loop.time())
         return False
 
     def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
         """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""
-        now, bound = self._loop.time(), self._settings.max_streams_per_worker
+        now = self._loop.time()
         handles = [
             handle
             for handle in self._pool.candidates(sequence.request.model)
             if not handle.full(now)
-            and len(handle.live) < min(bound, handle.slots - kept if kept else bound)
+            and len(handle.live) < (min(self._room(handle), handle.slots - kept) if kept else self._room(handle))
             and may_run(sequence, handle.live, handle.slots)
         ]
         # Avoid the worker whose step failed: a device that fails every step always has free slots.
@@ -285,6 +321,9 @@ class Placement:
             _log.info("submit_refused", worker=handle.name, request=submits[0].request, reason=str(error))
             return False
         for sequence, submit in zip(sequences, submits, strict=True):
+            if not sequence.had_turn:
+                self.charges.begin(sequence)
+                sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
             sequence.place(submit, handle.name, handle.kind, hello.context)
             handle.place(sequence, submit)
         sequences[0].request.placed(handle.name, hello.config_digest)
@@ -293,7 +332,7 @@ class Placement:
 
     def _wait(self, sequences: Iterable[LiveSequence]) -> None:
         for sequence in sequences:
-            self.queue.add(sequence)
+            self.queue.add(sequence, in_line=self._has_ready(sequence.request.model))
             self.idle.clear()
 
     def _retry(self, model: str) -> None:
@@ -311,10 +350,19 @@ class Placement:
         return self._settings.worker_wait_s > 0 and comes
 
     def _overdue(self, sequence: LiveSequence) -> None:
-        if self._has_ready(sequence.request.model):
+        if not sequence.had_turn and self._loop.time() >= sequence.terms.queue_until:
+            self._time_out(sequence)
+        elif self._has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
         else:
             self._give_up(sequence)
+
+    def _time_out(self, sequence: LiveSequence) -> None:
+        model, client = sequence.request.model, sequence.terms.client
+        waited_s = sequence.terms.queue_until - sequence.opened_at
+        text = f"the request waited {waited_s:g} s in the queue, and it should not wait longer"
+        wait_s = self.charges.retry_after_s(model, client)
+        self._fail(sequence, RequestFailure(ErrorCode.QUEUE_TIMEOUT, text, retry_after_s=wait_s))
 
     def _give_up(self, sequence: LiveSequence) -> None:
         if sequence.cause is not None:

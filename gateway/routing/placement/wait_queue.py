@@ -1,30 +1,48 @@
-"""The queue of the sequences that have no worker, in the order of admission."""
+"""The queue of the sequences that wait for a worker, or for room on one."""
 
 import asyncio
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 
+from gateway.routing.admission.turns import Turns
 from gateway.routing.sequence import LiveSequence
+from protocol.scheduling import SchedulerPolicy
 
 MIN_STAY_S = 1.0
 """The minimum time of a second and later stay."""
-_order = attrgetter("order")
 
 
 class WaitQueue:
-    """First in, first out by admission, for sequences that lost their worker and for new ones.
+    """The sequences of all models that have no worker, in the order of their turns.
 
     `bound` is for new sequences only: those that lost their worker were admitted already, and their number is bounded
-    by what workers hold. After `wait_s` seconds `overdue(stream)` is called; the sequence stays until it is removed.
+    by what workers hold. After `wait_s` seconds, or at the time in the terms of a new sequence, `overdue(stream)` is
+    called; the sequence stays until it is removed.
+
+    `weight` returns that of a client by its name; by default all are equal.
+
+    The clients share its places by weight. A full queue takes a new request if its client then holds less than its
+    share: the newest waiting requests of the client that holds most, measured by its weight, make room.
     """
 
-    def __init__(self, bound: int, wait_s: float, overdue: Callable[[LiveSequence], None]) -> None:
+    def __init__(
+        self,
+        bound: int,
+        wait_s: float,
+        overdue: Callable[[LiveSequence], None],
+        *,
+        policy: SchedulerPolicy = "fifo",
+        weight: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
         self._bound = bound
         self._wait_s = wait_s
         self._overdue = overdue
-        self._queues: dict[str, list[LiveSequence]] = {}
+        self._clock = asyncio.get_running_loop().time
+        self._policy = policy
+        self._weight = weight
+        self._turns: dict[str, Turns] = {}
         self._timers: dict[LiveSequence, asyncio.TimerHandle] = {}
+        self._in_line: dict[LiveSequence, None] = {}
+        """Those that wait for their turn, and whose clients do not know: a worker is there."""
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -39,30 +57,90 @@ class WaitQueue:
         """True when so many new sequences can be added."""
         return len(self) + count <= self._bound
 
+    def turns(self, model: str) -> Turns:
+        """The turns of a model, which keep the shares of its clients."""
+        turns = self._turns.get(model)
+        if turns is None:
+            turns = self._turns[model] = Turns(self._policy, self._weight, self._clock)
+        return turns
+
+    def count(self, model: str) -> int:
+        """The number of sequences that wait for a worker of this model."""
+        turns = self._turns.get(model)
+        return len(turns) if turns is not None else 0
+
     def of(self, model: str) -> tuple[LiveSequence, ...]:
         """The sequences that wait for a worker of this model, the one admitted first in front."""
-        return tuple(self._queues.get(model, ()))
+        return tuple(self._turns.get(model, ()))
 
-    def add(self, sequence: LiveSequence) -> None:
-        """Add a sequence."""
-        insort(self._queues.setdefault(sequence.request.model, []), sequence, key=_order)
+    def to_displace(self, client: str, count: int) -> list[LiveSequence] | None:
+        """Return waiting sequences that have to go so that a client can add `count` new ones, whole requests; None if
+        it would then hold as much as those that have to go."""
+        places = len(self) + count - self._bound
+        held = self._held()
+        own = (held.pop(client, 0) + count) / self._weight(client)
+        displaced: list[LiveSequence] = []
+        while places > 0:
+            most = max(held, key=lambda each: held[each] / self._weight(each), default=None)
+            if most is None or held[most] / self._weight(most) <= own:
+                return None
+            newest = self._newest_request(most, displaced)
+            if not newest:
+                del held[most]
+                continue
+            displaced += newest
+            held[most] -= len(newest)
+            places -= len(newest)
+        return displaced
+
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for turns in self._turns.values():
+            for client, count in turns.held().items():
+                held[client] = held.get(client, 0) + count
+        return held
+
+    def _newest_request(self, client: str, without: list[LiveSequence]) -> list[LiveSequence]:
+        """The sequences of the newest request of a client, of which no worker has had any part."""
+        waiting = [each for turns in self._turns.values() for each in turns.of_client(client)]
+        whole = [each for each in waiting if not each.request.worker and each not in without]
+        newest = max(whole, key=lambda each: each.order, default=None)
+        return [each for each in whole if newest is not None and each.request is newest.request]
+
+    def add(self, sequence: LiveSequence, *, in_line: bool = False) -> None:
+        """Add a sequence. Its client is notified, unless a new one merely waits in line for its turn."""
+        self.turns(sequence.request.model).add(sequence)
         sequence.waited = True
-        sequence.request.suspended()
+        if in_line and not sequence.had_turn:
+            self._in_line[sequence] = None
+        else:
+            sequence.request.suspended()
         self._arm(sequence, self._wait_s)
 
     def stay(self, sequence: LiveSequence) -> None:
         """Keep a sequence that was overdue."""
         self._arm(sequence, max(self._wait_s, MIN_STAY_S))
 
-    def _arm(self, sequence: LiveSequence, wait_s: float) -> None:
-        self._timers[sequence] = asyncio.get_running_loop().call_later(wait_s, self._overdue, sequence)
+    def lose_workers(self, model: str) -> None:
+        """Note that there is no worker for those that wait in line. The time for which they wait for one begins."""
+        for sequence in [each for each in self._in_line if each.request.model == model]:
+            del self._in_line[sequence]
+            sequence.request.suspended()
+            self._timers[sequence].cancel()
+            self._arm(sequence, self._wait_s)
 
-    def remove(self, sequence: LiveSequence) -> None:
-        """Remove a sequence."""
+    def _arm(self, sequence: LiveSequence, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        when = loop.time() + wait_s
+        if not sequence.had_turn:
+            when = min(when, sequence.terms.queue_until)
+        self._timers[sequence] = loop.call_at(when, self._overdue, sequence)
+
+    def remove(self, sequence: LiveSequence, *, sent: bool = False) -> None:
+        """Remove a sequence that was sent to a worker, or has ended."""
         self._timers.pop(sequence).cancel()
-        model = sequence.request.model
-        queue = self._queues[model]
-        del queue[bisect_left(queue, sequence.order, key=_order)]
-        if not queue:
-            del self._queues[model]
-        sequence.request.resumed()
+        self.turns(sequence.request.model).remove(sequence, sent=sent)
+        if sequence in self._in_line:
+            del self._in_line[sequence]
+        else:
+            sequence.request.resumed()

@@ -16,7 +16,16 @@ from workers.process.spec import WorkerSpec
 
 
 def test_a_worker_gets_all_settings() -> None:
-    settings = Settings(backend="scripted", max_batch_size=3, context=99, max_queue=5, step_tokens=7, workers=2)
+    settings = Settings(
+        backend="scripted",
+        max_batch_size=3,
+        context=99,
+        max_queue=5,
+        step_tokens=7,
+        workers=2,
+        scheduler_policy="shortest-uncached-first",
+        scheduler_headroom=0.25,
+    )
     model = ChosenModel("m", Path("/models/m"))
     launches = worker_launches(settings, model)
     assert [(launch.name, launch.model) for launch in launches] == [("w0", "m"), ("w1", "m")]
@@ -26,6 +35,8 @@ def test_a_worker_gets_all_settings() -> None:
     spec = msgspec.json.decode(argv[-1], type=WorkerSpec)
     assert spec == worker_spec(settings, model, "w1", 2, 1)
     assert (spec.name, spec.max_batch_size, spec.context, spec.max_queue, spec.step_tokens) == ("w1", 3, 99, 5, 7)
+    assert spec.scheduler_policy == gateway_settings(settings).scheduler_policy == "shortest-uncached-first"
+    assert spec.scheduler_headroom == 0.25
     assert (spec.threads, spec.workers) == (0, 2)
 
 

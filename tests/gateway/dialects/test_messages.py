@@ -204,7 +204,7 @@ async def test_a_refusal(method: str, path: str, body: Any, settings: dict[str, 
 
 
 async def test_a_dialect_may_have_a_status_of_its_own() -> None:
-    async with served(max_streams_per_worker=1, max_choices=1, retry_after_s=7) as made:
+    async with served(max_streams_per_worker=1, max_waiting_streams=0, max_choices=1, retry_after_s=7) as made:
         first = made.post(PATH, STREAM)
         await made.placed()
         refused = await made.clients.ask("POST", PATH, BODY)

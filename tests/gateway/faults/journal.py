@@ -60,11 +60,11 @@ class Journal:
     ) -> None:
         real = getattr(owner, name)
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments: Any, **options: Any) -> Any:
             self._step(of(*arguments), step)
             if step == "place":
                 self._place(*arguments)
-            return real(*arguments)
+            return real(*arguments, **options)
 
         monkeypatch.setattr(owner, name, watched)
 

@@ -51,6 +51,8 @@ WORKERS = ("a", "b", "s")
 UNLIKE = "s"
 """Computes the same tokens, and says that it may not."""
 TIMEOUT_S = 3600.0
+PLACES = 8
+"""Places of new sequences in the queue."""
 rarely = st.sampled_from([False] * 9 + [True])
 worker_names = st.sampled_from(WORKERS)
 
@@ -76,11 +78,16 @@ class StreamLife(RuleBasedStateMachine):
         self._do(self._begin)
 
     def _begin(self) -> None:
-        chosen = GatewaySettings(worker_wait_s=1e4, max_waiting_streams=1000, request_timeout_s=TIMEOUT_S)
+        chosen = GatewaySettings(
+            worker_wait_s=1e4,
+            max_waiting_streams=PLACES,
+            request_timeout_s=TIMEOUT_S,
+            scheduler_policy="shortest-uncached-first",
+        )
         self.decoder = RequestDecoder(chosen)
         self.router = Router(chosen)
         roles = {"s": Role.STANDBY}
-        self.workers = {name: EngineWorker(name, slots=2, queue=1) for name in WORKERS}
+        self.workers = {name: EngineWorker(name, slots=2, queue=0) for name in WORKERS}
         status = self.workers[UNLIKE].status
         assert status.hello is not None
         other = msgspec.structs.replace(status.hello, config_digest="another")
@@ -104,16 +111,19 @@ class StreamLife(RuleBasedStateMachine):
         heat=st.sampled_from([0, 1]),
         stream=st.booleans(),
         prompt=st.sampled_from(["p", "another prompt", "x" * 70]),
+        client=st.sampled_from(["", "one", "two"]),
     )
     def open(
-        self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str
+        self, n: int, stop: tuple[str, ...], limit: int, heat: int, stream: bool, prompt: str, client: str
     ) -> RequestGroup | MultipleResults[RequestGroup]:
         body = {"model": "tiny", "n": n, "max_tokens": limit, "temperature": heat, "stream": stream, "prompt": prompt}
         plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode()).request
         try:
-            group: RequestGroup = self._do(lambda: self.router.open(plan, "r"))
+            waiting = self.router.waiting()["tiny"]
+            group: RequestGroup = self._do(lambda: self.router.open(plan, "r", client=client))
         except RequestError as error:
-            if not self._rightly_refused(ErrorCode(error.code), plan.sequences[0]):
+            full = error.code is ErrorCode.OVERLOADED and waiting + n > PLACES
+            if not full and not self._rightly_refused(ErrorCode(error.code), plan.sequences[0]):
                 raise
             return multiple()
         for each in group.sequences:
@@ -254,6 +264,10 @@ class StreamLife(RuleBasedStateMachine):
         for sequence in self.expected:
             phase = Phase.ENDED if sequence.ended else Phase.PLACED if sequence.worker else Phase.WAITING
             assert self.journal.phase(sequence) is phase
+        queue = self.router._placement.queue
+        new = [sequence for sequence in queue if not sequence.had_turn]
+        assert queue.turns("tiny").held() == Counter(sequence.terms.client for sequence in new)
+        assert set(queue.of("tiny")) == set(queue)
         assert not self.journal.illegal
         for handle in self.router.handles():
             assert sum(suspect(sequence) for sequence in handle.live.values()) <= 1, "suspects run apart"
@@ -301,7 +315,7 @@ class StreamLife(RuleBasedStateMachine):
         if code in (ErrorCode.QUARANTINED, ErrorCode.STEP):
             assert self.deaths[sequence] >= MAX_TRIES, "one death, or a few from outside, are not attributed"
         elif code is ErrorCode.OVERLOADED:
-            assert not sequence.waited, "only new requests are refused"
+            assert not sequence.waited or not sequence.had_turn, "only new requests are refused, or displaced"
             assert not sequence.tokens
         elif code is ErrorCode.DEADLINE:
             assert self.loop.time() - sequence.opened_at >= TIMEOUT_S

@@ -204,7 +204,8 @@ async def test_no_request_waits_for_a_suspect_before_its_turn_and_its_slot_is_ke
     world["a"].come_back()
     new, newer = world.open("new"), world.open("newer")
     assert [submit.request for submit in world["a"].submits[2:]] == ["first", "new"]
-    assert (second.waiting, new.waiting, newer.waiting) == (True, False, True)
+    assert (second.waiting, new.waiting, newer.waiting) == (True, False, False)
+    assert world.router.waiting() == {"tiny": 2}
     clear(world["a"], world["a"].submits[2])
     assert [submit.request for submit in world["a"].submits[4:]] == ["second", "newer"]
     assert not first.ended

@@ -285,7 +285,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "refused_admin_from_elsewhere": {"host": "0.0.0.0"},
     "refused_body_too_large": {"max_body_bytes": 4096},
     "refused_headers_too_large": {"max_header_bytes": 1024},
-    "refused_overloaded": {"max_streams_per_worker": 2, "max_choices": 2, "retry_after_s": 7},
+    "refused_overloaded": {"max_streams_per_worker": 2, "max_waiting_streams": 0, "max_choices": 2, "retry_after_s": 7},
     "refused_events_gone": {"resume_buffer_bytes": 2000},
 }
 """Settings of the scenarios that need other than the defaults."""

@@ -22,7 +22,9 @@ from protocol.bounds import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
 )
+from protocol.errors import ErrorCode
 from protocol.request import Bias, Limits, Message, Sampling
+from protocol.scheduling import MAX_PRIORITY
 from tests.gateway.openai.bodies import COMPLETION, DECODER, chat, completion, refusal
 
 
@@ -124,12 +126,21 @@ def test_without_a_seed_no_two_choices_share_one() -> None:
 
 def test_the_defaults_are_those_of_the_api() -> None:
     plan = completion()
-    limits = Limits(COMPLETION_MAX_TOKENS, deadline_ms=3_600_000)
-    assert plan.sequences[0].limits == limits
+    assert plan.sequences[0].limits == Limits(COMPLETION_MAX_TOKENS)
     assert plan.sequences[0].sampling.temperature == 1.0
     assert plan.output == OutputOptions(stream=False, per_prompt=1, with_tokens=False, resume_s=0.0)
     assert DECODER.completion(json.dumps(COMPLETION).encode()).renderer == OpenAIAnswer(chat=False)
     assert chat().sequences[0].limits.max_tokens is None
+
+
+def test_a_priority_is_refused_where_it_has_no_effect() -> None:
+    body = COMPLETION | {"priority": -MAX_PRIORITY}
+    with pytest.raises(RequestError, match="scheduler-policy priority") as refused:
+        completion(priority=-MAX_PRIORITY)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "priority")
+    decoder = RequestDecoder(GatewaySettings(scheduler_policy="priority"))
+    assert decoder.completion(json.dumps(body).encode()).request.priority == -MAX_PRIORITY
+    assert completion(priority=0).priority == 0
 
 
 def test_every_choice_has_the_salt() -> None:

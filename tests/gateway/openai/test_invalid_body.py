@@ -28,6 +28,7 @@ from protocol.bounds import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
 )
+from protocol.scheduling import MAX_PRIORITY
 from tests.gateway.openai.bodies import CALL, DECODER, chat, completion, message, refusal
 
 BAD: list[tuple[str, Any, str]] = [
@@ -102,6 +103,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("return_token_ids", "x", "return_token_ids"),
     ("user", "u" * (MAX_LABEL + 1), "user"),
     ("cache_salt", "s" * (MAX_NAME + 1), "cache_salt"),
+    ("priority", MAX_PRIORITY + 1, "priority"),
+    ("priority", -MAX_PRIORITY - 1, "priority"),
     ("metadata", {str(i): "" for i in range(MAX_METADATA + 1)}, "metadata"),
     ("no_such_field", 1, "no_such_field"),
     ("prompt_template", {}, "prompt_template"),

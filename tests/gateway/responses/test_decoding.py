@@ -173,7 +173,7 @@ def test_sampling_and_limits() -> None:
         background_options={"completion_window": "soonest"},
     )
     (sequence,) = request.sequences
-    assert sequence.limits == Limits(5, ("a",), deadline_ms=3_600_000)
+    assert sequence.limits == Limits(5, ("a",))
     sampling = sequence.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)

@@ -88,8 +88,8 @@ async def test_only_a_standby_without_sequences_is_removed() -> None:
 
 
 async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:
-    router = Router(GatewaySettings(max_streams_per_worker=64))
-    worker = FakeWorker().join(router)
+    router = Router(GatewaySettings(max_streams_per_worker=64, max_waiting_streams=0))
+    worker = FakeWorker(slots=100).join(router)
     group = router.open(plan(n=63), "r")
     router.open(plan(), "r")
     with pytest.raises(RequestError) as caught:

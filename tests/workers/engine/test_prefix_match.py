@@ -90,7 +90,15 @@ def test_a_policy_may_retain_nothing_and_reuse_a_single_row() -> None:
     assert (policy.max_rows, policy.min_tokens) == (0, 1)
 
 
-@pytest.mark.parametrize(("options", "field"), [({"max_rows": -1}, "max_rows"), ({"min_tokens": 0}, "min_tokens")])
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_rows": -1}, "max_rows"),
+        ({"min_tokens": 0}, "min_tokens"),
+        ({"headroom": -0.01}, "headroom"),
+        ({"headroom": 1.0}, "headroom"),
+    ],
+)
 def test_an_invalid_policy_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         PrefixPolicy(**options)

@@ -44,7 +44,8 @@ async def test_they_overtake_nobody_though_a_worker_has_room_for_them() -> None:
     world["a"].die()
     new = world.open("new")
     assert lost.waiting
-    assert new.waiting
+    assert world.router.waiting() == {"tiny": 2}
+    assert not new.waiting, "a worker is there: the status of its response can wait"
     world["b"].finish(number(kept))
     assert [submit.request for submit in world["b"].submits] == ["kept", "kept", "lost", "new"]
 

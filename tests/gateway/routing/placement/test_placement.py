@@ -11,7 +11,9 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
 from gateway.openai.scores.decoding import ScoreDecoder
+from gateway.routing.placement.placement import ahead
 from gateway.settings import GatewaySettings
+from protocol.bounds import MAX_SLOTS
 from protocol.errors import ErrorCode
 from protocol.events import Gauges, Heartbeat, Step, Usage
 from tests.gateway.harness.fakes import FakeWorker
@@ -231,5 +233,11 @@ async def test_the_last_counts_of_an_incarnation_are_kept() -> None:
 async def test_a_worker_without_a_hello_gets_nothing() -> None:
     world = World("a")
     world["a"].change(hello=None)
-    assert world.open().waiting
+    world.open()
+    assert world.router.waiting() == {"tiny": 1}
     assert world["a"].submits == []
+
+
+def test_a_worker_may_start_what_it_has_in_any_order() -> None:
+    """Failures are attributed to the first of its sequences, twice as many as slots."""
+    assert all(1 <= ahead(slots) <= slots for slots in range(1, MAX_SLOTS + 1))

@@ -18,6 +18,9 @@ from tests.gateway.harness.world import World, failure, number
 
 pytestmark = pytest.mark.anyio
 
+MANY = 600
+"""Slots: more than what moves in one turn."""
+
 
 @pytest.fixture
 def anyio_backend() -> Any:
@@ -25,7 +28,7 @@ def anyio_backend() -> Any:
 
 
 async def test_sequences_without_hope_are_ended_in_portions() -> None:
-    world = World(slots=600)
+    world = World(slots=MANY)
     groups = [world.open() for _ in range(2 * ENDED_AT_ONCE + 1)]
     world["a"].die()
     world["a"].change(state=WorkerState.GIVEN_UP)
@@ -106,9 +109,9 @@ async def test_a_shutdown_sends_nothing_that_waits_to_workers() -> None:
 
 @pytest.mark.parametrize("beyond", [0, 1])
 async def test_sequences_of_a_lost_worker_move_in_the_same_turn_up_to_a_bound(beyond: int) -> None:
-    world = World("a")
+    world = World("a", slots=MANY)
     groups = opened(world, MOVED_AT_ONCE + beyond)
-    world.workers["b"] = FakeWorker("b").join(world.router)
+    world.workers["b"] = FakeWorker("b", slots=MANY).join(world.router)
     world["a"].die(origin=Origin.OUTSIDE)
     assert placed(groups, "b") == MOVED_AT_ONCE
     await turns()
@@ -117,7 +120,7 @@ async def test_sequences_of_a_lost_worker_move_in_the_same_turn_up_to_a_bound(be
 
 
 async def test_the_bound_is_that_of_a_turn_whatever_was_lost_in_it() -> None:
-    world = World("a", "b")
+    world = World("a", "b", slots=MANY)
     groups = opened(world, 2 * 200)
     world["a"].die(origin=Origin.OUTSIDE)
     assert placed(groups, "b") == 400
@@ -128,9 +131,9 @@ async def test_the_bound_is_that_of_a_turn_whatever_was_lost_in_it() -> None:
 
 
 async def test_a_worker_that_leaves_gives_its_sequences_away_in_portions() -> None:
-    world = World("a")
+    world = World("a", slots=MANY)
     groups = opened(world, MOVED_AT_ONCE + 3)
-    world.workers["b"] = FakeWorker("b").join(world.router)
+    world.workers["b"] = FakeWorker("b", slots=MANY).join(world.router)
     for group in groups:
         world["a"].fail(number(group), ErrorCode.DRAINING)
     assert placed(groups, "b") == MOVED_AT_ONCE
@@ -140,10 +143,10 @@ async def test_a_worker_that_leaves_gives_its_sequences_away_in_portions() -> No
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "too late"])
 async def test_a_sequence_that_ends_while_others_move_is_not_moved(how: str) -> None:
-    world = World("a", request_timeout_s=60)
+    world = World("a", slots=MANY, request_timeout_s=60)
     groups = opened(world, MOVED_AT_ONCE + 2)
     lost, last = groups[-2:]
-    world.workers["b"] = FakeWorker("b").join(world.router)
+    world.workers["b"] = FakeWorker("b", slots=MANY).join(world.router)
     world["a"].die(origin=Origin.OUTSIDE)
     if how == "cancelled":
         lost.close()
@@ -151,7 +154,7 @@ async def test_a_sequence_that_ends_while_others_move_is_not_moved(how: str) -> 
         world.router.fail_all("bye")
         assert (failure(lost), failure(last)) == (ErrorCode.DRAINING, ErrorCode.DRAINING)
     else:
-        world.router._expire(lost)
+        world.router._expire(lost, 60.0)
         assert failure(lost) is ErrorCode.DEADLINE
     await turns()
     sent = [submit.request for submit in world["b"].submits]
@@ -163,7 +166,7 @@ async def test_a_sequence_that_ends_while_others_move_is_not_moved(how: str) -> 
 
 
 async def test_it_is_not_idle_while_sequences_move() -> None:
-    world = World("a", worker_wait_s=10)
+    world = World("a", slots=MANY, worker_wait_s=10)
     groups = opened(world, MOVED_AT_ONCE + 1)
     world["a"].die(origin=Origin.OUTSIDE)
     for group in groups[:-1]:
@@ -175,7 +178,7 @@ async def test_it_is_not_idle_while_sequences_move() -> None:
 
 
 async def test_many_waiting_sequences_are_sent_to_the_next_worker_in_portions() -> None:
-    world = World("a", max_waiting_streams=1000)
+    world = World("a", slots=MANY, max_waiting_streams=1000)
     world["a"].change(state=WorkerState.LOADING)
     groups = opened(world, SENT_AT_ONCE + 1)
     world["a"].change(state=WorkerState.READY)

@@ -356,3 +356,27 @@ def test_a_cancelled_prompt_is_reused_up_to_its_last_chunk() -> None:
     run(one, ask(1))
     end(one, 1)
     assert run(one, ask(2))[0].copy == PrefixCopy(0, 0, 8)
+
+
+@pytest.mark.parametrize(("headroom", "running"), [(0.0, 4), (0.25, 3), (0.26, 2), (0.9, 1)])
+def test_sequences_leave_the_headroom_free_while_others_run(headroom: float, running: int) -> None:
+    one = scheduler(4, kv_tokens=32, prefixes=PrefixPolicy(headroom=headroom))
+    for stream in range(4):
+        one.submit(ask(stream, (stream,) * 4), 0.0)
+    admit(one)
+    assert one.slots.active == running
+    assert one.queued == 4 - running
+
+
+def test_retained_rows_within_the_headroom_are_not_evicted_for_a_further_sequence() -> None:
+    one = scheduler(4, kv_tokens=32, prefixes=PrefixPolicy(min_tokens=1, headroom=0.5))
+    run(one, ask(0, (1,) * 8, max_tokens=4))
+    end(one, 0)
+    kept = one.slots.retained_tokens
+    run(one, ask(1, (2,) * 8, max_tokens=8))
+    one.submit(ask(2, (3,) * 8, max_tokens=8), 0.0)
+    assert admit(one) == []
+    assert (one.queued, one.slots.retained_tokens) == (1, kept)
+    end(one, 1)
+    admit(one)
+    assert one.queued == 0

@@ -1,0 +1,28 @@
+"""Scheduling policies: the order in which the requests of one client get their turns. Pure."""
+
+from typing import Literal
+
+SchedulerPolicy = Literal["fifo", "shortest-uncached-first", "priority"]
+"""First in, first out; first those with the fewest prompt tokens that have to be computed; or first those with the
+lowest `priority`, as in vLLM. Each policy ages: a request is overtaken only by those that arrive soon after it."""
+
+MAX_PRIORITY = 1000
+MAX_HEADROOM = 0.9
+AGING_TOKENS_PER_S = 100.0
+"""Tokens of a longer prompt that a second of waiting makes up for. On a CPU a prompt of so many tokens takes 0.1 s."""
+AGING_PRIORITY_S = 30.0
+"""Seconds of waiting that make up for one step of priority."""
+
+
+def rank(policy: SchedulerPolicy, arrived: float, uncached: int, priority: int = 0) -> float:
+    """Return the rank of a request, the lowest of which has the next turn: the time at which it came, in seconds, plus
+    a handicap for its `uncached` prompt tokens or its priority.
+
+    Time that passes changes all ranks by the same amount, so the order of two waiting requests is fixed. Nobody
+    starves: a request is overtaken only by requests that arrive within the difference of their handicaps.
+    """
+    if policy == "shortest-uncached-first":
+        return arrived + uncached / AGING_TOKENS_PER_S
+    if policy == "priority":
+        return arrived + AGING_PRIORITY_S * priority
+    return arrived

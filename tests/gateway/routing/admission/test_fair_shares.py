@@ -1,0 +1,106 @@
+"""Virtual token counters: clients that wait are served equally, and idle time is no credit."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.admission.fair_shares import MAX_IDLE, FairShares
+
+WEIGHTS = {"heavy": 3.0, "light": 0.5}
+
+
+def shares() -> FairShares:
+    return FairShares(lambda client: WEIGHTS.get(client, 1.0))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=300), st.integers(2, 5))
+def test_those_that_wait_all_the_time_differ_by_one_turn_at_most(costs: list[int], count: int) -> None:
+    fair = shares()
+    clients = [*WEIGHTS, "a", "b", "c"][:count]
+    for client in clients:
+        fair.enter(client)
+    served: Counter[str] = Counter()
+    for cost in costs:
+        turn = fair.next()
+        assert turn is not None
+        fair.charge(turn, cost)
+        served[turn] += cost
+    by_weight = [served[client] / WEIGHTS.get(client, 1.0) for client in clients]
+    assert max(by_weight) - min(by_weight) <= max(costs) / min(WEIGHTS.values())
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), max_size=100), st.integers(1, 1000))
+def test_time_without_requests_is_no_credit(before: list[tuple[str, int]], gained: int) -> None:
+    """Whatever happened before, a client that comes back does not get more than its share from then on."""
+    fair = shares()
+    for client, cost in before:
+        fair.enter(client)
+        fair.charge(client, cost)
+        fair.leave(client)
+    fair.enter("busy")
+    fair.charge("busy", gained)
+    fair.enter("back")
+    served: Counter[str] = Counter()
+    for _ in range(20):
+        turn = fair.next()
+        assert turn is not None
+        fair.charge(turn, 10)
+        served[turn] += 10
+    assert served["back"] <= served["busy"] + 20
+
+
+def test_what_a_client_got_beyond_its_share_counts_when_it_comes_back() -> None:
+    fair = shares()
+    fair.enter("a")
+    fair.enter("b")
+    fair.charge("a", 100)
+    fair.leave("a")
+    fair.charge("b", 10)
+    fair.enter("a")
+    assert [fair.next(), fair.next(without={"b"}), fair.next(without={"a", "b"})] == ["b", "a", None]
+
+
+def test_a_client_that_has_only_running_requests_is_charged_from_the_level_of_the_others() -> None:
+    fair = shares()
+    fair.enter("a")
+    fair.charge("a", 50)
+    fair.charge("b", 10)
+    fair.enter("b")
+    assert fair.next() == "a"
+
+
+@pytest.mark.parametrize(("client", "share"), [("heavy", 0.75), ("a", 1.0), ("new", 1 / 3)])
+def test_a_share_is_that_of_the_weight_among_those_that_wait(client: str, share: float) -> None:
+    fair = shares()
+    fair.enter("a")
+    if client == "new":
+        fair.enter("b")
+    assert fair.share(client) == pytest.approx(share)
+
+
+def test_counters_without_a_meaning_are_dropped_at_the_bound() -> None:
+    fair = shares()
+    for number in range(MAX_IDLE):
+        fair.enter(str(number))
+        fair.leave(str(number))
+    assert "0" in fair
+    fair.enter("last")
+    fair.leave("last")
+    assert "last" in fair
+    assert not any(str(number) in fair for number in range(MAX_IDLE))
+
+
+def test_a_counter_that_means_something_is_kept_beyond_the_bound() -> None:
+    fair = shares()
+    fair.enter("busy")
+    fair.enter("greedy")
+    fair.charge("greedy", 1000)
+    fair.leave("greedy")
+    for number in range(2 * MAX_IDLE):
+        fair.enter(str(number))
+        fair.leave(str(number))
+    assert "greedy" in fair
+    fair.enter("greedy")
+    assert fair.next() == "busy"
