@@ -264,3 +264,24 @@ async def test_the_priority_class_of_the_key_is_in_the_scope(tmp_path: Path) -> 
             await connection.ended.wait()
             found.append(connection._scope["baton.priority"])
     assert found == [Priority.LOW, Priority.NORMAL, Priority.NORMAL]
+
+
+async def test_the_class_of_a_key_is_its_weight_in_the_shares_of_the_server(tmp_path: Path) -> None:
+    def text(priority: Priority) -> str:
+        records = [
+            make_record("alice", make_key(), KeyLimits(priority=priority)),
+            make_record("bob", make_key(), KeyLimits(priority=Priority.LOW)),
+        ]
+        return "\n".join(record.line() for record in records)
+
+    file = key_file(tmp_path, text(Priority.HIGH))
+    settings = GatewaySettings(api_keys_file=str(file), key_weights=("bob=3",))
+    keys, router = ApiKeys(settings), Router(settings)
+    create_app(router, settings, keys=keys)
+    shares = router._placement.queue.turns("tiny").shares
+    for name in ("alice", "bob", ""):
+        shares.enter(name)
+    assert shares.share("alice") == 4 / (4 + 3 + 1), "the settings give bob another weight than his class"
+    file.write_text(text(Priority.LOW))
+    keys.adopt(keys.read())
+    assert shares.share("alice") == 0.25 / (0.25 + 3 + 1)
