@@ -86,11 +86,13 @@ class WorkerCollector(Collector):
         yield _gauge("baton_kv_retained_tokens", "KV rows of ended sequences", samples, lambda s: s.retained_tokens)
         yield _gauge("baton_worker_memory_bytes", "Resident memory of the worker", samples, lambda s: s.memory_bytes)
         yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
-        yield _gauge("baton_live_sequences", "Sequences that the gateway has open", samples, lambda s: s.live)
+        yield _gauge(
+            "baton_live_sequences", "Sequences that the gateway has given to the worker", samples, lambda s: s.live
+        )
         yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
         yield _gauge("baton_worker_standby", "1 while the worker stands by", samples, lambda s: int(s.standby))
         yield _gauge("baton_worker_circuit_open", "1 while its requests fail", samples, lambda s: int(s.circuit_open))
-        rooms = GaugeMetricFamily("baton_waiting_sequences", "Sequences that wait for a worker", labels=["model"])
+        rooms = GaugeMetricFamily("baton_waiting_sequences", "Sequences in the queue of the gateway", labels=["model"])
         for model, count in self._waiting().items():
             rooms.add_metric([model], count)
         yield rooms

@@ -75,9 +75,10 @@ def roomy(tmp_path: Path) -> Iterator[AttackedServer]:
 
 
 def live(server: AttackedServer) -> int:
-    """Sequences that the gateway has open."""
+    """Sequences that the gateway has open: on the worker, and in its own queue."""
     lines = server.request("GET", "/metrics")[1].decode().splitlines()
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("baton_live_sequences{"))
+    counted = ("baton_live_sequences{", "baton_waiting_sequences{")
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counted))
 
 
 def test_requests_are_queued_and_cancelled_together(roomy: AttackedServer) -> None:
