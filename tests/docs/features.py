@@ -24,6 +24,7 @@ from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
 from workers.engine.runner import RunnerCapabilities
 from workers.errors import LoadRefused
+from workers.iree import runner as iree_runner
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
 from workers.iree.graph_registry import GraphRegistry
@@ -60,6 +61,7 @@ class Column:
         named = (self.device, mx.Device(mx.cpu))
         with (
             mock.patch.multiple(GraphRegistry, open=lambda *_: None, fetch=lambda *_: None),
+            mock.patch.object(iree_runner, "Building"),
             mock.patch.object(mlx_runner, "_choose_device", return_value=named),
             mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
         ):
