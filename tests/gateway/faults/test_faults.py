@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 
+import anyio
 import pytest
 import structlog
 
