@@ -178,7 +178,7 @@ def main() -> None:
             with server(setup, "--api-keys-file", str(keys), "--scheduler-policy", policy) as url:
                 asyncio.run(mixed(url, args.long, random.Random(2)))
                 long, short = asyncio.run(mixed(url, args.long, random.Random(3)))
-                print(f"{policy}: long {max(long):.2f} s, short {max(short):.2f} s", flush=True)
+                print(f"{policy}: long {max(long):.3f} s, short {max(short):.3f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 _STREAMS = ("tests/gateway/streaming", "tests/gateway/openai", "tests/gateway/dialects", "tests/gateway/admin")
-_GATEWAY = ("tests/gateway/test_app.py", "tests/gateway/test_metrics.py", "tests/gateway/test_daemon.py")
+_GATEWAY = ("tests/gateway/test_app.py", "tests/gateway/metrics/test_metrics.py", "tests/gateway/test_daemon.py")
 _FLEET = tuple(
     f"tests/gateway/fleet/test_{name}.py"
     for name in (
