@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from gateway.routing.admission.turns import Turns
+from gateway.routing.live_request import LiveRequest
 from gateway.routing.sequence import LiveSequence
 from protocol.scheduling import SchedulerPolicy
 
@@ -80,14 +81,17 @@ class WaitQueue:
         held = self._held()
         own = (held.pop(client, 0) + count) / self._weight(client)
         displaced: list[LiveSequence] = []
+        requests: dict[str, list[list[LiveSequence]]] = {}
         while places > 0:
             most = max(held, key=lambda each: held[each] / self._weight(each), default=None)
             if most is None or held[most] / self._weight(most) <= own:
                 return None
-            newest = self._newest_request(most, displaced)
-            if not newest:
+            if most not in requests:
+                requests[most] = self._whole_requests(most)
+            if not requests[most]:
                 del held[most]
                 continue
+            newest = requests[most].pop()
             displaced += newest
             held[most] -= len(newest)
             places -= len(newest)
@@ -100,12 +104,14 @@ class WaitQueue:
                 held[client] = held.get(client, 0) + count
         return held
 
-    def _newest_request(self, client: str, without: list[LiveSequence]) -> list[LiveSequence]:
-        """The sequences of the newest request of a client, of which no worker has had any part."""
-        waiting = [each for turns in self._turns.values() for each in turns.of_client(client)]
-        whole = [each for each in waiting if not each.request.worker and each not in without]
-        newest = max(whole, key=lambda each: each.order, default=None)
-        return [each for each in whole if newest is not None and each.request is newest.request]
+    def _whole_requests(self, client: str) -> list[list[LiveSequence]]:
+        """The sequences of each request of a client of which no worker has had any part, the newest request last."""
+        found: dict[LiveRequest, list[LiveSequence]] = {}
+        for turns in self._turns.values():
+            for each in turns.of_client(client):
+                if not each.request.worker:
+                    found.setdefault(each.request, []).append(each)
+        return sorted(found.values(), key=lambda sequences: max(each.order for each in sequences))
 
     def add(self, sequence: LiveSequence, *, in_line: bool = False) -> None:
         """Add a sequence. Its client is notified, unless a new one merely waits in line for its turn."""
