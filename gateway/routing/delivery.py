@@ -150,7 +150,7 @@ class Delivery:
         observed.end_to_end.observe(now - sequence.opened_at)
         observed.ended(event.reason).inc()
         handle.exemptions.clear()
-        self._placement.charges.settle(sequence, event.usage)
+        self._placement.charges.settle(sequence, usage)
         self._placement.remove(sequence)
         sequence.finish(StopReason(event.reason), usage, event.stop)
 

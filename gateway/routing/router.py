@@ -131,10 +131,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
-        # The sequences of a prompt share it.
-        estimated = {
-            number: prompt_tokens(one) for number, one in {id(i.input): i.input for i in request.sequences}.items()
-        }
+        per_prompt = request.output.per_prompt
+        estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         group.sequences = sequences = [
             LiveSequence(
                 self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
@@ -142,7 +140,7 @@ class Router(Actor[WorkerNotice | Terminated]):
                 group,
                 now=now,
                 echo=each.echo,
-                terms=AdmissionTerms(client, estimated[id(each.input)], request.priority, queue_until),
+                terms=AdmissionTerms(client, estimated[index // per_prompt], request.priority, queue_until),
             )
             for index, each in enumerate(request.sequences)
         ]
