@@ -29,7 +29,8 @@ from gateway.http.listener import SPARE
 from gateway.http.tls import MAX_FILE_BYTES, WARNED, Tls, TlsInvalid, tls_of
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from tests.gateway.harness.certificates import CertificateFiles, write_certificate
-from tests.gateway.harness.serving import CHAT, COMPLETION, events, serving
+from tests.gateway.harness.serving import COMPLETION, events, serving
+from tests.gateway.harness.vendor_clients import ask_in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -91,20 +92,7 @@ async def test_the_clients_of_the_vendors_come_over_tls(files: CertificateFiles,
             openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", http_client=http) as of_openai,
             anthropic.AsyncAnthropic(base_url=base, api_key="none", http_client=also) as of_anthropic,
         ):
-            answers: list[str | None] = []
-            chat: Any = CHAT
-
-            async def ask() -> None:
-                completion = await of_openai.chat.completions.create(**chat)
-                answers.append(completion.choices[0].message.content)
-                message = await of_anthropic.messages.create(**chat)
-                answers.extend(block.text for block in message.content if block.type == "text")
-
-            async with anyio.create_task_group() as group:
-                group.start_soon(ask)
-                for count in (1, 2):
-                    submit = (await served.worker.wait_submits(count))[-1]
-                    served.worker.finish(submit.stream, "yes")
+            answers = await ask_in_turn(served.worker, of_openai, of_anthropic)
         assert answers == ["yes", "yes"]
 
 

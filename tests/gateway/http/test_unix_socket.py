@@ -24,7 +24,7 @@ from gateway.http.unix_socket import adopt_unix, listen_unix
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from tests.gateway.harness.fakes import FakeWorker
-from tests.gateway.harness.serving import CHAT
+from tests.gateway.harness.vendor_clients import ask_in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -65,25 +65,12 @@ def http(path: Path) -> httpx.AsyncClient:
 
 async def test_the_clients_of_the_vendors_come_over_a_unix_socket(path: Path) -> None:
     also = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(path)), timeout=30)
-    chat: Any = CHAT
-    answers: list[str | None] = []
     async with (
         serving(settings(path, tcp=False)) as (_, worker),
         openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http(path)) as of_openai,
         anthropic.AsyncAnthropic(base_url="http://localhost", api_key="none", http_client=also) as of_anthropic,
     ):
-
-        async def ask() -> None:
-            completion = await of_openai.chat.completions.create(**chat)
-            answers.append(completion.choices[0].message.content)
-            message = await of_anthropic.messages.create(**chat)
-            answers.extend(block.text for block in message.content if block.type == "text")
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-            for count in (1, 2):
-                submit = (await worker.wait_submits(count))[-1]
-                worker.finish(submit.stream, "yes")
+        answers = await ask_in_turn(worker, of_openai, of_anthropic)
     assert answers == ["yes", "yes"]
     assert os.listdir(path.parent) == []
 
