@@ -177,7 +177,7 @@ class Settings(BaseSettings):
         "FILE",
     )
     unix_socket_mode: str = _field(
-        _GATEWAY.unix_socket_mode, SERVER, "Mode of its file, which says who may connect.", "MODE"
+        _GATEWAY.unix_socket_mode, SERVER, "Mode of its file, which decides who may connect.", "MODE"
     )
     workers: int = _field(
         1,
