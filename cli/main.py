@@ -46,7 +46,7 @@ def _root(
 
 
 @app.command()
-@takes_settings(*of_panels(MODEL, ENGINE, SERVER, LIMITS))
+@takes_settings(*of_panels(MODEL, ENGINE, SERVER, LIMITS), logs_as="gateway")
 def serve(
     settings: Settings,
     take_over: Annotated[
@@ -61,7 +61,7 @@ def serve(
 
 
 @app.command()
-@takes_settings(*of_panels(MODEL, ENGINE, JOINING), "hang_timeout_s", "log_level")
+@takes_settings(*of_panels(MODEL, ENGINE, JOINING), "hang_timeout_s", "log_level", logs_as="worker-host")
 def worker(settings: Settings) -> None:
     """Run a worker for a gateway on another machine."""
     from cli.commands.worker import run_worker

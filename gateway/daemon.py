@@ -15,6 +15,7 @@ from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, 
 from actors.join.listener import MAX_CONNECTIONS
 from actors.mailbox import MailboxFull
 from actors.process.descriptors import raise_limit
+from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerStatus
@@ -73,6 +74,7 @@ async def run_daemon(
     predecessor: Predecessor | None = None,
     keys: ApiKeys | None = None,
     tls: Tls | None = None,
+    manager: ServiceManager | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
@@ -80,18 +82,21 @@ async def run_daemon(
     leave.
 
     `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
-    worker. `keys` and `tls` are by default those of the settings. Raises `BindError`, and `ApiKeysInvalid`,
+    worker. `keys` and `tls` are by default those of the settings. `manager` is told of the end, and that the event
+    loop runs. Raises `BindError`, and `ApiKeysInvalid`,
     `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the certificate, the store and the traces of
     the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
     tls = tls_of(settings) if tls is None else tls
+    manager = ServiceManager({}) if manager is None else manager
     if tls is not None and (warning := tls.warning()):
         _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
         async with _exported_traces(settings) as traces:
             await _run(
-                settings, workers, responses, traces, keys, tls, predecessor, on_status, on_listening, policy, deadlines
+                *(settings, workers, responses, traces, keys, tls, manager),
+                *(predecessor, on_status, on_listening, policy, deadlines),
             )
 
 
@@ -102,6 +107,7 @@ async def _run(
     traces: "OtlpTraces | None",
     keys: ApiKeys,
     tls: Tls | None,
+    manager: ServiceManager,
     predecessor: Predecessor | None,
     on_status: Callable[[WorkerStatus], None] | None,
     on_listening: Callable[[str, int], None] | None,
@@ -121,7 +127,8 @@ async def _run(
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
         fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
         daemon = _Daemon(
-            settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, tls, responses, traces
+            *(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, tls, manager),
+            *(responses, traces),
         )
         if listeners is not None:
             daemon.use(listeners)
@@ -196,6 +203,7 @@ class _Daemon(Actor[DaemonMessage]):
         predecessor: Predecessor | None,
         keys: ApiKeys,
         tls: Tls | None,
+        manager: ServiceManager,
         responses: ResponseService,
         traces: "OtlpTraces | None",
     ) -> None:
@@ -211,6 +219,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._predecessor = predecessor
         self._keys = keys
         self._tls = tls
+        self._manager = manager
         self._responses = responses
         self._traces = traces
         self._streams = ResumableStreams(settings, router.metrics)
@@ -228,6 +237,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._fleet = self.context.spawn("fleet", self._supervised)
         self._fleet.watch(self.context.ref, FleetGaveUp)
         self.context.start_soon(self._watch_signals)
+        self.context.start_soon(self._manager.keep_alive)
         lag = LoopLag()
         self.context.start_soon(lag.run)
         self._router.metrics.watch_loop(lag.take)
@@ -335,7 +345,10 @@ class _Daemon(Actor[DaemonMessage]):
         self._fleet.tell(EndOperations(), urgent=True)
         if self._joins is not None:
             self._joins.shut()
-        if not self._handing_over:
+        if self._handing_over:
+            self._manager.hands_over()
+        else:
+            self._manager.stopping()
             router.drain_nowait()
             if self._listeners is not None:
                 self._listeners.retire(within_s=settings.shutdown_grace_s * WARNED)
@@ -402,6 +415,7 @@ class _Daemon(Actor[DaemonMessage]):
     async def _cut_hand_over(self, scope: anyio.CancelScope) -> None:
         """A signal makes an ordinary shutdown of a hand-over."""
         await self._asked.wait()
+        self._manager.stopping()
         self._router.drain_nowait()
         await self._grace()
         scope.cancel()

@@ -58,11 +58,11 @@ class Served:
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     backend: Backend = request.param
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[backend])
-    words = ["-m", "cli", "serve", "--port", "0", "--backend", backend, "--log-level", "warning"]
+    words = ["-m", "cli", "serve", "--port", "0", "--backend", backend]
     spec = WorkerSpec("w", "m", str(builtin_path()), backend=backend)
     # The local model compiles the graphs of both before the deadline of the server starts.
     with LocalModel.open(spec) as model, serving(words) as process:
-        yield Served(backend, url_of(read_until(process, "Stop it")), model)
+        yield Served(backend, url_of(read_until(process, "ready")), model)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 

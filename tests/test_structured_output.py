@@ -37,9 +37,9 @@ class Person(BaseModel):
 @pytest.fixture(scope="module", params=["iree", "mlx"])
 def client(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     pytest.importorskip({"iree": "iree.runtime", "mlx": "mlx.core"}[request.param])
-    words = ["-m", "cli", "serve", "--port", "0", "--backend", request.param, "--log-level", "warning"]
+    words = ["-m", "cli", "serve", "--port", "0", "--backend", request.param]
     with serving(words) as process:
-        url = url_of(read_until(process, "Stop it"))
+        url = url_of(read_until(process, "ready"))
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100) as client:
             yield client
         process.send_signal(signal.SIGTERM)

@@ -6,7 +6,10 @@ A worker's lines go to its stderr, a pipe; `forward` says them again in the gate
 import functools
 import logging
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -60,6 +63,35 @@ def configure_logging(process: str, level: str, json: bool | None = None) -> Non
     # httpx logs each request to another gateway at "info", which is only useful for debugging.
     logging.getLogger("httpx").setLevel(number if number <= logging.DEBUG else max(number, logging.WARNING))
     logging.raiseExceptions = False  # a log pipe whose reader is gone must not print tracebacks into itself
+
+
+@contextmanager
+def log_what_python_prints() -> Iterator[None]:
+    """Log what Python prints to stderr as text by itself: warnings, and exceptions of threads and finalizers."""
+    logger = get_logger("python")
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            name = "" if args.thread is None else args.thread.name
+            logger.error("thread_failed", thread=name, exc_info=_exc_info(args.exc_value))
+
+    def unraisable(args: "sys.UnraisableHookArgs") -> None:
+        problem = args.err_msg or "an exception was ignored"
+        failed = _exc_info(args.exc_value) if args.exc_value is not None else None
+        logger.error("exception_ignored", problem=problem, object=repr(args.object), exc_info=failed)
+
+    before = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = in_thread, unraisable
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        threading.excepthook, sys.unraisablehook = before
+
+
+def _exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    return type(error), error, error.__traceback__
 
 
 def forward(line: bytes, worker: str, incarnation: int) -> None:

@@ -1,6 +1,7 @@
 """`baton serve`: starts the gateway and its workers, and shows when the server is ready."""
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 
@@ -8,6 +9,8 @@ import anyio
 import structlog
 
 from actors.process.logs import configure_logging
+from actors.process.service_manager import ServiceManager
+from actors.supervision.worker import WorkerState, WorkerStatus
 from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
 from cli.client.server_url import socket_path
@@ -56,7 +59,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     elif not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
     ready_message = ReadyMessage(settings)
-    display = choose_display([launch.name for launch in launches], ready_message.text)
+    display = choose_display([launch.name for launch in launches], ready_message)
     with display:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
@@ -85,6 +88,13 @@ async def _serve(
     keys: ApiKeys,
     tls: Tls | None,
 ) -> None:
+    manager = ServiceManager(os.environ)
+
+    def changed(status: WorkerStatus) -> None:
+        display.worker_changed(status)
+        if status.state is WorkerState.READY and ready_message.listens:
+            manager.ready()
+
     def listening(host: str, port: int) -> None:
         ready_message.listening(host, port)
         if not keys and not is_loopback(host) and not socket_path(host):
@@ -92,14 +102,17 @@ async def _serve(
         if not keys and ANY in gateway.cors_origins:
             _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")
         if ready_message.postponed is not None:
-            display.worker_changed(ready_message.postponed)
+            changed(ready_message.postponed)
+        if not launches:  # workers that join may be started after this unit
+            manager.ready()
 
     collect_rarely()
     await run_daemon(
         gateway,
         launches,
-        on_status=display.worker_changed,
+        on_status=changed,
         on_listening=listening,
+        manager=manager,
         predecessor=predecessor,
         keys=keys,
         tls=tls,

@@ -1,5 +1,6 @@
 """`baton worker`: runs a worker on this machine for a gateway on another one."""
 
+import os
 import signal
 import socket
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import anyio
 
 from actors.process.logs import configure_logging
+from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
 from actors.transport.endpoint import EndpointError, check_address, sweep
 from actors.transport.keys import KeyFileError, read_key, to_z85
@@ -43,6 +45,7 @@ def run_worker(settings: Settings) -> None:
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
             signals=(signal.SIGINT, signal.SIGTERM),
+            manager=ServiceManager(os.environ),
         )
         anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:

@@ -10,13 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
+import structlog
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from actors.process.logs import configure_logging, log_what_python_prints
 from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
+
+_log = structlog.get_logger("cli.config.options")
 
 IN_PROCESS = (
     *("model", "backend", "device", "dtype", "quantize", "cpu", "context", "threads"),
@@ -24,12 +28,18 @@ IN_PROCESS = (
     *("tool_parser", "reasoning_parser"),
 )
 """The settings of a command that runs a model in its own process."""
+INVALID = 2
+"""Exit status of a command with an invalid option or setting."""
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status of a command that was ended by Ctrl-C, as in shells."""
 
 
-def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--config` and the options of these settings. It receives one `settings: Settings` instead."""
+def takes_settings(*names: str, logs_as: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `--config` and the options of these settings. It receives one `settings: Settings` instead.
+
+    `logs_as` is the name in the log of a command that serves. Unless standard error is a terminal, all its output is
+    log lines.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -41,6 +51,9 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         def wrapper(**values: Any) -> None:
             flags = {name: values.pop(name) for name in names}
             flags = {name: None if value == [] else value for name, value in flags.items()}
+            if logs_as and not sys.stderr.isatty():
+                _run_logged(command, logs_as, flags, values)
+                return
             try:
                 settings = load(flags, values.pop("config"))
             except InvalidSettings as error:
@@ -60,6 +73,29 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         return wrapper
 
     return decorate
+
+
+def _run_logged(command: Callable[..., None], process: str, flags: dict[str, Any], values: dict[str, Any]) -> None:
+    """Run a command whose errors and warnings are lines of its log. Raises `typer.Exit` with its status."""
+    configure_logging(process, "info")
+    with log_what_python_prints():
+        try:
+            settings = load(flags, values.pop("config"))
+        except InvalidSettings as error:
+            _log.error("command_failed", problem=str(error))
+            raise typer.Exit(INVALID) from error
+        for sentence in unknown_variables():
+            _log.warning("variable_unknown", problem=sentence)
+        try:
+            command(settings=settings, **values)
+        except CommandFailed as error:
+            _log.error("command_failed", problem=str(error))
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            leave_now()
+        except Exception as error:
+            _log.exception("command_failed", problem="a bug")
+            raise typer.Exit(1) from error
 
 
 def fail(sentence: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""The display of loading workers: progress bars on a terminal, plain lines elsewhere."""
+"""The display of loading workers: progress bars on a terminal, log lines elsewhere."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from actors.supervision.worker import WorkerState, WorkerStatus
+from cli.terminal.ready_message import ReadyMessage
+
+_log = structlog.get_logger("cli.terminal.loading")
 
 SETTLED = {WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED}
 
@@ -25,10 +28,6 @@ class LoadingDisplay(Protocol):
     ) -> None: ...
 
 
-Announce = Callable[[WorkerStatus], str]
-"""Returns the announcement for a ready worker. If it is empty, it is called again for the next change."""
-
-
 @contextmanager
 def _showing(console: Console) -> Iterator[None]:
     """Disable the console if it cannot be written, instead of ending the server.
@@ -39,13 +38,13 @@ def _showing(console: Console) -> Iterator[None]:
         yield
     except (OSError, SystemExit) as error:
         console.quiet = True
-        structlog.get_logger("cli.terminal.loading").warning("display_ended", problem=repr(error))
+        _log.warning("display_ended", problem=repr(error))
 
 
-def choose_display(workers: Sequence[str], ready: Announce, console: Console | None = None) -> LoadingDisplay:
-    """Return bars if standard output is a terminal, and lines if it is a file or a pipe."""
-    console = console or Console(highlight=False)
-    return Bars(workers, ready, console) if console.is_terminal else Lines(workers, ready, console)
+def choose_display(workers: Sequence[str], ready: ReadyMessage, console: Console | None = None) -> LoadingDisplay:
+    """Return bars if standard output or, failing that, standard error is a terminal, and a log if neither is."""
+    console = console or Console(highlight=False, stderr=sys.stderr.isatty() and not sys.stdout.isatty())
+    return Bars(workers, ready, console) if console.is_terminal else LogLines(ready)
 
 
 def describe(status: WorkerStatus) -> str:
@@ -60,13 +59,12 @@ def describe(status: WorkerStatus) -> str:
     return status.state.value
 
 
-class Lines:
-    """Prints a line for each phase of each worker."""
+class LogLines:
+    """Logs each phase of a worker that loads, and the announcement. Other changes are logged where they happen."""
 
-    def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
+    def __init__(self, ready: ReadyMessage) -> None:
         self._ready = ready
-        self._console = console
-        self._shown: dict[str, str] = dict.fromkeys(workers, "")
+        self._phases: dict[str, str] = {}
         self._announced = False
 
     def __enter__(self) -> Self:
@@ -76,23 +74,20 @@ class Lines:
         return None
 
     def worker_changed(self, status: WorkerStatus) -> None:
-        words = describe(status)
-        if words != self._shown.get(status.name):
-            self._shown[status.name] = words
-            self._print(f"{status.name}: {words}")
-        if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
+        phase = status.loading.phase if status.state is WorkerState.LOADING and status.loading is not None else ""
+        if phase != self._phases.get(status.name, ""):
+            self._phases[status.name] = phase
+            if phase:
+                _log.info("worker_loads", worker=status.name, phase=phase)
+        if status.state is WorkerState.READY and not self._announced and (fields := self._ready.fields(status)):
             self._announced = True
-            self._print(text)
-
-    def _print(self, text: str) -> None:
-        with _showing(self._console):
-            self._console.print(text, markup=False, soft_wrap=True)
+            _log.info("ready", **fields)
 
 
 class Bars:
     """Shows a bar for each worker while it loads. The bars are removed when all workers have settled."""
 
-    def __init__(self, workers: Sequence[str], ready: Announce, console: Console) -> None:
+    def __init__(self, workers: Sequence[str], ready: ReadyMessage, console: Console) -> None:
         self._ready = ready
         self._console = console
         self._progress = Progress(
@@ -121,7 +116,7 @@ class Bars:
         with _showing(self._console):
             if self._open and status.name in self._bars:  # a worker that was added later has no bar
                 self._update(status)
-            if status.state is WorkerState.READY and not self._announced and (text := self._ready(status)):
+            if status.state is WorkerState.READY and not self._announced and (text := self._ready.text(status)):
                 self._announced = True
                 self._console.print(text, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""The message of a server that is ready: its URL, a curl command to try it, and the chat page."""
+"""The message of a server that is ready: its URL, a curl command to try it, and the chat page; or a log line."""
 
 import json
 import shlex
@@ -22,6 +22,25 @@ class ReadyMessage:
         unix = bool(socket_path(host))
         self._url = host if unix else base_url(host, port, tls=bool(self._settings.tls_cert))
 
+    @property
+    def listens(self) -> bool:
+        """The address is known."""
+        return bool(self._url)
+
+    def fields(self, status: WorkerStatus) -> dict[str, object]:
+        """Return the fields of the log line for the first worker that is ready; empty if the gateway does not listen
+        yet."""
+        if not self._url:
+            self.postponed = self.postponed or status
+            return {}
+        hello = status.hello
+        described = {"model": hello.model, "backend": hello.backend, "device": hello.device} if hello else {}
+        return {"url": self._url, **described, "slots": self._slots(status)}
+
+    def _slots(self, status: WorkerStatus) -> int:
+        """Without workers of its own, these are the slots of the first one that joined."""
+        return status.hello.slots * max(1, self._settings.workers) if status.hello else 0
+
     def text(self, status: WorkerStatus) -> str:
         """Return the message for the first worker that is ready; empty if the gateway does not listen yet."""
         if not self._url:
@@ -29,9 +48,7 @@ class ReadyMessage:
             return ""
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
-        # Without workers of its own, these are the slots of the first one that joined.
-        slots = hello.slots * max(1, self._settings.workers) if hello else 0
-        where = f" ({hello.backend} on {hello.device}, {slots} at a time)" if hello else ""
+        where = f" ({hello.backend} on {hello.device}, {self._slots(status)} at a time)" if hello else ""
         chat = bool(ready and ready.capabilities.chat)
         return "\n".join(
             [

@@ -27,6 +27,15 @@ def from_wheel(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Install
 
 
 @pytest.fixture(scope="session")
+def from_sdist(tmp_path_factory: pytest.TempPathFactory, sdist: Path) -> Installation:
+    """Installed as by `pip install baton_serve-VERSION.tar.gz`, likewise."""
+    made = Installation.make(tmp_path_factory.mktemp("packager"))
+    make_broken(made.site_packages, PACKAGES)
+    made.install(str(sdist))
+    return made
+
+
+@pytest.fixture(scope="session")
 def editable(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Installed as by `pip install -e .`, beside the same."""
     made = Installation.make(tmp_path_factory.mktemp("contributor"))

@@ -13,6 +13,12 @@ PACKAGES = ("protocol", "actors", "gateway", "workers", "cli", "models")
 DEADLINE_S = 100.0
 
 
+def dependencies() -> str:
+    """A .pth file with the dependencies of this environment. A line of it adds a folder, and not what the .pth files in
+    that folder name: not an editable Baton."""
+    return "\n".join(entry for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"})
+
+
 @dataclass(frozen=True)
 class Installation:
     """A virtual environment that has the dependencies of this one."""
@@ -24,9 +30,7 @@ class Installation:
         """An environment without Baton."""
         venv.create(folder, symlinks=True)
         made = cls(folder)
-        # A line of a .pth file adds a folder, and not what the .pth files in it name: not an editable Baton.
-        dependencies = [entry for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}]
-        (made.site_packages / "dependencies.pth").write_text("\n".join(dependencies))
+        (made.site_packages / "dependencies.pth").write_text(dependencies())
         return made
 
     @property

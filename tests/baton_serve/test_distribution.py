@@ -6,6 +6,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import trove_classifiers
+from packaging.metadata import Metadata
 
 from baton_serve import __version__
 from tests.baton_serve.installation import PACKAGES, ROOT, Installation, build, run
@@ -41,6 +43,20 @@ def test_the_draft_model_is_in_the_sdist_alone(wheel: Path, sdist: Path) -> None
     assert not [name for name in contents(wheel) if "builtin_draft" in name]
 
 
+def test_a_wheel_has_no_tests_and_nothing_that_a_run_leaves_behind(wheel: Path) -> None:
+    parts = {part for name in contents(wheel) for part in Path(name).parts}
+    assert not parts & {"tests", "bench", "docs", "deploy", "__pycache__"}
+    assert not [part for part in parts if Path(part).suffix in {".pyc", ".vmfb", ".log"}]
+
+
+def test_the_sdist_has_the_files_for_operators(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    named = {file.relative_to(ROOT).as_posix() for file in (ROOT / "deploy").rglob("*") if file.is_file()}
+    assert named
+    assert named | {"constraints.txt", "CHANGELOG.md", "docs/operations.md", "tests/conftest.py"} <= packed
+
+
 def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -57,6 +73,28 @@ def test_the_metadata_names_what_a_package_index_shows(wheel: Path) -> None:
     )
     assert set(metadata.get_all("Provides-Extra") or ()) == {"iree", "mlx", "otel", "test", "reference", "bench"}
     assert not [each for each in metadata.get_all("Requires-Dist") or () if each.startswith("baton[")]
+
+
+def test_the_metadata_is_valid(wheel: Path) -> None:
+    """By the specification of core metadata, the list of SPDX licenses and that of the classifiers."""
+    metadata = Metadata.from_email(contents(wheel)[f"{METADATA}/METADATA"], validate=True)
+    assert set(metadata.classifiers or ()) <= trove_classifiers.classifiers
+    assert metadata.requires_python == ">=3.11"
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.license_files == ["LICENSE"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_installed_works(kind: str, request: pytest.FixtureRequest, cache_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("iree.compiler")
+    installed: Installation = request.getfixturevalue(f"from_{kind}")
+    baton, cache = str(installed.baton), ("--cache-dir", str(cache_dir))
+    assert run(baton, "--version", cwd=tmp_path) == f"baton {__version__}\n"
+    assert "works" in run(baton, "doctor", *cache, cwd=tmp_path)
+    words = ("-p", "The capital of France is", "--no-chat-template", "--max-tokens", "8", "--temperature", "0")
+    assert "Paris" in run(baton, "generate", "--backend", "iree", *cache, *words, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])

@@ -4,8 +4,11 @@ import configparser
 import plistlib
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from actors.supervision.deadlines import Deadlines
@@ -62,3 +65,68 @@ def test_the_launchd_agent_runs_serve_and_waits_long_enough() -> None:
     assert "serve" in shlex.split(agent["ProgramArguments"][-1])
     assert agent["ExitTimeOut"] > GRACE
     assert agent["KeepAlive"] == {"SuccessfulExit": False}
+
+
+UNITS = sorted(DEPLOY.glob("*.service"))
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_systemd_accepts_the_unit(file: Path, tmp_path: Path) -> None:
+    """With a program that exists: the units name one in the user's home."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    copied = tmp_path / file.name.replace("@", "@blue")
+    copied.write_text(re.sub(r"%h/\S+/bin/baton", "/bin/true", file.read_text()))
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", "--man=no", str(copied)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_a_unit_says_when_it_is_ready_and_is_watched(file: Path) -> None:
+    service = unit(file.name)["Service"]
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
+    assert service["TimeoutStartSec"] == "infinity"  # a model may be downloaded and compiled
+    assert int(service["WatchdogSec"]) >= 30
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_a_unit_is_as_exposed_as_the_guide_says(file: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r"Overall exposure level for .*: (\d+\.\d) ", done.stdout)
+    assert found, done.stdout + done.stderr
+    limit = re.search(r"exposure level of ([\d.]+) or less", (DEPLOY / "README.md").read_text())
+    assert limit
+    assert float(found[1]) <= float(limit[1])
+
+
+def test_plutil_accepts_the_launchd_agent() -> None:
+    if shutil.which("plutil") is None:
+        pytest.skip("this is not macOS")
+    subprocess.run(["plutil", "-lint", str(DEPLOY / "org.baton.serve.plist")], check=True, timeout=60)
+
+
+def test_the_launchd_agent_has_only_keys_that_launchd_knows() -> None:
+    """Of launchd.plist(5), with the types that it gives them."""
+    known = {
+        "Label": str,
+        "ProgramArguments": list,
+        "RunAtLoad": bool,
+        "KeepAlive": dict,
+        "ExitTimeOut": int,
+        "ThrottleInterval": int,
+    }
+    agent = plistlib.loads((DEPLOY / "org.baton.serve.plist").read_bytes())
+    assert {name: type(value) for name, value in agent.items()}.items() <= known.items()

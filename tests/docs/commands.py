@@ -10,10 +10,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def console_blocks(text: str) -> Iterator[list[str]]:
+    """The lines of each console block of a page, those of list items included."""
+    for block in re.findall(r"^ *```console\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL):
+        yield [line.strip() for line in block.splitlines() if line.strip()]
+
+
 def console_lines(page: Path) -> Iterator[str]:
-    """Every line of the page's console blocks, those of list items included."""
-    for block in re.findall(r"^ *```console\n(.*?)^ *```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
-        yield from (line.strip() for line in block.splitlines() if line.strip())
+    """Every line of the page's console blocks."""
+    for block in console_blocks(page.read_text()):
+        yield from block
 
 
 def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import sys
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
@@ -101,6 +103,7 @@ def resolve_model(path_or_hub_id: str) -> Path:
         raise CheckpointError(path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME")
     from huggingface_hub import snapshot_download  # slow to import and only needed here
 
+    _quieten_hub()
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
         return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
@@ -112,3 +115,14 @@ def resolve_model(path_or_hub_id: str) -> Path:
             "is not a local directory and could not be fetched from the Hugging Face hub "
             f"(no network, no such model, or it needs a login): {reason}",
         ) from error
+
+
+def _quieten_hub() -> None:
+    """Let the hub client log through our handler, and show its progress on a terminal alone."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    own = logging.getLogger("huggingface_hub")
+    for handler in own.handlers[:]:  # it prints text, beside the lines of our handler
+        own.removeHandler(handler)
+    if not sys.stderr.isatty():
+        disable_progress_bars()

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from actors.actor import Actor, OnFailure, Terminated
 from actors.mailbox import MailboxFull
+from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.life import Terms
 from actors.supervision.local import CommandLine
@@ -96,8 +97,10 @@ class RemoteAgent(Actor[AgentMessage]):
         policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
         signals: Sequence[signal.Signals] = (),
+        manager: ServiceManager | None = None,
     ) -> None:
-        """One of the `signals` stops it. Raises `actors.transport.endpoint.EndpointError` for an invalid address."""
+        """One of the `signals` stops it. `manager` is told when it has joined with its model loaded, and of the end.
+        Raises `actors.transport.endpoint.EndpointError` for an invalid address."""
         check_address(address, secured=True)
         self.gave_up = ""
         """The reason why the worker was given up, if it was."""
@@ -107,6 +110,7 @@ class RemoteAgent(Actor[AgentMessage]):
         self._keys = keys
         self._terms = Terms(policy, deadlines or Deadlines())
         self._signals = signals
+        self._manager = ServiceManager({}) if manager is None else manager
         self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=from_z85(keys.public))
         self._link: GatewayLink | None = None
         self._left: frozenset[int] = frozenset()  # what the gateway of an ended link still had on the worker
@@ -119,6 +123,7 @@ class RemoteAgent(Actor[AgentMessage]):
         self._worker = self.supervise()
         self._worker.ref.watch(self.context.ref)
         self._worker.ref.tell(StartWorker())
+        self.context.start_soon(self._manager.keep_alive)
         if self._signals:
             self.context.start_soon(self._stop_at_signals)
 
@@ -155,6 +160,7 @@ class RemoteAgent(Actor[AgentMessage]):
             case JoinDue():
                 self._waits = False
             case StopAgent():
+                self._manager.stopping()
                 self._leave("the worker is to stop")
                 self._worker.ref.tell(StopWorker(), urgent=True)
             case Terminated():
@@ -164,6 +170,8 @@ class RemoteAgent(Actor[AgentMessage]):
         if self._link is not None and self._link.ended is not None:
             self._over(self._link)
         self._join()
+        if self._link is not None and self._link.joined and self._worker.status.state is WorkerState.READY:
+            self._manager.ready()
 
     async def stopped(self) -> None:
         """Close the link, if there is one."""

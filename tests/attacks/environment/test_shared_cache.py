@@ -17,23 +17,11 @@ BODY = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0
 def test_two_gateways_share_an_empty_cache(tmp_path: Path) -> None:
     pytest.importorskip("iree.runtime")
     cache = tmp_path / "cache"
-    words = [
-        "-m",
-        "cli",
-        "serve",
-        "--port",
-        "0",
-        "--backend",
-        "iree",
-        "--cache-dir",
-        str(cache),
-        "--log-level",
-        "warning",
-    ]
+    words = ["-m", "cli", "serve", "--port", "0", "--backend", "iree", "--cache-dir", str(cache)]
 
     def serve(number: int) -> str:
         with serving(words) as process:
-            url = url_of(read_until(process, "Stop it"))
+            url = url_of(read_until(process, "ready"))
             model = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"]
             answer = httpx.post(f"{url}/v1/completions", json=BODY | {"model": model}, timeout=300, trust_env=False)
             workers = httpx.get(f"{url}/admin/workers", trust_env=False).json()["workers"]

@@ -1,5 +1,6 @@
-"""`baton serve` as a process: it prints its message, answers, and ends without leaving anything behind."""
+"""`baton serve` as a process: it says that it is ready, answers, and ends without leaving anything behind."""
 
+import json
 import os
 import re
 import signal
@@ -21,8 +22,10 @@ from cli.config.model import ChosenModel
 from cli.config.settings import Settings
 from tests.cli.pseudo_terminal import Terminal
 
-SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0", "--log-level", "warning")
+SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0")
 DEADLINE_S = 100.0
+PIPE_BYTES = 1 << 20
+"""Room for the log of a server that a test does not read."""
 
 
 @contextmanager
@@ -33,6 +36,7 @@ def serving(
         [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        pipesize=PIPE_BYTES,
         text=True,
         env={**os.environ, **(environment or {})},
         cwd=cwd,
@@ -44,20 +48,21 @@ def serving(
         process.communicate()
 
 
-def read_until(process: subprocess.Popen[str], words: str) -> list[str]:
-    assert process.stdout is not None
+def read_until(process: subprocess.Popen[str], event: str) -> list[str]:
+    """The lines of the log up to this event."""
+    assert process.stderr is not None
     lines: list[str] = []
     # A program that says nothing more ends here, and the test with it; how long it serves is not bounded.
     watchdog = threading.Timer(2 * DEADLINE_S, process.kill)
     watchdog.start()
     try:
-        for line in process.stdout:
+        for line in process.stderr:
             lines.append(line.rstrip("\n"))
-            if line.startswith(words):
+            if json.loads(line)["event"] == event:
                 return lines
     finally:
         watchdog.cancel()
-    raise AssertionError(f"it ended before {words!r}: {lines}")
+    raise AssertionError(f"it ended before {event!r}: {lines}")
 
 
 def url_of(lines: Sequence[str]) -> str:
@@ -68,15 +73,15 @@ def url_of(lines: Sequence[str]) -> str:
 
 def test_it_serves_and_ends_on_sigterm() -> None:
     with serving([*SERVE, "--workers", "2", "--name", "tiny"]) as process:
-        lines = read_until(process, "Stop it")
-        assert "w0: ready" in lines or "w1: ready" in lines
-        url = url_of(lines)
-        assert f"Chat with it in a browser: {url}/" in lines
+        ready = json.loads(read_until(process, "ready")[-1])
+        assert (ready["model"], ready["backend"], ready["slots"]) == ("tiny", "scripted", 16)
+        url = ready["url"]
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=DEADLINE_S)
         workers = httpx.get(f"{url}/admin/workers", timeout=DEADLINE_S).json()["workers"]
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert output == ""
     assert len(answer.json()["choices"][0]["text"]) == 8
     assert [worker["name"] for worker in workers] == ["w0", "w1"]
     assert process.returncode == 0, errors
@@ -88,7 +93,7 @@ def test_it_serves_and_ends_on_sigterm() -> None:
 def test_the_server_answers_what_generate_answers() -> None:
     words = ["-p", "Hello", "-n", "12", "--no-chat-template"]
     with serving(SERVE) as process:
-        url = url_of(read_until(process, "Stop it"))
+        url = url_of(read_until(process, "ready"))
         answers = [
             subprocess.run(
                 [sys.executable, "-P", "-m", "cli", "generate", *words, *source],
@@ -104,12 +109,11 @@ def test_the_server_answers_what_generate_answers() -> None:
 
 
 def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "b.toml").write_text('name = "from-the-file"\nport = 0\nbackend = "scripted"\nlog_level = "warning"')
+    (tmp_path / "b.toml").write_text('name = "from-the-file"\nport = 0\nbackend = "scripted"')
     environment = {"BATON_CONFIG": str(tmp_path / "b.toml"), "BATON_API_KEY": "secret"}
     with serving(("-m", "cli", "serve"), environment) as process:
-        lines = read_until(process, "Stop it")
+        lines = read_until(process, "ready")
         url = url_of(lines)
-        assert any('-H "Authorization: Bearer $BATON_API_KEY"' in line for line in lines)
         assert "secret" not in "\n".join(lines)
         assert httpx.get(f"{url}/v1/models", timeout=DEADLINE_S).status_code == 401
         key = {"Authorization": "Bearer secret"}
@@ -125,7 +129,7 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
 )
 def test_a_public_server_without_a_key_logs_a_warning(listen: Sequence[str], open_: bool) -> None:
     with serving([*SERVE, *listen]) as process:
-        read_until(process, "Ready:")
+        read_until(process, "ready")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert ("open_to_everybody" in errors) == open_
@@ -134,7 +138,7 @@ def test_a_public_server_without_a_key_logs_a_warning(listen: Sequence[str], ope
 def test_a_port_in_use_is_a_command_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with serving([*SERVE[:-4], "--port", port]) as process:
+        with serving([*SERVE[:-2], "--port", port]) as process:
             _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert "cannot listen on 127.0.0.1" in errors
@@ -154,6 +158,7 @@ def test_on_a_terminal_it_serves_and_ends_on_ctrl_c() -> None:
     with Terminal(SERVE, {}) as terminal:
         seen = terminal.wait_for("Stop it with Ctrl-C.")
         assert "Ready: scripted is served on http://127.0.0.1:" in seen
+        assert "Chat with it in a browser: http://127.0.0.1:" in seen
         terminal.interrupt()
         assert terminal.exit_status() == 0
 

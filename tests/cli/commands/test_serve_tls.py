@@ -30,7 +30,7 @@ def baton(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]"
 def test_the_commands_reach_a_server_over_tls(tmp_path: Path) -> None:
     files = write_certificate(tmp_path, AUTHORITY)
     with serving([*SERVE, *flags(files)]) as process:
-        url = url_of(read_until(process, "Ready:"))
+        url = url_of(read_until(process, "ready"))
         assert url.startswith("https://127.0.0.1:")
         trusting = {"SSL_CERT_FILE": str(files.root)}
         generated = baton("generate", "-p", "hi", "--no-chat-template", "--url", url, "-n", "3", **trusting)
@@ -52,12 +52,12 @@ def test_a_take_over_goes_on_with_the_certificate_of_the_new_server(tmp_path: Pa
     trusted = ssl.create_default_context()
     AUTHORITY.configure_trust(trusted)
     port = str(port_for_later())
-    arguments = ["-m", "cli", "serve", "--backend", "scripted", "--port", port, "--log-level", "warning"]
+    arguments = ["-m", "cli", "serve", "--backend", "scripted", "--port", port]
     body = {"model": "scripted", "prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
     statuses: list[int] = []
     over = threading.Event()
     with serving([*arguments, *flags(old)]) as first:
-        url = url_of(read_until(first, "Ready:"))
+        url = url_of(read_until(first, "ready"))
 
         def ask() -> None:
             while not over.is_set():
@@ -73,7 +73,7 @@ def test_a_take_over_goes_on_with_the_certificate_of_the_new_server(tmp_path: Pa
             ):
                 lines = response.iter_lines()
                 next(lines)
-                read_until(second, "Ready:")
+                read_until(second, "ready")
                 assert [line for line in lines if line][-1] == "data: [DONE]"
                 response.close()
                 client.close()

@@ -17,7 +17,7 @@ TOP = ("-m", "cli", "top", "--interval", "0.2")
 
 def test_a_terminal_shows_the_server_until_the_user_ends_it() -> None:
     with serving((*SERVE, "--max-batch-size", "8")) as server:
-        url = url_of(read_until(server, "Stop it"))
+        url = url_of(read_until(server, "ready"))
         with Terminal((*TOP, "--url", url), {}) as terminal:
             terminal.wait_for(f"Baton at {url}")
             terminal.wait_for("0/8")
@@ -39,7 +39,7 @@ def test_a_terminal_shows_the_server_until_the_user_ends_it() -> None:
 )
 def test_a_pipe_gets_one_picture(keys: dict[str, str]) -> None:
     with serving(SERVE, keys) as server:
-        url = url_of(read_until(server, "Stop it"))
+        url = url_of(read_until(server, "ready"))
         done = subprocess.run(
             [sys.executable, *TOP, "--url", url],
             capture_output=True,

@@ -1,5 +1,6 @@
 """`baton worker`: the settings that it needs, its keys, and a process that joins and serves."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -55,8 +56,8 @@ def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> 
     work = ["-m", "cli", "worker", "--backend", "scripted", "--name", "tiny", "--log-level", "warning", *join]
     with serving(serve) as gateway:
         with serving(work) as worker:
-            lines = read_until(gateway, "Stop it")
-            assert "8 at a time" in "\n".join(lines)
+            lines = read_until(gateway, "ready")
+            assert json.loads(lines[-1])["slots"] == 8
             url = url_of(lines)
             body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The display of loading workers: bars on a terminal, lines elsewhere, and one announcement."""
+"""The display of loading workers: bars on a terminal, log lines elsewhere, and one announcement."""
 
 import errno
 import io
@@ -10,7 +10,9 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from actors.supervision.worker import WorkerState, WorkerStatus
-from cli.terminal.loading import Bars, Lines, choose_display, describe
+from cli.config.settings import Settings
+from cli.terminal.loading import Bars, LogLines, choose_display, describe
+from cli.terminal.ready_message import ReadyMessage
 from protocol.events import Gauges, Loading
 
 
@@ -24,26 +26,61 @@ def status(state: WorkerState, name: str = "w0", **fields: Any) -> WorkerStatus:
 LOADING = status(WorkerState.LOADING, loading=Loading("compile", 2, 7))
 
 
-def test_lines_show_each_phase_once_and_the_announcement_once() -> None:
+def message(*, listens: bool = True) -> ReadyMessage:
+    made = ReadyMessage(Settings())
+    if listens:
+        made.listening("127.0.0.1", 4711)
+    return made
+
+
+def test_a_log_has_each_phase_once_and_the_announcement_once() -> None:
     output = io.StringIO()
-    display = choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", Console(file=output))
-    assert isinstance(display, Lines)
-    with display:
+    with capture_logs() as logged, choose_display(["w0", "w1"], message(), Console(file=output)) as display:
+        assert isinstance(display, LogLines)
         for change in (
             status(WorkerState.STARTING),
             LOADING,
             status(WorkerState.LOADING, loading=Loading("compile", 3, 7)),
             status(WorkerState.READY),
             status(WorkerState.READY, "w1"),
+            LOADING,  # of the next incarnation
         ):
             display.worker_changed(change)
-    assert output.getvalue().splitlines() == ["w0: starting", "w0: compile", "w0: ready", "ask w0", "w1: ready"]
+    loads = {"event": "worker_loads", "log_level": "info", "worker": "w0", "phase": "compile"}
+    ready = {"event": "ready", "log_level": "info", "url": "http://127.0.0.1:4711", "slots": 0}
+    assert logged == [loads, ready, loads]
+    assert output.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("terminals", "bars"),
+    [
+        (("stdout", "stderr"), "stdout"),
+        (("stdout",), "stdout"),
+        (("stderr",), "stderr"),
+        ((), ""),
+    ],
+    ids=" ".join,
+)
+def test_bars_are_shown_on_a_terminal_alone(
+    terminals: tuple[str, ...], bars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdout", "stderr"):
+        file = io.StringIO()
+        monkeypatch.setattr(file, "isatty", lambda name=name: name in terminals)
+        monkeypatch.setattr(sys, name, file)
+    display = choose_display(["w0"], message())
+    if bars:
+        assert isinstance(display, Bars)
+        assert display._console.stderr == (bars == "stderr")
+    else:
+        assert isinstance(display, LogLines)
 
 
 def test_bars_show_progress_and_leave_only_the_announcement() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100, color_system=None)
-    display = choose_display(["w0"], lambda worker: "ask it", console)
+    display = choose_display(["w0"], message(), console)
     assert isinstance(display, Bars)
     with display:
         display.worker_changed(LOADING)
@@ -51,28 +88,31 @@ def test_bars_show_progress_and_leave_only_the_announcement() -> None:
         assert "2/7" in output.getvalue()
         display.worker_changed(status(WorkerState.READY))
         display.worker_changed(status(WorkerState.BACKOFF, reason="killed"))
-    assert output.getvalue().count("ask it") == 1
-    assert output.getvalue().rstrip().endswith("ask it")
+    assert output.getvalue().count("Ready:") == 1
+    assert output.getvalue().rstrip().endswith("Stop it with Ctrl-C.")
 
 
 def test_the_announcement_does_not_wait_for_the_last_worker() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100)
-    with choose_display(["w0", "w1"], lambda worker: f"ask {worker.name}", console) as display:
+    with choose_display(["w0", "w1"], message(), console) as display:
         display.worker_changed(status(WorkerState.READY, "w1"))
         display.worker_changed(status(WorkerState.GIVEN_UP, "w0", reason="no memory"))
         display.worker_changed(status(WorkerState.READY, "w1"))
-    assert output.getvalue().count("ask w1") == 1
+    assert output.getvalue().count("Ready:") == 1
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_an_empty_announcement_is_requested_again(terminal: bool) -> None:
-    output, announcements = io.StringIO(), iter(["", "ask it"])
+def test_the_announcement_waits_for_the_address(terminal: bool) -> None:
+    output, announced = io.StringIO(), message(listens=False)
     console = Console(file=output, force_terminal=terminal, width=100)
-    with choose_display(["w0"], lambda _: next(announcements), console) as display:
-        for _ in range(3):
+    with capture_logs() as logged, choose_display(["w0"], announced, console) as display:
+        display.worker_changed(status(WorkerState.READY))
+        assert ("Ready:" not in output.getvalue(), logged) == (True, [])
+        announced.listening("127.0.0.1", 4711)
+        for _ in range(2):
             display.worker_changed(status(WorkerState.READY))
-    assert output.getvalue().count("ask it") == 1
+    assert output.getvalue().count("http://127.0.0.1:4711 ") + len(logged) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,13 +139,12 @@ class Gone(io.StringIO):
         raise self._error
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["lines", "bars"])
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full")], ids=["no reader", "full"])
-def test_a_closed_pipe_does_not_end_the_server(error: OSError, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+def test_a_terminal_that_is_gone_does_not_end_the_server(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
     # What Rich does with a pipe that has broken is to the process's own output.
     monkeypatch.setattr(Console, "on_broken_pipe", lambda _: sys.exit(1))
-    with capture_logs() as logged, choose_display(["w0"], lambda worker: "ask it", console) as display:
+    with capture_logs() as logged, choose_display(["w0"], message(), console) as display:
         display.worker_changed(LOADING)
         console.file = Gone(error)
         for state in (WorkerState.READY, WorkerState.BACKOFF, WorkerState.STARTING, WorkerState.READY):

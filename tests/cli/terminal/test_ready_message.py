@@ -38,5 +38,14 @@ def test_the_message_is_empty_until_the_gateway_listens() -> None:
     )
     ready_message = ReadyMessage(Settings(port=0))
     assert (ready_message.text(ready), ready_message.postponed) == ("", ready)
+    assert (ready_message.fields(ready), ready_message.listens) == ({}, False)
     ready_message.listening("127.0.0.1", 4711)
     assert "is served on http://127.0.0.1:4711" in ready_message.text(ready)
+    assert ready_message.fields(ready)["url"] == "http://127.0.0.1:4711"
+    assert ready_message.listens
+
+
+def test_the_curl_line_reaches_a_unix_socket() -> None:
+    assert curl_line("unix:/run/b.sock", "m", chat=False, key=False).startswith(
+        "curl --unix-socket /run/b.sock http://localhost/v1/completions "
+    )
