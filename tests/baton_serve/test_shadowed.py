@@ -106,8 +106,8 @@ def test_a_server_and_its_worker(surroundings: Surroundings) -> None:
         text=True,
     ) as server:
         try:
-            assert server.stdout is not None
-            url = next((found[0] for line in server.stdout if (found := re.search(r"http://127[.\d:]+", line))), "")
+            assert server.stderr is not None
+            url = next((found[0] for line in server.stderr if (found := re.search(r"http://127[.\d:]+", line))), "")
             answer = httpx.post(
                 f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 8}, timeout=DEADLINE_S
             )

@@ -190,9 +190,7 @@ def test_options_that_exclude_each_other_are_named(run: CliRunner, words: list[s
     assert message in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["generate", "-p", "x"], ["score", "-p", "x"], ["serve"], ["bench"], ["chat"], ["compile"]]
-)
+@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["score", "-p", "x"], ["bench"], ["chat"], ["compile"]])
 def test_a_missing_model_is_a_command_error(run: CliRunner, command: list[str]) -> None:
     result = run.invoke(app, [*command, "./no/such/model"])
     assert result.exit_code == 1

@@ -46,9 +46,9 @@ class Sandbox:
     environment: dict[str, str]
 
     def command(self, *words: str) -> list[str]:
-        folder, cache = str(self.installation.folder), str(self.cache)
+        folder, cache, graphs = str(self.installation.folder), str(self.cache), str((self.cache / "graphs").resolve())
         mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/run"]
-        mounts += ["--dir", "/run/baton", "--ro-bind", folder, folder, "--bind", cache, cache]
+        mounts += ["--dir", "/run/baton", "--ro-bind", folder, folder, "--bind", cache, cache, "--bind", graphs, graphs]
         user = ["--unshare-user", "--uid", "10001", "--gid", "10001", "--cap-drop", "ALL", "--unshare-pid"]
         values = [word for name, value in self.environment.items() for word in ("--setenv", name, value)]
         given = ["--clearenv", *values, "--die-with-parent", "--as-pid-1", "--chdir", "/run/baton"]

@@ -98,11 +98,10 @@ FLAGS = [
 def test_a_wrong_flag(name: str) -> None:
     command = "worker" if name in of_panels(MODEL, ENGINE, JOINING) else "serve"
     for text in {*list(wrong_texts(name))[::4]}:
-        result = CliRunner().invoke(app, [command, f"{flag(name)}={text}"], env={"COLUMNS": "300", "TERM": "dumb"})
+        result = CliRunner().invoke(app, [command, f"{flag(name)}={text}"])
         assert result.exit_code == 2
-        message = re.search(rf"{flag(name)}: must be .*?(?= *│)", result.stderr)
-        assert message, result.stderr
-        check(message[0], flag(name), name, repr(text))
+        (line,) = result.stderr.splitlines()
+        check(json.loads(line)["problem"], flag(name), name, repr(text))
 
 
 @pytest.mark.parametrize("name", ["name", "host"])
