@@ -82,7 +82,7 @@ async def run_daemon(
     leave.
 
     `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
-    worker. `keys` and `tls` are by default those of the settings. `manager` is told of the end, and that the event
+    worker. `keys` and `tls` are by default those of the settings. `manager` is notified of the end, and that the event
     loop runs. Raises `BindError`, and `ApiKeysInvalid`,
     `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the certificate, the store and the traces of
     the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.

@@ -65,4 +65,4 @@ class ServiceManager:
                 sender.setblocking(False)
                 sender.sendto("\n".join(assignments).encode(), self._address)
         except OSError as error:
-            _log.warning("service_manager_not_told", message=assignments[0], problem=str(error))
+            _log.warning("service_manager_not_notified", message=assignments[0], problem=str(error))

@@ -35,8 +35,8 @@ def received(receiver: socket.socket) -> list[list[str]]:
 
 def test_each_state_is_sent_once(manager: tuple[str, socket.socket]) -> None:
     name, receiver = manager
-    told = ServiceManager({"NOTIFY_SOCKET": name})
-    for state in (told.ready, told.ready, told.hands_over, told.stopping, told.stopping):
+    made = ServiceManager({"NOTIFY_SOCKET": name})
+    for state in (made.ready, made.ready, made.hands_over, made.stopping, made.stopping):
         state()
     first, second, third = received(receiver)
     assert first[:2] == ["READY=1", OWN]
@@ -45,19 +45,19 @@ def test_each_state_is_sent_once(manager: tuple[str, socket.socket]) -> None:
 
 
 def test_without_a_socket_nothing_is_sent() -> None:
-    told = ServiceManager({"WATCHDOG_USEC": "1000000"})
+    made = ServiceManager({"WATCHDOG_USEC": "1000000"})
     with capture_logs() as logged:
-        told.ready()
-        told.stopping()
-    assert (told.watchdog_s, logged) == (0.0, [])
+        made.ready()
+        made.stopping()
+    assert (made.watchdog_s, logged) == (0.0, [])
 
 
 def test_a_socket_that_is_gone_is_logged(tmp_path: Path) -> None:
-    told = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "none")})
+    made = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "none")})
     with capture_logs() as logged:
-        told.ready()
+        made.ready()
     ((event, message),) = [(line["event"], line["message"]) for line in logged]
-    assert (event, message) == ("service_manager_not_told", "READY=1")
+    assert (event, message) == ("service_manager_not_notified", "READY=1")
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_the_watchdog_is_that_of_this_process(environment: dict[str, str], secon
 
 async def test_signs_of_life_are_given_until_the_end(manager: tuple[str, socket.socket]) -> None:
     name, receiver = manager
-    told = ServiceManager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"})
+    made = ServiceManager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"})
     async with anyio.create_task_group() as group:
-        group.start_soon(told.keep_alive)
+        group.start_soon(made.keep_alive)
         signs = 0
         while signs < 3:  # the time limit of the test ends a wait in vain
             signs += received(receiver).count(["WATCHDOG=1"])

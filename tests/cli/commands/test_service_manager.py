@@ -1,4 +1,4 @@
-"""What systemd hears from the commands that serve, on a real socket."""
+"""Notifications of the commands that serve to systemd, on a real socket."""
 
 import signal
 import socket
