@@ -57,7 +57,7 @@ class ServiceManager:
             self._send(*assignments)
 
     def _send(self, *assignments: str) -> None:
-        """Send without waiting. A failure is logged: the service manager acts on what it has not heard."""
+        """Send without waiting. A failure is logged: the service manager acts on what it has not received."""
         if not self._address:
             return
         try:
