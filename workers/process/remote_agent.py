@@ -99,8 +99,10 @@ class RemoteAgent(Actor[AgentMessage]):
         signals: Sequence[signal.Signals] = (),
         manager: ServiceManager | None = None,
     ) -> None:
-        """One of the `signals` stops it. `manager` is notified when it has joined with its model loaded, and of the end.
-        Raises `actors.transport.endpoint.EndpointError` for an invalid address."""
+        """One of the `signals` stops it. `manager` is notified when it has joined with its model loaded, and of its end.
+
+        Raises `actors.transport.endpoint.EndpointError` for an invalid address.
+        """
         check_address(address, secured=True)
         self.gave_up = ""
         """The reason why the worker was given up, if it was."""
