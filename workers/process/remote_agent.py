@@ -99,7 +99,7 @@ class RemoteAgent(Actor[AgentMessage]):
         signals: Sequence[signal.Signals] = (),
         manager: ServiceManager | None = None,
     ) -> None:
-        """One of the `signals` stops it. `manager` is notified when it has joined with its model loaded, and of its end.
+        """One of the `signals` stops it. `manager` learns when it has joined with its model loaded, and of the end.
 
         Raises `actors.transport.endpoint.EndpointError` for an invalid address.
         """
