@@ -116,7 +116,7 @@ def test_compose_accepts_its_files(tmp_path: Path) -> None:
 
 
 def test_the_context_has_all_that_the_wheel_is_made_of(tmp_path: Path, wheel: Path) -> None:
-    """What the ignore file lets through. Its entries are whole folders and files."""
+    """Copy what the ignore file lets through. Its entries are whole folders and files."""
     for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines():
         if line.startswith("!"):
             source, target = ROOT / line[1:], tmp_path / "context" / line[1:]

@@ -1,4 +1,4 @@
-"""What the container image does, without a builder: the wheel serves as process 1 of a read-only sandbox."""
+"""The container image without a builder of images: the wheel serves as process 1 of a read-only sandbox."""
 
 import json
 import os

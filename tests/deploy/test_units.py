@@ -119,7 +119,7 @@ def test_plutil_accepts_the_launchd_agent() -> None:
 
 
 def test_the_launchd_agent_has_only_keys_that_launchd_knows() -> None:
-    """Of launchd.plist(5), with the types that it gives them."""
+    """The types are those of launchd.plist(5)."""
     known = {
         "Label": str,
         "ProgramArguments": list,

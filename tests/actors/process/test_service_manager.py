@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from actors.process.service_manager import ServiceManager
 
+pytestmark = pytest.mark.anyio
 OWN = f"MAINPID={os.getpid()}"
 
 
