@@ -20,7 +20,9 @@ from tests.ports import port_for_later
 
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 RECIPE = PAGE.partition("\n### Upgrade\n")[2].partition("\n## ")[0]
-BODY = {"model": "tiny", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+COMMAND_S = 300.0
+"""Time for a command, which may make a virtual environment."""
+BODY = {"model": "tiny", "prompt": "Hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 class Shell:
@@ -45,7 +47,7 @@ class Shell:
             self._exports += f"{line}; "
             return ""
         done = subprocess.run(
-            self.command(line), cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=DEADLINE_S
+            self.command(line), cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=COMMAND_S
         )
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -106,8 +108,15 @@ class Streams:
         return text
 
 
+def end(servers: list["subprocess.Popen[str]"]) -> None:
+    """End what a failed test has left."""
+    for server in servers:
+        server.kill()
+        server.communicate()
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_recipe_upgrades_and_rolls_back_under_streams(tmp_path: Path) -> None:
     port = port_for_later()
     shell = Shell(tmp_path, port)
@@ -132,7 +141,7 @@ def test_the_recipe_upgrades_and_rolls_back_under_streams(tmp_path: Path) -> Non
         return output
 
     with ExitStack() as ended:
-        ended.callback(lambda: [server.kill() for server in servers] and [server.communicate() for server in servers])
+        ended.callback(end, servers)
         for line in install:  # the old version
             follow(line.replace("green", "blue"))
         serve("~/.local/share/baton/blue/bin/baton serve")
@@ -147,7 +156,7 @@ def test_the_recipe_upgrades_and_rolls_back_under_streams(tmp_path: Path) -> Non
                     continue
                 output = follow(line)
                 if line.endswith("admin workers"):
-                    assert output.count("ready") == 2
+                    assert output.count("ready") >= 2, output
         servers[-1].terminate()
         assert servers[-1].wait(DEADLINE_S) == 0
     assert len(servers) == 3
