@@ -59,10 +59,12 @@ class Installation:
         return [str(self.python), "-P", run(str(self.python), "-P", "-c", file).strip(), module, *arguments]
 
 
-def run(*argv: str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
+def run(
+    *argv: str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S
+) -> str:
     """The standard output of a command. Fails, with all that it printed, when the command does."""
     done = subprocess.run(
-        argv, cwd=cwd, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=DEADLINE_S
+        argv, cwd=cwd, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=timeout_s
     )
     assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout

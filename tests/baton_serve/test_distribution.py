@@ -94,7 +94,9 @@ def test_what_is_installed_works(kind: str, request: pytest.FixtureRequest, cach
     assert run(baton, "--version", cwd=tmp_path) == f"baton {__version__}\n"
     assert "works" in run(baton, "doctor", *cache, cwd=tmp_path)
     words = ("-p", "The capital of France is", "--no-chat-template", "--max-tokens", "8", "--temperature", "0")
-    assert "Paris" in run(baton, "generate", "--backend", "iree", *cache, *words, cwd=tmp_path)
+    assert "Paris" in run(
+        baton, "generate", "--backend", "iree", *cache, *words, cwd=tmp_path, timeout_s=500
+    )  # it compiles
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
