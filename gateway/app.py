@@ -71,7 +71,7 @@ def create_app(
     conventions = ConventionsByPath(openai.conventions, shared | _by_prefix(dialects))
     keys = ApiKeys(settings) if keys is None else keys
     router.metrics.watch_keys(keys.uses)
-    router.class_weight = keys.weight
+    router.class_weight, router.class_of = keys.weight, keys.priority_class
     status = Status(router, settings)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from protocol.bounds import MAX_TOP_LOGPROBS, Label, Milliseconds, Name, Reason, StreamId, Tokens
 from protocol.request import Grammar, Input, Limits, Sampling
+from protocol.scheduling import MAX_PRIORITY, PriorityClass
 
 TENANT_SALT = ":"
 """In a tenant, between the client and what tells the client's tenants apart."""
@@ -44,6 +45,11 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Report log-probabilities of the prompt's tokens and of this many most likely ones at each position, in
     `PromptLogprobs`; None reports none."""
+    priority_class: PriorityClass = "normal"
+    """The priority class of the client's key."""
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """The priority among the requests of its class: the lower, the more urgent. It lets a request preempt only those of
+    its own tenant."""
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaults=True):

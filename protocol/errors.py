@@ -19,7 +19,7 @@ class ErrorCode(StrEnum):
     DEADLINE = "deadline_exceeded"
     """The deadline of the request passed."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """The request waited for a worker as long as it may wait."""
+    """The request waited for its first turn as long as it may wait, in the gateway and in a worker together."""
     STEP = "step_failed"
     """An engine step with this request failed."""
     NOT_FINITE = "not_finite"

@@ -90,6 +90,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Parts of answers that began like a tool call and were not one, and are text."""
     memory_bytes: Count = 0
     """Resident memory of the process, weights that it shares with other workers included; 0 if unknown."""
+    preemptions: Count = 0
+    """Times that a running sequence gave its slot or its KV room to another one. It continues later."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -110,6 +112,10 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """Equal digests mean equal weights, dtype, versions and kind of CPU, and hence equal tokens."""
     model_digest: Label = ""
     """Equal digests mean the same checkpoint, on any backend."""
+    model_context: Count = 0
+    """The context that the model itself declares; 0 if unknown."""
+    context_bound: Label = ""
+    """Why `context` is less than that: `setting`, `memory` or `device`; empty if it is not less."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -218,6 +218,9 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Maximum number of tokens of reasoning, after which it is ended; None means no maximum of its own."""
     reasoning_optional: bool = False
     """A model whose notation of reasoning is not known ignores `reasoning_tokens`, and does not refuse the request."""
+    queue_ms: Milliseconds = 0
+    """Milliseconds from receipt by the worker until the request fails with `QUEUE_TIMEOUT`, unless its prompt is being
+    prefilled by then; 0 means that it may wait up to its deadline."""
 
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]

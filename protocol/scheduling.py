@@ -1,17 +1,36 @@
 """Scheduling policies: the order in which the requests of one client get their turns. Pure."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SchedulerPolicy = Literal["fifo", "shortest-uncached-first", "priority"]
 """First in, first out; first those with the fewest prompt tokens that have to be computed; or first those with the
 lowest `priority`, as in vLLM. Each policy ages: a request is overtaken only by those that arrive soon after it."""
 
+PriorityClass = Literal["high", "normal", "low"]
+"""Classes of requests: one of a more urgent class may preempt those of the others."""
+LEVELS: dict[PriorityClass, int] = {"high": 0, "normal": 1, "low": 2}
+"""The order of the classes, the most urgent first."""
 MAX_PRIORITY = 1000
 MAX_HEADROOM = 0.9
 AGING_TOKENS_PER_S = 100.0
 """Tokens of a longer prompt that a second of waiting makes up for. On a CPU a prompt of so many tokens takes 0.1 s."""
 AGING_PRIORITY_S = 30.0
 """Seconds of waiting that make up for one step of priority."""
+
+
+class Urgency(NamedTuple):
+    """How urgent a request is. Of two, the lower one is the more urgent."""
+
+    level: int = LEVELS["normal"]
+    """That of its class."""
+    priority: int = 0
+    """Its own priority, the lower, the more urgent."""
+
+
+def may_preempt(waiting: Urgency, running: Urgency, *, same_client: bool) -> bool:
+    """A request that waits may take the place of one that runs: if its class is more urgent or, among requests of one
+    client, its own priority. No client comes before others by a number that it sends itself."""
+    return waiting.level < running.level or (same_client and waiting < running)
 
 
 def rank(policy: SchedulerPolicy, arrived: float, uncached: int, priority: int = 0) -> float:

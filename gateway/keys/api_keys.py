@@ -12,8 +12,9 @@ from gateway.keys.account import KeyAccount
 from gateway.keys.key_file import ApiKeysInvalid, KeyFile, KeyLine
 from gateway.keys.record import ADMIN_NAME, DEFAULT_NAME, KeyLimits, digest_of
 from gateway.metrics.key_collector import KeyUse
-from gateway.priority import WEIGHTS
+from gateway.priority import CLASSES, WEIGHTS
 from gateway.settings import GatewaySettings
+from protocol.scheduling import PriorityClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,11 @@ class ApiKeys:
         """The weight of a client's key, by its priority class; 1 for another name."""
         account = self._accounts.get(name)
         return 1.0 if account is None else WEIGHTS[account.limits.priority]
+
+    def priority_class(self, name: str) -> PriorityClass:
+        """The priority class of a client's key; `normal` for another name."""
+        account = self._accounts.get(name)
+        return "normal" if account is None else CLASSES[account.limits.priority]
 
     def limits(self) -> dict[str, KeyLimits]:
         """The limits of the keys of clients, by name."""

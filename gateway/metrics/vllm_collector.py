@@ -1,7 +1,7 @@
 """The same figures under vLLM's names (vllm/v1/metrics/loggers.py), for what was made for vLLM.
 
 Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series some are left out, such as
-those of preemptions and LoRA adapters.
+those of LoRA adapters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,6 +43,7 @@ COUNTERS = (
         lambda s: s.counts("prefill_tokens") + s.counts("prefix_tokens"),
     ),
     _VllmCounter("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
+    _VllmCounter("vllm:num_preemptions", "Preemptions of sequences", lambda s: s.counts("preemptions")),
 )
 HISTOGRAMS = (
     # (name, field of `Observed`, help)

@@ -22,6 +22,7 @@ _COUNTS = (
     ("baton_batch_decode_steps", "decode_steps", "counter", "Engine steps with at least one decode row"),
     ("baton_prefix_cache_hits", "prefix_hits", "counter", "Sequences that began with another one's KV"),
     ("baton_prefix_cache_tokens", "prefix_tokens", "counter", "Prompt tokens that were not computed for it"),
+    ("baton_preemptions", "preemptions", "counter", "Times that a sequence gave its slot or room to another one"),
     ("baton_graphs_failed", "graphs_failed", "counter", "Graphs that could not be compiled; slower ones serve"),
     ("baton_tool_calls_malformed", "malformed_calls", "counter", "Output that began like a tool call and is text"),
     ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),

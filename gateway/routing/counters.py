@@ -14,6 +14,7 @@ COUNTED = (
     "prefix_tokens",
     "graphs_failed",
     "malformed_calls",
+    "preemptions",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

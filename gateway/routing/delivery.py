@@ -1,5 +1,6 @@
 """Delivers what workers report to the live sequences that it concerns."""
 
+import math
 from collections.abc import Callable
 
 import structlog
@@ -177,5 +178,7 @@ class Delivery:
                 placement.postpone(sequence)
             case ErrorCode.OVERLOADED if not event.retry_after_s and placement.redirect(sequence):
                 pass
+            case ErrorCode.QUEUE_TIMEOUT if sequence.terms.queue_until < math.inf:
+                placement.time_out(sequence)
             case _:
                 self._fail(sequence, RequestFailure(event.code, event.text, event.field, event.retry_after_s))

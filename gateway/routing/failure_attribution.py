@@ -3,8 +3,9 @@
 A request that kills its worker would kill the next one too, so no request may be retried without end; but the requests
 that merely shared the worker should live. The rules:
 
-1. Only a sequence that ran can be the cause. Those are the first `slots` of its sequences, and as many again: one step
-   may end all that run and start others, and the frames that report it are lost with the worker. A new request is sent
+1. Only a sequence that ran can be the cause. Those are the first `slots` of its sequences, the most urgent class
+   first, and as many again: one step may end or preempt all that run and start others, and the frames that report it
+   are lost with the worker. A new request is sent
    only to a worker that then has no more than these, so that the worker may start them in any order. A worker may admit
    requests before some whose grammar it compiles: `MAX_OVERTAKEN` at a time, so there may be as many more. Tokenizing
    is work, too: a sequence whose prompt the worker had not reported as made (`Gauges.reached`) may also be the cause.
@@ -71,6 +72,7 @@ def attribute_death(live: Sequence[LiveSequence], slots: int, reached: int, deat
     """The sequences that the death of a worker is attributed to, of those that it had, in the order in which it got
     them. The death is recorded with them, and with the others that it may still be attributed to. `reached`: see
     `Gauges.reached`."""
+    live = sorted(live, key=lambda sequence: sequence.terms.urgency.level)
     new = [sequence for sequence in live if sequence.submit.stream > reached]
     first = 2 * slots + min(MAX_OVERTAKEN, sum(sequence.submit.grammar is not None for sequence in live))
     ran = [*live[:first], *(sequence for sequence in live[first:] if sequence.submit.stream > reached)]

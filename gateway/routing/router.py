@@ -44,6 +44,7 @@ from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Event, Tokenized
+from protocol.scheduling import LEVELS, PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -76,6 +77,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_answers(lambda: self.answers.held)
         self.class_weight: Callable[[str], float] = lambda _: 1.0
         """The weight of a client by its name, where the settings have none."""
+        self.class_of: Callable[[str], PriorityClass] = lambda _: "normal"
+        """The priority class of a client by its name."""
         self._placement = Placement(
             settings, self.pool, self.metrics, self._fail, lambda client: self.class_weight(client)
         )
@@ -130,17 +133,23 @@ class Router(Actor[WorkerNotice | Terminated]):
         now = self._clock()
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
+        priority_class = self.class_of(client)
+        urgency = Urgency(LEVELS[priority_class], request.priority)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         per_prompt = request.output.per_prompt
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         group.sequences = sequences = [
             LiveSequence(
-                self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
+                replace(
+                    self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
+                    priority_class=priority_class,
+                    priority=request.priority,
+                ),
                 index,
                 group,
                 now=now,
                 echo=each.echo,
-                terms=AdmissionTerms(client, estimated[index // per_prompt], request.priority, queue_until),
+                terms=AdmissionTerms(client, estimated[index // per_prompt], urgency, queue_until),
             )
             for index, each in enumerate(request.sequences)
         ]

@@ -1,5 +1,6 @@
 """Live sequences: what workers delivered, what the client has not taken yet, and how each sequence ended."""
 
+import math
 from array import array
 from bisect import bisect_right
 
@@ -143,12 +144,16 @@ class LiveSequence:
     def submit_as(self, number: int, now: float) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.
 
-        It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline.
+        It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline and
+        of the time for which it may wait.
         """
         limits = self.submit.limits
         if limits.deadline_ms:
             left = limits.deadline_ms - int((now - self.opened_at) * 1000)
             limits = replace(limits, deadline_ms=max(1, left))
+        until = self.terms.queue_until
+        if not self.had_turn and until < math.inf:
+            limits = replace(limits, queue_ms=max(1, math.ceil((until - now) * 1000)))
         # What is reported of the prompt came before the first token.
         reported = None if self.tokens else self.submit.prompt_logprobs
         resume = tuple(self.tokens)

@@ -122,10 +122,7 @@ class BatchEngine:
         now = self._clock()
         if self._budget is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
-        self._admit(now)
-        while (slot := self._scheduler.evict_for_queue()) is not None:
-            self._resets.reset(slot)
-            self._admit(now)
+        self._make_room(now)
         if (alone := self._scheduler.reports_alone) is not None:
             self._scheduler.reported_rows = self._reported_rows(alone=alone)
         while call := self._scheduler.next_call():
@@ -155,8 +152,20 @@ class BatchEngine:
         """Close the runner. Nothing may be called afterwards."""
         self._runner.close()
 
+    def _make_room(self, now: float) -> None:
+        """Decide which sequences have a slot in this step."""
+        for sequence in self._scheduler.expire(now):
+            self._step.waited_too_long(sequence.request.stream)
+        self._stats.preemptions += self._scheduler.grow(now)
+        self._resets.reset_dirty()
+        self._admit(now)
+        while (made := self._scheduler.make_room()) is not None:
+            self._stats.preemptions += made == "preempted"
+            self._resets.reset_dirty()
+            self._admit(now)
+
     def _prefill(self, call: list[ScheduledChunk]) -> None:
-        self._stats.started += sum(scheduled.is_first for scheduled in call)
+        self._stats.started += sum(_starts(scheduled) for scheduled in call)
         if not (call := self._copied(call)):
             return
         try:
@@ -194,7 +203,7 @@ class BatchEngine:
     def _prefill_reported(self, scheduled: ScheduledChunk, targets: tuple[int, ...]) -> None:
         """Prefill a chunk with the log-probabilities of its tokens. It has no rows of other sequences to copy."""
         sequence, chunk = scheduled.sequence, scheduled.chunk
-        self._stats.started += scheduled.is_first
+        self._stats.started += _starts(scheduled)
         try:
             token, values = self._runner.prefill_reported(chunk, scheduled.sample, targets)
             if len(values) != len(targets):
@@ -238,9 +247,11 @@ class BatchEngine:
         self._scheduler.prefilled(scheduled)
         if scheduled.sample is None:
             return
-        sequence.first_token_at = now
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
         if token is not None:
-            if sequence.reused:  # a prefix that was recomputed is not a hit
+            # Neither a prefix that was recomputed nor the sequence's own is a hit.
+            if sequence.reused and not sequence.preemptions:
                 self._stats.record_prefix_hit(sequence.reused)
             self._accept(sequence, token, row_logprobs, now)
         elif sequence.reused:
@@ -372,3 +383,8 @@ class BatchEngine:
             except Exception as error:  # noqa: BLE001 - any error of a device counts against it
                 self._step.probe_failed(slot, error)
         return finite
+
+
+def _starts(scheduled: ScheduledChunk) -> bool:
+    """This is the first chunk of a sequence that has not run before."""
+    return scheduled.is_first and not scheduled.sequence.preemptions

@@ -10,7 +10,7 @@ class SlotTable:
     """Tracks slots, each of which is free, held by a stream, retained with the rows of its last stream, or dirty.
 
     A dirty slot is released but not yet reset by the runner. All slots share a pool of `rows` cache rows. A stream
-    reserves its maximum length when it takes a slot; retained slots count with the rows that they have. Reserved and
+    reserves rows when it takes a slot, and more as it needs them; retained slots count with the rows that they have. Reserved and
     retained rows never exceed the pool. Free slots with lower numbers are taken first, to keep the highest row in use
     low.
     """
@@ -128,6 +128,13 @@ class SlotTable:
         use."""
         self._free_rows += self._reserved[slot] - reserve
         self._reserved[slot] = reserve
+
+    def grow(self, slot: int, rows: int) -> None:
+        """Reserve `rows` more rows of a held slot. Raises `ValueError` if the pool has not so many."""
+        if rows > self._free_rows:
+            raise ValueError(f"{rows} rows are more than the {self._free_rows} that are free")
+        self._reserved[slot] += rows
+        self._free_rows -= rows
 
     def add_rows(self, slot: int, rows: int) -> None:
         """Record `rows` more written cache rows of a held slot."""

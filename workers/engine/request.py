@@ -1,5 +1,6 @@
 """Requests to the engine: token ids only, no text and no frames."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,7 @@ from protocol.bounds import (
 )
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
+from protocol.scheduling import Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 
 GREEDY = Sampling()
@@ -79,6 +81,10 @@ class EngineRequest:
     """The tokens of `sampling.dry_breakers`."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens; not those of a sequence that resumes tokens."""
+    urgency: Urgency = Urgency()
+    """Decides which sequence gives way to which."""
+    queue_s: float = math.inf
+    """Seconds after which it fails, unless its prompt is being prefilled by then."""
 
 
 class ConstraintFailed(Exception):

@@ -1,14 +1,15 @@
 """Decides which prompt chunks and decode rows run in the next step. Pure: no device, no clock, no text.
 
-The engine carries the decisions out and reports back. One step admits sequences from the queue to free slots, prefills
-prompt chunks within the token budget, and then decodes one token for every sequence whose prompt is complete, including
-those whose prompt was completed in this step.
+The engine carries the decisions out and reports back. One step reserves room for the running sequences, admits others
+from the queue to free slots, prefills prompt chunks within the token budget, and then decodes one token for every
+sequence whose prompt is complete, including those whose prompt was completed in this step.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, count, islice
+from typing import Literal
 
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
@@ -16,6 +17,7 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
+from workers.engine.preemption import by_seniority, last, reservation, turn, victims
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
@@ -45,13 +47,13 @@ class _Candidate:
 class Scheduler:
     """Owns the queue and the phase of each sequence. `submit` refuses more than `max_queue` waiting.
 
-    Slots and prefill calls are given first in, first out; with the policy `shortest-uncached-first`, in the order of
-    `rank`, so that short prompts need not wait for long ones. With `priority` the order is that of `submit`: the
-    gateway, which knows priorities, decides it.
+    Slots and prefill calls are given to the most urgent sequences, and to equal ones first in, first out; with the
+    policy `shortest-uncached-first`, in the order of `rank`, so that short prompts need not wait for long ones.
 
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
-    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its maximum length, so that no
-    sequence runs out of memory while it runs. Retained rows of ended sequences never delay an admission.
+    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its `reservation`, which grows as
+    it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are lacking, running
+    sequences give way by the rules of `workers.engine.preemption`: they wait again, and continue later.
     """
 
     def __init__(
@@ -88,6 +90,9 @@ class Scheduler:
         self._reporting: dict[int, EngineSequence] = {}
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
         self._decoding: dict[int, EngineSequence] = {}
+        self._numbers = count()
+        self._now = 0.0
+        """The time of this step."""
         self._budget_left = 0
         self._has_call = False
         self._reporting_next = True
@@ -118,6 +123,27 @@ class Scheduler:
         """Number of sequences that wait for a slot."""
         return len(self._waiting)
 
+    def expire(self, now: float) -> list[EngineSequence]:
+        """Remove the sequences whose prefill has not begun within the time for which they may wait."""
+        held = chain(self._waiting.values(), self._prefilling.values(), self._reporting.values())
+        late = [each for each in held if not each.started and now - each.submitted_at >= each.request.queue_s]
+        for sequence in late:
+            self.remove(sequence.request.stream)
+        return late
+
+    def grow(self, now: float) -> int:
+        """Reserve room for the decode rows of this step. Slots that are evicted for it are dirty afterwards.
+
+        Returns the number of sequences that gave way.
+        """
+        needing = [each for each in self._decoding.values() if each.cached.rows >= each.reserved]
+        given_way = 0
+        for sequence in by_seniority(needing) if needing else ():
+            while sequence.slot >= 0 and not self._allocator.grow(sequence):
+                self._preempt(last(chain(self._decoding.values(), self._prefilling.values())), now)
+                given_way += 1
+        return given_way
+
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
         stream = request.stream
@@ -128,11 +154,7 @@ class Scheduler:
         request = _within_vocabulary(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
-        # Prompt and resumed tokens are split separately, so that the prompt has the same chunks as in the first run.
-        sizes = self._capabilities.prefill_chunks
-        chunk_ends = tuple(
-            accumulate(chunk_lengths(len(request.prompt), sizes) + chunk_lengths(len(request.resume), sizes))
-        )
+        chunk_ends = self._chunk_ends(len(request.prompt), len(request.resume))
         tokens = [*request.prompt, *request.resume]
         longest = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
         processors = LogitsProcessors.of(request)
@@ -145,17 +167,19 @@ class Scheduler:
             change = " or ".join(["it", *(f"`{name}`" for name, given in others.items() if given)])
             problem = f"the constraint allows no first token: change {change}"
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
-        sequence = EngineSequence(request, tokens, len(tokens), chunk_ends, longest, now, processors)
+        number = next(self._numbers)
+        sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
         if self._ranked:
             cached = self._allocator.cached_rows(sequence, self._running())
             sequence.rank = rank("shortest-uncached-first", now, len(tokens) - cached)
         self._waiting[stream] = sequence
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
-        """Start a step: move waiting sequences to slots. May be repeated after a slot of `evict_for_queue` is reset.
+        """Start a step: move waiting sequences to slots. May be repeated after `make_room` and the reset of dirty slots.
 
         Returns the sequences that need no slot (`finish_without_slot`); they are removed.
         """
+        self._now = now
         ended: list[tuple[EngineSequence, FinishReason]] = []
         while self._waiting:
             stream, sequence = self._next_waiting()
@@ -166,26 +190,49 @@ class Scheduler:
                 (self._reporting if sequence.reports_prompt else self._prefilling)[stream] = sequence
             else:
                 ended.append((sequence, reason))
-            sequence.admitted_at = now
+            sequence.admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
             del self._waiting[stream]
         self._budget_left = self.step_tokens - len(self._decoding)
         self._has_call = False
         return ended
 
-    def evict_for_queue(self) -> int | None:
-        """Evict the least recently used slot if the first waiting sequence can be admitted after this and possibly more
-        evictions.
-
-        Returns the slot, now dirty; None if no eviction helps.
-        """
+    def make_room(self) -> Literal["evicted", "preempted"] | None:
+        """Evict the least recently used slot, or preempt a sequence, if the first waiting sequence can be admitted
+        after this and possibly more of both. Slots may be dirty afterwards. Returns None if nothing helps."""
         if not self._waiting:
             return None
-        return self._allocator.evict_for(self._next_waiting()[1].max_length)
+        waiting = self._next_waiting()[1]
+        need = reservation(waiting)
+        if self._allocator.evict_for(need) is not None:
+            return "evicted"
+        if self.slots.dirty:  # the reset of a slot has failed: no other sequence gives way for it
+            return None
+        running = chain(self._decoding.values(), self._prefilling.values())
+        giving_way = victims(waiting, running, self._now)
+        enough = (self._allocator.fits_instead_of(need, giving_way[:most]) for most in range(1, len(giving_way) + 1))
+        if not any(enough):
+            return None
+        self._preempt(giving_way[0], self._now)
+        return "preempted"
+
+    def _preempt(self, sequence: EngineSequence, now: float) -> None:
+        """Return a running sequence to the queue. Its rows are retained, if any are."""
+        stream = sequence.request.stream
+        del (self._decoding if stream in self._decoding else self._prefilling)[stream]
+        self._allocator.release(sequence, failed=False)
+        prompt = len(sequence.request.prompt)
+        sequence.give_way(now, self._chunk_ends(prompt, len(sequence.tokens) - prompt))
+        self._waiting[stream] = sequence
+
+    def _chunk_ends(self, prompt: int, after: int) -> tuple[int, ...]:
+        """Return the chunk ends of a prompt and the tokens after it. They are split separately, so that the prompt has
+        the same chunks as in the first run."""
+        sizes = self._capabilities.prefill_chunks
+        return tuple(accumulate(chunk_lengths(prompt, sizes) + chunk_lengths(after, sizes)))
 
     def _next_waiting(self) -> tuple[int, EngineSequence]:
         """The sequence that gets the next slot."""
-        waiting = self._waiting.items()
-        return min(waiting, key=lambda item: item[1].rank) if self._ranked else next(iter(waiting))
+        return min(self._waiting.items(), key=lambda item: turn(item[1], self._now))
 
     def _running(self) -> Iterator[EngineSequence]:
         """The sequences that have a slot."""
@@ -238,6 +285,7 @@ class Scheduler:
             sequence.cached.proven = sequence.cached.rows
         if scheduled.sample is not None:
             (self._prefilling if scheduled.targets is None else self._reporting).pop(sequence.request.stream)
+            sequence.decodes(self._now)
             self._decoding[sequence.request.stream] = sequence
 
     def decoding(self) -> list[EngineSequence]:
@@ -274,9 +322,11 @@ class Scheduler:
         """
         self.slots.clear_rows(sequence.slot)
         sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
-        sequence.rank = -math.inf
+        if not sequence.preemptions:
+            sequence.cached_tokens = 0
+        sequence.rank, sequence.waits_since = -math.inf, self._now
         del self._decoding[sequence.request.stream]
-        self._prefilling = {sequence.request.stream: sequence} | self._prefilling
+        self._prefilling[sequence.request.stream] = sequence
 
     def remove(self, stream: int, *, failed: bool = False) -> EngineSequence | None:
         """Remove a sequence in any phase. Its slot is retained, or dirty until the runner has reset it.
@@ -299,9 +349,7 @@ class Scheduler:
         """
         rows = 0
         before: list[EngineSequence] = []
-        prompts: Iterable[EngineSequence] = self._prefilling.values()
-        if self._ranked:
-            prompts = sorted(prompts, key=lambda sequence: sequence.rank)
+        prompts = sorted(self._prefilling.values(), key=lambda sequence: turn(sequence, self._now))
         for sequence in islice(prompts, MAX_CHUNKS):
             if sequence.reused is None:
                 source, start = self._allocator.find_prefix(sequence, self._running())

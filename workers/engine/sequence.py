@@ -19,11 +19,13 @@ class EngineSequence:
     position i.
     """
 
+    number: int
+    """Its place in the order of `submit`."""
     request: EngineRequest
     tokens: list[int]
     """All tokens so far: prompt, resumed and generated."""
     prefill_length: int
-    """Number of prompt and resumed tokens, which are prefilled."""
+    """Number of tokens that are prefilled: prompt and resumed ones, and after a preemption all."""
     chunk_ends: tuple[int, ...]
     """Ends of the prefill chunks when no prefix is reused."""
     max_length: int
@@ -44,14 +46,47 @@ class EngineSequence:
     """Its place among those that wait or are prefilled, unless that is first in, first out."""
     admitted_at: float | None = None
     first_token_at: float | None = None
+    reserved: int = 0
+    """Rows that are reserved for it."""
+    preemptions: int = 0
+    """Times that it gave way to another sequence."""
+    cached_tokens: int = 0
+    """Rows that it took from another sequence when it first started."""
+    waits_since: float | None = field(init=False)
+    """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
+    _waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.cached = CachedRows(self.request.tenant, self.tokens)
+        self.waits_since = self.submitted_at
 
     @property
     def reports_prompt(self) -> bool:
         """The log-probabilities of its prompt are reported: it computes all rows itself, in chunks of its own."""
-        return self.request.prompt_logprobs and not self.request.resume
+        return self.request.prompt_logprobs and not self.request.resume and not self.preemptions
+
+    @property
+    def started(self) -> bool:
+        """Its prefill has begun, at least once."""
+        return self.reused is not None or self.preemptions > 0
+
+    def waited_s(self, now: float) -> float:
+        """Return the seconds that it has waited for its next token so far, in the queue and in prefill."""
+        return self._waited_s + (0.0 if self.waits_since is None else now - self.waits_since)
+
+    def decodes(self, now: float) -> None:
+        """Note that its prompt is complete."""
+        self._waited_s, self.waits_since = self.waited_s(now), None
+
+    def give_way(self, now: float, chunk_ends: tuple[int, ...]) -> None:
+        """Return to the state before the first chunk, with all tokens as the prompt. Its slot is released."""
+        if self.waits_since is None:
+            self.waits_since = now
+        self.preemptions += 1
+        self.prefill_length, self.chunk_ends = len(self.tokens), chunk_ends
+        self.cached = CachedRows(self.request.tenant, self.tokens)
+        self.slot, self.reserved = -1, 0
+        self.reused = self.inherited = self.source = None
 
     @property
     def completion_tokens(self) -> int:
@@ -106,6 +141,8 @@ def decode_row(sequence: EngineSequence) -> DecodeRow:
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:
     """Return why a sequence ends before it starts: the answer that it resumes is complete, or nothing of it is wanted;
     None if it needs a slot."""
+    if sequence.preemptions:
+        return None
     if not sequence.request.resume:
         return "length" if sequence.request.max_tokens == 0 and not sequence.reports_prompt else None
     if sequence.request.resume[-1] in sequence.request.eos or (
@@ -127,5 +164,5 @@ def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> 
         admitted - sequence.submitted_at,
         first - admitted,
         now - first,
-        sequence.reused or 0,
+        sequence.cached_tokens,
     )

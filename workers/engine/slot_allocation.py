@@ -4,9 +4,10 @@ The rows of an ended sequence are retained in its slot until the slot or the roo
 a prefix (`workers.engine.prefix_match`) takes such a slot over, or copies rows from any slot of its tenant.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from workers.engine.kv_slots import SlotTable
+from workers.engine.preemption import RESERVED_ROWS, reservation
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
 
@@ -24,7 +25,7 @@ class SlotAllocator:
         """Allocate a slot to a waiting sequence: a retained one with a shared prefix, or a free one. False without
         one."""
         slots = self._slots
-        stream, need = sequence.request.stream, sequence.max_length
+        stream, need = sequence.request.stream, reservation(sequence)
         if not slots.available or self._needs_headroom(need):
             return False
         best, length, cached = self._best_retained(sequence)
@@ -35,14 +36,34 @@ class SlotAllocator:
             elsewhere = slots.free and need <= slots.free_rows
             spared = loses and (elsewhere or best != slots.oldest)
             if not spared and slots.take_over(best, stream, need):
-                sequence.slot, sequence.inherited = best, cached
+                sequence.slot, sequence.inherited, sequence.reserved = best, cached, need
                 return True
             slots.touch(best)
         slot = slots.take(stream, need)
         if slot is None:
             return False
-        sequence.slot = slot
+        sequence.slot, sequence.reserved = slot, need
         return True
+
+    def grow(self, sequence: EngineSequence) -> bool:
+        """Reserve more rows for a sequence, with retained rows evicted if necessary; they become dirty. False if there
+        is no row at all."""
+        slots, wanted = self._slots, min(RESERVED_ROWS, sequence.max_length - sequence.reserved)
+        while slots.free_rows < wanted and slots.oldest is not None:
+            slots.evict(slots.oldest)
+        rows = min(wanted, slots.free_rows)
+        slots.grow(sequence.slot, rows)
+        sequence.reserved += rows
+        return rows > 0
+
+    def fits_instead_of(self, need: int, victims: Sequence[EngineSequence]) -> bool:
+        """A slot and `need` rows are available if these sequences give way, after evictions if necessary."""
+        slots, policy = self._slots, self._prefixes
+        given = sum(victim.reserved for victim in victims)
+        alone = slots.active == len(victims)
+        most = slots.capacity if alone else int((1.0 - policy.headroom) * slots.capacity)
+        room = slots.free_rows + slots.retained_tokens + given
+        return bool(slots.available or victims) and need <= room and slots.reserved_rows - given + need <= most
 
     def find_prefix(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> tuple[int, int]:
         """Return the slot to take the first rows of a new sequence from, and their number.
@@ -74,7 +95,9 @@ class SlotAllocator:
         dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
         sequence.source = self._slots.retained_rows(source) if length else None
-        self._slots.shrink_reservation(sequence.slot, sequence.max_length)
+        if not sequence.preemptions:
+            sequence.cached_tokens = length
+        self._slots.shrink_reservation(sequence.slot, sequence.reserved)
         sequence.cached.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.
         sequence.cached.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)

@@ -21,6 +21,8 @@ class EngineStats:
     completed: int = 0
     prefix_hits: int = 0
     prefix_tokens: int = 0
+    preemptions: int = 0
+    """Times that a running sequence gave way to another one."""
     slowest_s: float = 0.0
     """Duration of the longest step."""
 
@@ -54,4 +56,5 @@ class EngineStats:
             prefix_hits=self.prefix_hits,
             prefix_tokens=self.prefix_tokens,
             graphs_failed=graphs_failed,
+            preemptions=self.preemptions,
         )

@@ -119,6 +119,11 @@ class RunningStep:
             failure = SequenceFailure(stream, ErrorCode.INTERNAL, f"the constraint failed: {type(error).__name__}")
         self._failures.append(failure)
 
+    def waited_too_long(self, stream: int) -> None:
+        """Record that a request ends because it waited as long as it may. The step has not failed."""
+        text = "the request waited in the queue, and it should not wait longer"
+        self._failures.append(SequenceFailure(stream, ErrorCode.QUEUE_TIMEOUT, text))
+
     def slot_failed(self, slot: int, error: Exception) -> None:
         """Record that a slot could not be reset, which is not the failure of a request."""
         self._failed = True
@@ -137,7 +142,10 @@ class RunningStep:
         failed = self._failed or self._non_finite
         if self._non_finite and not self.tokens and (self._failed or not is_finite()):
             self._failed = True  # the model or its device is the cause, not these requests
-            self._failures = [replace(failure, code=ErrorCode.STEP) for failure in self._failures]
+            self._failures = [
+                replace(failure, code=ErrorCode.STEP) if failure.code is ErrorCode.NOT_FINITE else failure
+                for failure in self._failures
+            ]
         parts = tuple(self.prompt_parts)
         result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed, parts)
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0

@@ -4,6 +4,7 @@ Runs on the event loop. Every stream that `admit` accepts gets exactly one termi
 `Failed`.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from protocol.events import (
     Usage,
 )
 from protocol.request import ChatInput, Sampling
+from protocol.scheduling import LEVELS, Urgency
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import PromptPart, SequenceEnd, SequenceFailure, StepResult
@@ -201,9 +203,13 @@ class OutputProcessor:
         live.stop_ids, live.last_token = prompt.stop_ids, submit.resume[-1] if submit.resume else None
         if live.ended_by_text:
             return SubmitResult(None, _stopped(stream, live))
+        now = self._clock()
+        since = now if arrived is None else arrived
+        queue_s = since + limits.queue_ms / 1000 - now if limits.queue_ms else math.inf
+        if queue_s <= 0:
+            return _refused(stream, ErrorCode.QUEUE_TIMEOUT, "the request waited in the queue for too long", "")
         self._live[stream] = live
         if limits.deadline_ms:
-            since = self._clock() if arrived is None else arrived
             self._deadlines.add(since + limits.deadline_ms / 1000, stream)
         request = EngineRequest(
             stream,
@@ -218,6 +224,8 @@ class OutputProcessor:
             bad_sequences=prompt.bad_sequences,
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,
+            urgency=Urgency(LEVELS[submit.priority_class], submit.priority),
+            queue_s=queue_s,
         )
         return SubmitResult(request, None)
 

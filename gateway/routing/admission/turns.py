@@ -51,7 +51,7 @@ class Turns:
         if terms.client not in self._new:
             self._enter(terms.client, now)
         ranked = _Ranked(
-            rank(self._policy, sequence.opened_at, terms.prompt_tokens, terms.priority), sequence.order, sequence
+            rank(self._policy, sequence.opened_at, terms.prompt_tokens, terms.urgency.priority), sequence.order, sequence
         )
         insort(self._new[terms.client], ranked)
         self._ranks[sequence] = ranked
@@ -83,13 +83,25 @@ class Turns:
             yield sequence
             before = sequence
 
+    def urgent_first(self) -> Iterator[LiveSequence]:
+        """Yield new sequences of each client in the order of their turns, until one is not removed; the clients of the
+        most urgent class come first."""
+        for client in sorted(self._new, key=lambda each: self._new[each][0].sequence.terms.urgency.level):
+            before: LiveSequence | None = None
+            while (sequence := self._first(client)) is not None and sequence is not before:
+                yield sequence
+                before = sequence
+
+    def _first(self, client: str) -> LiveSequence | None:
+        waiting = (each.sequence for each in self._new.get(client, ()))
+        return next((each for each in waiting if each.request.failure is None), None)
+
     def _next(self) -> LiveSequence | None:
         """The new sequence that has the next turn. The other sequences of a failed request are about to be removed."""
         failed: set[str] = set()
         while (client := self.shares.next(without=failed)) is not None:
-            for each in self._new[client]:
-                if each.sequence.request.failure is None:
-                    return each.sequence
+            if (first := self._first(client)) is not None:
+                return first
             failed.add(client)
         return None
 

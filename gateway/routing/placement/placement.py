@@ -21,6 +21,7 @@ from gateway.routing.worker_handle import FULL_S, WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
+from protocol.scheduling import Urgency, may_preempt
 
 ENDED_AT_ONCE = 256
 """Sequences that are ended in one turn of the event loop, when no worker is left for them or the gateway ends."""
@@ -76,6 +77,8 @@ class Placement:
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
+        self._urgencies: set[Urgency] = set()
+        """All that any sequence has had so far. With a single one nothing is preempted."""
         self.ends = TurnBudget(ENDED_AT_ONCE)
         """Counts the ends of sequences for which nothing can be done."""
 
@@ -92,13 +95,18 @@ class Placement:
 
     def admit(self, model: str, sequences: Sequence[LiveSequence]) -> ErrorCode | None:
         """Place the sequences of a new request: all on one worker, in one message, or all in the queue while no worker
-        has room or others wait already. Returns why neither is possible, or None."""
+        has room or others wait already. They do not wait for sequences that they preempt on a worker. Returns why
+        neither is possible, or None."""
+        self._urgencies.add(sequences[0].terms.urgency)
         candidates = self._pool.candidates(model)
         if candidates and not self.queue.count(model):
             with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
             if any(self._send(handle, sequences) for handle in with_room):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
+        preempting = [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
+        if any(self._send(handle, sequences) for handle in preempting):
+            return None
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
@@ -126,6 +134,19 @@ class Placement:
         """The sequences that a worker may have: one for each slot, and some for the slots that become free next. The
         others wait here, where their order can still change."""
         return min(self._settings.max_streams_per_worker, handle.slots + ahead(handle.slots))
+
+    def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
+        """A worker without room would run `count` sequences like this one at once, in place of less urgent ones."""
+        now, terms = self._loop.time(), sequence.terms
+        if len(self._urgencies) < 2 or handle.full(now) or suspect(sequence):
+            return False
+        lower = sum(
+            may_preempt(terms.urgency, other.terms.urgency, same_client=terms.client == other.terms.client)
+            for other in handle.live.values()
+        )
+        held = len(handle.live) - lower
+        room = len(handle.live) + count <= self._settings.max_streams_per_worker
+        return lower > 0 and room and held + count <= handle.slots
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove a sequence that has ended, which may make room for others."""
@@ -253,6 +274,8 @@ class Placement:
                 self.ends.spend()
                 self._give_up(sequence)
             return
+        if len(self._urgencies) > 1 and not self._serve_urgent(model):
+            return
         kept = size = 0
         for sequence in self.queue.turns(model).in_turn():
             # The other sequences of a failed request are about to be cancelled.
@@ -271,6 +294,21 @@ class Placement:
             if not suspect(sequence):
                 return
             kept = 1
+
+    def _serve_urgent(self, model: str) -> bool:
+        """Send those to workers that preempt others there. False if they are too many for this turn of the event
+        loop."""
+        for sequence in self.queue.turns(model).urgent_first():
+            for handle in self._pool.candidates(model):
+                if not self._preempts(sequence, handle):
+                    continue
+                if not self._sends.has_room(self.serve, model):
+                    return False
+                if self._send(handle, [sequence]):
+                    self._sends.spend()
+                    self.queue.remove(sequence, sent=True)
+                    break
+        return True
 
     def settle(self, sequence: LiveSequence, outcome: str) -> None:
         """Count the outcome of a replay, if the sequence is being replayed."""
@@ -351,13 +389,14 @@ class Placement:
 
     def _overdue(self, sequence: LiveSequence) -> None:
         if not sequence.had_turn and self._loop.time() >= sequence.terms.queue_until:
-            self._time_out(sequence)
+            self.time_out(sequence)
         elif self._has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
         else:
             self._give_up(sequence)
 
-    def _time_out(self, sequence: LiveSequence) -> None:
+    def time_out(self, sequence: LiveSequence) -> None:
+        """End a sequence that has waited for its first turn as long as it may."""
         model, client = sequence.request.model, sequence.terms.client
         waited_s = sequence.terms.queue_until - sequence.opened_at
         text = f"the request waited {waited_s:g} s in the queue, and it should not wait longer"

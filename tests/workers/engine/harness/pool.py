@@ -28,10 +28,11 @@ def ask(
 def admit(one: Scheduler) -> list[int]:
     """Admit as many as possible. Returns the slots that were evicted for it, which are clean at once."""
     one.admit(0.0)
-    given_up = []
-    while (slot := one.evict_for_queue()) is not None:
-        one.slots.clean(slot)
-        given_up.append(slot)
+    given_up: list[int] = []
+    while one.make_room() is not None:
+        given_up += one.slots.dirty
+        for slot in one.slots.dirty:
+            one.slots.clean(slot)
         one.admit(0.0)
     return given_up
 
