@@ -27,6 +27,10 @@ class Urgency(NamedTuple):
     """Its own priority, the lower, the more urgent."""
 
 
+NORMAL = Urgency()
+"""That of requests whose client has set nothing."""
+
+
 def may_preempt(waiting: Urgency, running: Urgency, *, same_client: bool) -> bool:
     """A request that waits may take the place of one that runs: if its class is more urgent or, among requests of one
     client, its own priority. No client comes before others by a number that it sends itself."""

@@ -3,7 +3,7 @@
 from protocol.bounds import MAX_TOKEN_ID
 from protocol.events import Hello
 
-_LABELS = ("worker", "model", "backend", "device", "config_digest", "model_digest")
+_LABELS = ("worker", "model", "backend", "device", "config_digest", "model_digest", "context_bound")
 
 
 def implausible(hello: Hello) -> str | None:
@@ -13,6 +13,7 @@ def implausible(hello: Hello) -> str | None:
             return f"{name} has control characters"
     if hello.slots < 1:
         return "a worker has at least one slot"
-    if hello.context > MAX_TOKEN_ID:
-        return f"a context of {hello.context} tokens is over {MAX_TOKEN_ID}"
+    for context in (hello.context, hello.model_context):
+        if context > MAX_TOKEN_ID:
+            return f"a context of {context} tokens is over {MAX_TOKEN_ID}"
     return None

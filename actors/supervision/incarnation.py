@@ -156,7 +156,10 @@ class Incarnation:
     def _note(self, event: Event) -> None:
         log = self._log
         if isinstance(event, Hello):
-            log.info("worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device)
+            context = {"context": event.context, "model_context": event.model_context, "bound": event.context_bound}
+            log.info(
+                "worker_hello", pid=event.pid, model=event.model, backend=event.backend, device=event.device, **context
+            )
         elif isinstance(event, Ready):
             log.info("worker_ready", load_ms=event.load_ms, device=event.device, hang_s=self.protocol.hang_s)
         elif isinstance(event, Bye):

@@ -6,6 +6,7 @@ import shlex
 from actors.supervision.worker import WorkerStatus
 from cli.client.server_url import base_url, socket_path
 from cli.config.settings import Settings
+from protocol.events import Hello
 
 
 class ReadyMessage:
@@ -49,10 +50,12 @@ class ReadyMessage:
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
         where = f" ({hello.backend} on {hello.device}, {self._slots(status)} at a time)" if hello else ""
+        context = [_context(hello)] if hello and hello.context else []
         chat = bool(ready and ready.capabilities.chat)
         return "\n".join(
             [
                 f"Ready: {model} is served on {self._url}{where}",
+                *context,
                 "",
                 "Try it:",
                 "  "
@@ -63,6 +66,19 @@ class ReadyMessage:
                 "Stop it with Ctrl-C.",
             ]
         )
+
+
+def _context(hello: Hello) -> str:
+    """Return what is said of the context: its tokens, and why it is less than the model's."""
+    reasons = {
+        "setting": "as `--context` says",
+        "memory": "which memory allows",
+        "device": "as its cache is allocated at the start: `--context` takes more",
+    }
+    if hello.model_context <= hello.context:
+        return f"Context: {hello.context} tokens"
+    reason = reasons.get(hello.context_bound, hello.context_bound)
+    return f"Context: {hello.context} of the model's {hello.model_context} tokens, {reason}"
 
 
 def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:

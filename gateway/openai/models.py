@@ -45,6 +45,7 @@ class Models:
             "created": self._created,
             "owned_by": "baton",
             "max_model_len": self._router.pool.context(name),
+            **self._router.pool.context_terms(name),
         }
 
 

@@ -10,9 +10,9 @@ class SlotTable:
     """Tracks slots, each of which is free, held by a stream, retained with the rows of its last stream, or dirty.
 
     A dirty slot is released but not yet reset by the runner. All slots share a pool of `rows` cache rows. A stream
-    reserves rows when it takes a slot, and more as it needs them; retained slots count with the rows that they have. Reserved and
-    retained rows never exceed the pool. Free slots with lower numbers are taken first, to keep the highest row in use
-    low.
+    reserves rows when it takes a slot, and more as it needs them; retained slots count with the rows that they have.
+    Reserved and retained rows never exceed the pool. Free slots with lower numbers are taken first, to keep the highest
+    row in use low.
     """
 
     def __init__(self, slots: int, rows: int) -> None:

@@ -23,7 +23,7 @@ from protocol.bounds import (
 )
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from protocol.scheduling import Urgency
+from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 
 GREEDY = Sampling()
@@ -81,7 +81,7 @@ class EngineRequest:
     """The tokens of `sampling.dry_breakers`."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens; not those of a sequence that resumes tokens."""
-    urgency: Urgency = Urgency()
+    urgency: Urgency = NORMAL
     """Decides which sequence gives way to which."""
     queue_s: float = math.inf
     """Seconds after which it fails, unless its prompt is being prefilled by then."""

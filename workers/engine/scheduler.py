@@ -175,7 +175,7 @@ class Scheduler:
         self._waiting[stream] = sequence
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
-        """Start a step: move waiting sequences to slots. May be repeated after `make_room` and the reset of dirty slots.
+        """Move waiting sequences to slots. May be repeated after `make_room` and the reset of dirty slots.
 
         Returns the sequences that need no slot (`finish_without_slot`); they are removed.
         """

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import structlog
 
 from actors.process.cgroups import cgroups
@@ -54,7 +55,7 @@ class Needed:
         if kv_bytes:
             rows_of(kv_bytes, row_bytes, context)
         if not kv_bytes and free is not None:
-            bound = max(int(SHARE * free) // workers - weights, row_bytes * context)
+            bound = max(kv_share(free, workers, weights), row_bytes * context)
         full = row_bytes * slots * context
         return cls(weights, min(full, bound) if bound else full, slots, context)
 
@@ -83,6 +84,11 @@ class Needed:
         )
 
 
+def kv_share(free: int, workers: int, weights: int) -> int:
+    """Return the bytes that remain for the KV cache of one of `workers`, of `SHARE` of the free memory."""
+    return int(SHARE * free) // workers - weights
+
+
 def rows_of(kv_bytes: int, row_bytes: int, context: int) -> int:
     """Return the cache rows that fit into `kv_bytes`. Raises `MemoryRefused` if they are fewer than one `context`."""
     rows = kv_bytes // max(row_bytes, 1)
@@ -101,6 +107,13 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     as free, including those of a mapped archive.
     """
     return min([*_available(root), *_left(root)], default=None)
+
+
+def spare_bytes() -> int:
+    """Like `free_bytes`, by the estimate of the system where that is None: on macOS it leaves out what is compressed.
+    A load is not refused for it."""
+    free = free_bytes()
+    return int(psutil.virtual_memory().available) if free is None else free
 
 
 def _available(root: Path) -> Iterator[int]:

@@ -33,16 +33,31 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     return runs
 
 
+FIRST_POSITIONS = 4096
+"""Positions whose angles are computed at the start."""
+
+
 class RopeTable:
-    """The cosines and sines of RoPE angles: computed once for the positions of a context, on demand beyond it."""
+    """The cosines and sines of RoPE angles: computed once for the positions of a context, as soon as the first of twice
+    as many as before is needed, because a table of them all may take hundreds of megabytes; on demand beyond it."""
 
     def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
         """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
         self._frequencies = frequencies
         self._factors = factors
-        self._cos, self._sin = self._compute(np.arange(context))
+        self._context = context
+        self._extend(min(context, FIRST_POSITIONS))
+
+    def _extend(self, positions: int) -> None:
+        self._cos, self._sin = self._compute(np.arange(positions))
         # A slice of these costs a fraction of one of the arrays.
         self._flat = tuple(table.reshape(-1).data for table in (self._cos, self._sin))
+
+    def _cover(self, position: int) -> bool:
+        """Extend the table if necessary. False for a position beyond the context."""
+        if len(self._cos) <= position < self._context:
+            self._extend(min(self._context, 1 << position.bit_length()))
+        return position < len(self._cos)
 
     def _compute(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         angles = positions[..., None].astype(np.float32) * self._frequencies
@@ -55,7 +70,7 @@ class RopeTable:
 
     def of(self, position: int) -> tuple[memoryview, memoryview]:
         """Return float32 [angles] of one position."""
-        if position < len(self._cos):
+        if self._cover(position):
             cos, sin = self._flat
             start = position * self.width
             return cos[start : start + self.width], sin[start : start + self.width]
@@ -64,7 +79,7 @@ class RopeTable:
 
     def at(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return float32 [..., angles] for positions [...]."""
-        if positions.max() < len(self._cos):
+        if self._cover(int(positions.max())):
             return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
         return self._compute(positions)
 

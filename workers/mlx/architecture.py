@@ -13,6 +13,7 @@ from mlx_lm.models import gemma2
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
 from workers.mlx.parts import (
     CappedAttention,
@@ -25,7 +26,7 @@ from workers.mlx.parts import (
     ragged_attention,
 )
 from workers.mlx.rotary import Rotary, no_positions
-from workers.mlx.stored_weights import QUANTIZED_GROUP, load_weights
+from workers.mlx.stored_weights import load_weights
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 

@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -26,7 +27,7 @@ from workers.engine.runner import (
     check_targets,
 )
 from workers.errors import LoadRefused
-from workers.host.memory import Needed, free_bytes
+from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
@@ -34,7 +35,6 @@ from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
-from workers.mlx.stored_weights import weight_bytes
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
@@ -91,8 +91,9 @@ class MlxRunner:
         kind = config.dtype if options.dtype == "auto" else options.dtype
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
-        weights = weight_bytes(path, kind, quantize)
-        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, free, options.workers)
+        weights = weight_bytes(open_weights(path), kind, quantize)
+        spare = spare_bytes()
+        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, spare, options.workers)
         needed.check(free, quantize, quantizable=config.quantization is None)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)

@@ -1,22 +1,15 @@
 """Loads the weights of a checkpoint into a model of mlx-lm, from the files and tensors that both backends read."""
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from workers.checkpoints.architectures.config import WeightDtype
-from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import Weights
-from workers.precision import Quantize
 
-QUANTIZED_GROUP = 64
-"""Group size of the matrices that `--quantize` makes."""
 _AWQ_BITS = 4
 
 
@@ -34,24 +27,6 @@ def load_weights(model: Any, weights: Weights, quantization: Quantization | None
         _quantize_modules(model, tensors, quantization)
     model.eval()
     model.load_weights(list(tensors.items()), strict=True)
-
-
-def weight_bytes(path: Path, kind: WeightDtype, quantize: Quantize) -> int:
-    """Bytes that the loaded weights take, from the headers of the files.
-
-    A quantized matrix has integers, and a scale and a bias for each group, in float32 where `kind` would round them.
-    Raises `CheckpointError`.
-    """
-    weights, itemsize = open_weights(path), getattr(mx, kind).size
-    quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
-    total = 0.0
-    for name in weights:
-        own, shape = weights.format(name), weights.shape(name)
-        fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
-        group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
-        scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
-        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
-    return int(total)
 
 
 def _read(weights: Weights) -> dict[str, mx.array]:

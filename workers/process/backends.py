@@ -81,7 +81,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = _checkpoint(spec)
-    return _loader(backend)(path, config, options_of(spec, config), progress)
+    return _loader(backend)(path, config, options_of(spec, backend, config), progress)
 
 
 def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
@@ -97,15 +97,17 @@ def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     return path, config
 
 
-def options_of(spec: WorkerSpec, config: "ModelConfig") -> LoadOptions:
+def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
+    from workers.process.context_choice import ContextChoice  # slow imports that a script does not need
+
     return LoadOptions(
         device=spec.device,
         dtype=spec.dtype,
         quantize=config.choose_quantization(spec.quantize),
         cpu=spec.cpu,
         slots=spec.max_batch_size,
-        context=config.choose_context(spec.context),
+        context=ContextChoice.of(spec, backend, config).context,
         cache_dir=cache_dir(spec),
         threads=spec.threads,
         threads_bind=spec.threads_bind,
@@ -127,7 +129,7 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     from workers.iree.build.ahead_of_time import compile_ahead
 
     path, config = _checkpoint(spec)
-    return compile_ahead(path, config, options_of(spec, config), progress)
+    return compile_ahead(path, config, options_of(spec, backend, config), progress)
 
 
 def _loader(backend: str) -> "Loader":

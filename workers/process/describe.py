@@ -33,6 +33,10 @@ class Described:
     backend: str
     device: str
     context: int
+    model_context: int
+    """The context that the model declares."""
+    context_bound: str
+    """See `Hello.context_bound`."""
     digest: str
     """Digest of everything that determines the tokens of a sequence."""
     model_digest: str
@@ -50,12 +54,15 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     if backend != "iree" and spec.cpu != "host":
         raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
     if backend == "scripted":
-        return Described("scripted", "none", spec.context or SCRIPTED_CONTEXT, "scripted", _scripted_digest(spec))
+        context = spec.context or SCRIPTED_CONTEXT
+        return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
+    from workers.process.context_choice import ContextChoice
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
-    context, quantize = config.choose_context(spec.context), config.choose_quantization(spec.quantize)
+    quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
+    context = chosen.context
     device, computes = _device(spec, backend, config)
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
@@ -68,7 +75,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     if (spec.tool_parser, spec.reasoning_parser) != (AUTO, AUTO):
         settings += f" parsers {spec.tool_parser} {spec.reasoning_parser}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
-    return Described(backend, device[:MAX_NAME], context, digest, model)
+    return Described(backend, device[:MAX_NAME], context, chosen.model_context, chosen.bound, digest, model)
 
 
 def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
@@ -85,6 +92,8 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         context=described.context,
         config_digest=described.digest,
         model_digest=described.model_digest,
+        model_context=described.model_context,
+        context_bound=described.context_bound,
     )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import math
 import signal
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import anyio
 import anyio.to_thread
 import psutil
 import structlog
+from msgspec.structs import replace
 
 from actors.transport.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, clip
@@ -79,7 +79,7 @@ class WorkerService:
         self._link = connect(self._endpoint, self._on_message, self._on_lost, self._spec.faults)
         self._outbox = Outbox(self._link, self.engine_output_ready)
         self._calls = LoopCalls(self._loop)
-        self._engine = EngineThread(functools.partial(self._load, self._spec), self, self._calls.call_soon)
+        self._engine = EngineThread(self._load_model, self, self._calls.call_soon)
         self._loop.add_signal_handler(signal.SIGTERM, self.leave, ByeReason.STOPPED, "it was terminated")
         self._loop.set_exception_handler(self._on_internal_error)
         on_started()
@@ -169,8 +169,10 @@ class WorkerService:
         """Send `Hello` and wait for the gateway's `Welcome`, which starts the load."""
         try:
             described, problem = await anyio.to_thread.run_sync(describe, self._spec), ""
+            # The load takes the same, though other memory may be free by then.
+            self._spec = replace(self._spec, context=described.context)
         except Exception as error:  # noqa: BLE001  the load will fail for the same reason, and reports it to the gateway
-            described, problem = Described(self._spec.backend, "unknown", 0, "", ""), str(error)
+            described, problem = Described(self._spec.backend, "unknown", 0, 0, "", "", ""), str(error)
         self._log.debug("worker_greets", problem=problem)
         try:
             with anyio.fail_after(WELCOME_S):
@@ -181,6 +183,9 @@ class WorkerService:
             self.leave(ByeReason.ORPHANED, f"no gateway answered within {WELCOME_S:g} s")
         except LinkClosed:
             return  # `_on_lost` is called with the reason
+
+    def _load_model(self, progress: Progress) -> Loaded:
+        return self._load(self._spec, progress)
 
     async def _build_prompts(self) -> None:
         await self._loaded.wait()

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from protocol.request import ChatInput, InfillInput, Input, Message, TextInput
-from protocol.scheduling import Urgency
+from protocol.scheduling import NORMAL, Urgency
 
 CHARACTERS_PER_TOKEN = 4
 """Characters of text in a token, on average."""
@@ -18,7 +18,7 @@ class AdmissionTerms:
     """The name of the client's API key; all clients without a key are one."""
     prompt_tokens: int = 0
     """Estimated tokens of its prompt."""
-    urgency: Urgency = Urgency()
+    urgency: Urgency = NORMAL
     queue_until: float = math.inf
     """The time, by the clock of the event loop, at which it gives up waiting for its first turn."""
 

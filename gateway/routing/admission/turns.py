@@ -51,7 +51,9 @@ class Turns:
         if terms.client not in self._new:
             self._enter(terms.client, now)
         ranked = _Ranked(
-            rank(self._policy, sequence.opened_at, terms.prompt_tokens, terms.urgency.priority), sequence.order, sequence
+            rank(self._policy, sequence.opened_at, terms.prompt_tokens, terms.urgency.priority),
+            sequence.order,
+            sequence,
         )
         insort(self._new[terms.client], ranked)
         self._ranks[sequence] = ranked

@@ -5,7 +5,7 @@ import pytest
 
 from protocol.request import Sampling
 from workers.engine.runner import DecodeRow
-from workers.iree.batch_inputs import DecodeInputs, RopeTable
+from workers.iree.batch_inputs import FIRST_POSITIONS, DecodeInputs, RopeTable
 from workers.iree.device.device import Device
 from workers.sampling.sample_spec import SampleSpec
 
@@ -23,6 +23,15 @@ def angles() -> RopeTable:
 def test_the_angles_of_a_position_are_those_of_many(angles: RopeTable, position: int) -> None:
     for one, many in zip(angles.of(position), angles.at(np.array([0, position])), strict=True):
         assert one.tolist() == many[1].tolist()
+
+
+@pytest.mark.parametrize("position", [FIRST_POSITIONS - 1, FIRST_POSITIONS, 9999, 10_000])
+def test_the_angles_of_long_contexts_are_computed_when_they_are_needed(position: int) -> None:
+    frequencies, factors = np.array([1.0, 0.1], np.float32), np.array([1.0, 2.0], np.float32)
+    short, long = (RopeTable(frequencies, factors, context) for context in (1, 10_000))
+    for one, other in zip(short.of(position), long.of(position), strict=True):
+        assert one.tolist() == other.tolist()
+    assert long.at(np.array([position]))[0].tolist() == [long.of(position)[0].tolist()]
 
 
 @pytest.mark.parametrize("driver", ["local-sync", "cuda"])

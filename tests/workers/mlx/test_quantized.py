@@ -12,8 +12,8 @@ from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.quantized import requantize
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
+from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.runner import Chunk
-from workers.mlx.stored_weights import weight_bytes
 
 TOKENS = tuple(range(5, 25))
 
@@ -90,7 +90,7 @@ def test_scales_are_not_rounded_to_the_type_of_the_model(
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_stated_memory_counts_scales_in_float32(load: Load, tmp_path: Path, kind: Any) -> None:
     path = requantize(make_checkpoint(tmp_path, dtype="float16"), "awq")
-    assert weight_bytes(path, kind, "none") == load(path, dtype=kind).memory()["weights"]
+    assert weight_bytes(open_weights(path), kind, "none") == load(path, dtype=kind).memory()["weights"]
 
 
 def test_gptq_is_refused(load: Load, tmp_path: Path) -> None:
@@ -160,4 +160,4 @@ def test_stated_memory_is_what_is_taken(
     path = make_checkpoint(tmp_path, **options)
     (path / "consolidated.safetensors").write_bytes(bytes(1 << 20))  # the same weights for another program
     taken = load(path, dtype=kind, quantize=quantize).memory()["weights"]
-    assert weight_bytes(path, kind, quantize) == taken
+    assert weight_bytes(open_weights(path), kind, quantize) == taken

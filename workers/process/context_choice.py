@@ -1,0 +1,69 @@
+"""Chooses the context of a worker: what was asked for, or the model's own if memory allows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
+from workers.host.memory import kv_share, spare_bytes
+from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.process.spec import WorkerSpec
+
+ContextBound = Literal["", "setting", "memory", "device"]
+ADDRESS_BYTES = 1 << 45
+"""Most addresses of the slots together, a quarter of what x86-64 gives a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextChoice:
+    """The context of a worker, and why it is less than the model's."""
+
+    context: int
+    """Tokens of prompt and answer in one slot."""
+    model_context: int
+    """What the model declares."""
+    bound: ContextBound
+    """What the context is bounded by; empty if it is the model's own."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig) -> "ContextChoice":
+        """Choose the context of the checkpoint of `spec`. Raises `CheckpointError` and `LoadRefused` for one that was
+        asked for.
+
+        Where all of the cache is allocated at the start, it is at most `DEFAULT_CONTEXT` unless more is asked for.
+        Otherwise one sequence of the whole context must fit into the KV cache: into `kv_bytes`, or into this worker's
+        share of the memory that is free now. Memory is no reason for less than `DEFAULT_CONTEXT`, with which the load
+        is refused if it does not fit.
+        """
+        most = config.max_positions
+        if spec.context:
+            context = config.choose_context(spec.context)
+            return cls(context, most, "setting" if context < most else "")
+        least = config.choose_context(0)
+        if least == most:
+            return cls(most, most, "")
+        if backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS:
+            return cls(least, most, "device")
+        rows = _rows(spec, config)
+        if rows >= most:
+            return cls(most, most, "")
+        return cls(max(least, _rounded(rows)), most, "memory")
+
+
+def _rows(spec: WorkerSpec, config: ModelConfig) -> int:
+    """Return the rows that the KV cache can have."""
+    kind = config.dtype if spec.dtype == "auto" else spec.dtype
+    row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * ITEM_BYTES[kind]
+    addressed = ADDRESS_BYTES // (row_bytes * spec.max_batch_size)
+    if spec.kv_bytes:
+        return min(spec.kv_bytes // row_bytes, addressed)
+    weights = weight_bytes(open_weights(Path(spec.model_path)), kind, spec.quantize)
+    return min(max(0, kv_share(spare_bytes(), spec.workers, weights)) // row_bytes, addressed)
+
+
+def _rounded(rows: int) -> int:
+    """Round down to an eighth of a power of two, so that graphs, which are compiled for a context, can be found again
+    when a little more or less memory is free."""
+    unit = 1 << max(0, rows.bit_length() - 4)
+    return rows // unit * unit
