@@ -16,6 +16,7 @@ from unittest import mock
 from msgspec import structs
 
 from protocol.request import Bias, Sampling
+from protocol.scheduling import Urgency
 from tests.grammar_matchers import matcher_of
 from workers.engine.chunking import chunk_lengths
 from workers.engine.edits.dry import Breakers
@@ -69,6 +70,8 @@ class GateReport:
     most_active: int
     shared: int
     """Prefill calls with chunks of several requests."""
+    preemptions: int
+    """Times that a request gave its slot or its room to another one."""
 
 
 def run_gate(
@@ -82,13 +85,15 @@ def run_gate(
     resume: bool = True,
     seed: int = 0,
     before_step: Callable[[], None] = lambda: None,
+    preempts: bool = False,
 ) -> GateReport:
     """Run the gate.
 
     `make_reference` makes the runner of the single runs; by default they use the batch's runner, before the batch.
     `longest` bounds the prompts (default: the context). `resume` includes requests that resume tokens of their
     reference run, for which prefill and decode must be bit-exact. `before_step` is called before each step of the
-    batch, to change how the runner computes.
+    batch, to change how the runner computes. With `preempts`, which needs bit-exact rows as well, the batch has too
+    little room, and some requests are more urgent than others: requests give way in the middle of prompts and answers.
     """
     randomness = random.Random(seed)
     runner = make_runner()
@@ -100,7 +105,7 @@ def run_gate(
         planned = [_vary(request, expected[request.stream], resume, vocab) for request in planned]
         prompts = {each.stream: plain_report(reference, each.prompt) for each in planned if each.prompt_logprobs}
         with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
-            report = _batch(runner, planned, expected, prompts, randomness, step_tokens, before_step)
+            report = _batch(runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts)
         return replace(report, shared=sum(len(call.args[0]) > 1 for call in prefill.call_args_list))
     finally:
         runner.close()
@@ -227,8 +232,10 @@ def _batch(
     randomness: random.Random,
     step_tokens: int,
     before_step: Callable[[], None],
+    preempts: bool,
 ) -> GateReport:
-    engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens)
+    room = {"kv_tokens": 2 * runner.capabilities.context, "reserved_rows": 3} if preempts else {}
+    engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}
     reasons: dict[int, str] = {}
@@ -239,7 +246,8 @@ def _batch(
     while waiting or not engine.idle:
         # More than the slots at first, so that some queue; then some in every step, in the middle of the others.
         for request in [waiting.pop(0) for _ in range(min(len(waiting), 3 if got and reasons else 5))]:
-            engine.submit(request)
+            urgency = Urgency(randomness.randrange(3)) if preempts else request.urgency
+            engine.submit(replace(request, urgency=urgency))
         for stream, after in cancels.items():
             if stream not in reasons and len(got[stream]) >= after and (end := engine.cancel(stream)) is not None:
                 reasons[stream] = end.reason
@@ -279,6 +287,7 @@ def _batch(
         steps=gauges.steps,
         most_active=most_active,
         shared=0,
+        preemptions=gauges.preemptions,
     )
 
 

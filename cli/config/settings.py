@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     context: int = _field(
         0,
         MODEL,
-        "Maximum tokens of prompt and answer together; 0 uses the model's own limit, up to 4096.",
+        "Maximum tokens of prompt and answer together; 0 uses the model's own limit where memory allows.",
         ge=0,
         le=MAX_TOKENS,
     )

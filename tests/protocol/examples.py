@@ -142,6 +142,15 @@ COMMANDS: dict[str, Command] = {
     "submit_infill": Submit(
         8, "cmpl-8", InfillInput("def f(x):\n", "\n    return y"), Sampling(), Limits(max_tokens=0), prompt_logprobs=2
     ),
+    "submit_urgent": Submit(
+        9,
+        "cmpl-9",
+        TextInput("Now"),
+        Sampling(),
+        Limits(queue_ms=1500),
+        priority_class="high",
+        priority=-7,
+    ),
     "tokenize": Tokenize(8, "req-8", TextInput("Hello"), "tokens", False),
     "tokenize_count": Tokenize(9, "req-9", ChatInput((Message("user", "Hi"),))),
     "cancel": Cancel(3),
@@ -162,6 +171,9 @@ EVENTS: dict[str, Event] = {
         4096,
         "9f86d081884c7d65",
         "60303ae22b998861",
+    ),
+    "hello_context": Hello(
+        PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, model_context=131_072, context_bound="device"
     ),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
@@ -194,6 +206,7 @@ EVENTS: dict[str, Event] = {
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "beat": Heartbeat(GAUGES),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
+    "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

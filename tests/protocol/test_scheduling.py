@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.scheduling import AGING_PRIORITY_S, AGING_TOKENS_PER_S, SchedulerPolicy, rank
+from protocol.scheduling import AGING_PRIORITY_S, AGING_TOKENS_PER_S, SchedulerPolicy, Urgency, may_preempt, rank
 
 POLICIES = get_args(SchedulerPolicy)
 
@@ -23,6 +23,23 @@ def test_each_policy_has_its_order(
     policy: SchedulerPolicy, first: tuple[float, int, int], second: tuple[float, int, int]
 ) -> None:
     assert rank(policy, *first) < rank(policy, *second)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "same_client", "expected"),
+    [
+        ((0, 9), (1, -9), False, True),
+        ((1, -9), (0, 9), True, False),
+        ((1, 0), (1, 0), True, False),
+        ((1, -1), (1, 0), True, True),
+        ((1, -1), (1, 0), False, False),
+        ((1, 0), (1, -1), True, False),
+    ],
+)
+def test_a_class_preempts_others_and_a_priority_those_of_its_client(
+    waiting: tuple[int, int], running: tuple[int, int], same_client: bool, expected: bool
+) -> None:
+    assert may_preempt(Urgency(*waiting), Urgency(*running), same_client=same_client) is expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -22,6 +22,7 @@ from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
+from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
@@ -37,8 +38,9 @@ class BatchEngine:
 
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
     from measured costs (`workers.engine.token_budget`). `kv_tokens` limits the cache rows in use, and `prefixes` what
-    is retained of ended sequences; `policy` is the order of slots and prompts (see `Scheduler`). `clock` gives seconds,
-    for the times in `SequenceEnd`, the longest step, and the policy.
+    is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the room for
+    tokens to come (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd`, the longest step, and the
+    policy.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BatchEngine:
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
         policy: SchedulerPolicy = "fifo",
+        reserved_rows: int = RESERVED_ROWS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -63,6 +66,7 @@ class BatchEngine:
             kv_tokens=kv_tokens,
             prefixes=prefixes,
             policy=policy,
+            reserved_rows=reserved_rows,
         )
         self._clock = clock
         self._log = structlog.get_logger()

@@ -1,6 +1,6 @@
-"""Rules of preemption: how much room a sequence reserves, which one gives way, and which one waits no longer. Pure.
+"""Rules of preemption: which sequence gives way to which, and which one has the next turn. Pure.
 
-A sequence reserves its prompt and `RESERVED_ROWS`, and more of the cache as it generates. When the cache is full, the
+A sequence reserves rows for its prompt and some more, and further ones as it generates. When the cache is full, the
 least urgent sequence gives way, and of these the one that came last: the first of all always gets on. A more urgent
 request that finds no slot takes that of a less urgent one. What gives way is computed again later, from its prompt and
 the tokens that it has generated, or continues with its rows if they are still retained then.
@@ -11,9 +11,6 @@ from collections.abc import Iterable
 from protocol.scheduling import may_preempt
 from workers.engine.sequence import EngineSequence
 
-RESERVED_ROWS = 512
-"""Rows that are reserved beyond the tokens of a sequence, and by which the reservation grows. A request with at most so
-many `max_tokens` has all its rows reserved when it starts, and never gives way for lack of room of its own."""
 MAX_PREEMPTIONS = 3
 """Preemptions after which a sequence gives way to no request."""
 MIN_LEFT = 16
@@ -21,11 +18,6 @@ MIN_LEFT = 16
 PATIENCE_S = 60.0
 """Time without output, in the queue and in prefill, after which a sequence has the next turn, whatever the urgency of
 others, and gives way to no request."""
-
-
-def reservation(sequence: EngineSequence) -> int:
-    """Return the rows that a sequence reserves when it gets a slot."""
-    return min(sequence.max_length, len(sequence.tokens) + RESERVED_ROWS)
 
 
 def turn(sequence: EngineSequence, now: float) -> tuple[bool, tuple[int, int], float, int]:

@@ -17,12 +17,12 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
-from workers.engine.preemption import by_seniority, last, reservation, turn, victims
+from workers.engine.preemption import by_seniority, last, turn, victims
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot, sample_spec
-from workers.engine.slot_allocation import SlotAllocator
+from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 
 MAX_CHUNKS = 32
 """Prompts that are considered for one prefill call."""
@@ -51,9 +51,10 @@ class Scheduler:
     policy `shortest-uncached-first`, in the order of `rank`, so that short prompts need not wait for long ones.
 
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
-    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its `reservation`, which grows as
-    it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are lacking, running
-    sequences give way by the rules of `workers.engine.preemption`: they wait again, and continue later.
+    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows` more,
+    which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
+    lacking, running sequences give way by the rules of `workers.engine.preemption`: they wait again, and continue
+    later.
     """
 
     def __init__(
@@ -65,8 +66,11 @@ class Scheduler:
         kv_tokens: int | None = None,
         prefixes: PrefixPolicy | None = None,
         policy: SchedulerPolicy = "fifo",
+        reserved_rows: int = RESERVED_ROWS,
     ) -> None:
         """`kv_tokens` None means the whole context of every slot. Raises `ValueError` for an invalid bound."""
+        if reserved_rows < 1:
+            raise ValueError(f"reserved_rows must be at least 1, not {reserved_rows}")
         if max_queue < 0:
             raise ValueError(f"max_queue must not be negative, not {max_queue}")
         if step_tokens < 1:
@@ -83,7 +87,9 @@ class Scheduler:
         self._exact = capabilities.exact_rows
         self._max_queue = max_queue
         self._ranked = policy == "shortest-uncached-first"
-        self._allocator = SlotAllocator(self.slots, prefixes or PrefixPolicy(), exact=self._exact)
+        self._allocator = SlotAllocator(
+            self.slots, prefixes or PrefixPolicy(), exact=self._exact, reserved_rows=reserved_rows
+        )
         # One dict per phase in the order of `submit`, so that a cancel is O(1) in any phase.
         self._waiting: dict[int, EngineSequence] = {}
         self._prefilling: dict[int, EngineSequence] = {}
@@ -202,14 +208,13 @@ class Scheduler:
         if not self._waiting:
             return None
         waiting = self._next_waiting()[1]
-        need = reservation(waiting)
-        if self._allocator.evict_for(need) is not None:
+        if self._allocator.evict_for(waiting) is not None:
             return "evicted"
         if self.slots.dirty:  # the reset of a slot has failed: no other sequence gives way for it
             return None
         running = chain(self._decoding.values(), self._prefilling.values())
         giving_way = victims(waiting, running, self._now)
-        enough = (self._allocator.fits_instead_of(need, giving_way[:most]) for most in range(1, len(giving_way) + 1))
+        enough = (self._allocator.fits_instead_of(waiting, giving_way[:most]) for most in range(1, len(giving_way) + 1))
         if not any(enough):
             return None
         self._preempt(giving_way[0], self._now)

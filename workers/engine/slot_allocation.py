@@ -7,25 +7,34 @@ a prefix (`workers.engine.prefix_match`) takes such a slot over, or copies rows 
 from collections.abc import Iterable, Iterator, Sequence
 
 from workers.engine.kv_slots import SlotTable
-from workers.engine.preemption import RESERVED_ROWS, reservation
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
+
+RESERVED_ROWS = 512
+"""Rows that are reserved beyond the tokens of a sequence, and by which its reservation grows. A request with at most so
+many `max_tokens` has all its rows when it starts."""
 
 
 class SlotAllocator:
     """Allocates, retains and evicts slots. With `exact` rows a prefix may end anywhere, otherwise at chunk ends
     only."""
 
-    def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool) -> None:
+    def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool, reserved_rows: int) -> None:
+        """`reserved_rows` as `RESERVED_ROWS`."""
         self._slots = slots
+        self._reserved_rows = reserved_rows
         self._prefixes = prefixes
         self._exact = exact
+
+    def need(self, sequence: EngineSequence) -> int:
+        """Return the rows that a sequence reserves when it gets a slot."""
+        return min(sequence.max_length, len(sequence.tokens) + self._reserved_rows)
 
     def allocate(self, sequence: EngineSequence) -> bool:
         """Allocate a slot to a waiting sequence: a retained one with a shared prefix, or a free one. False without
         one."""
         slots = self._slots
-        stream, need = sequence.request.stream, reservation(sequence)
+        stream, need = sequence.request.stream, self.need(sequence)
         if not slots.available or self._needs_headroom(need):
             return False
         best, length, cached = self._best_retained(sequence)
@@ -48,7 +57,7 @@ class SlotAllocator:
     def grow(self, sequence: EngineSequence) -> bool:
         """Reserve more rows for a sequence, with retained rows evicted if necessary; they become dirty. False if there
         is no row at all."""
-        slots, wanted = self._slots, min(RESERVED_ROWS, sequence.max_length - sequence.reserved)
+        slots, wanted = self._slots, min(self._reserved_rows, sequence.max_length - sequence.reserved)
         while slots.free_rows < wanted and slots.oldest is not None:
             slots.evict(slots.oldest)
         rows = min(wanted, slots.free_rows)
@@ -56,9 +65,9 @@ class SlotAllocator:
         sequence.reserved += rows
         return rows > 0
 
-    def fits_instead_of(self, need: int, victims: Sequence[EngineSequence]) -> bool:
-        """A slot and `need` rows are available if these sequences give way, after evictions if necessary."""
-        slots, policy = self._slots, self._prefixes
+    def fits_instead_of(self, sequence: EngineSequence, victims: Sequence[EngineSequence]) -> bool:
+        """A slot and enough rows are available if these others give way, after evictions if necessary."""
+        slots, policy, need = self._slots, self._prefixes, self.need(sequence)
         given = sum(victim.reserved for victim in victims)
         alone = slots.active == len(victims)
         most = slots.capacity if alone else int((1.0 - policy.headroom) * slots.capacity)
@@ -116,12 +125,12 @@ class SlotAllocator:
         else:
             self._slots.release(sequence.slot)
 
-    def evict_for(self, need: int) -> int | None:
-        """Evict the least recently used slot if `need` rows are available after this and possibly more evictions.
+    def evict_for(self, sequence: EngineSequence) -> int | None:
+        """Evict the least recently used slot if enough rows are available after this and possibly more evictions.
 
         Returns the slot, now dirty; None if no eviction is needed, or none helps.
         """
-        slots, oldest = self._slots, self._slots.oldest
+        slots, oldest, need = self._slots, self._slots.oldest, self.need(sequence)
         lacks = not slots.free or slots.free_rows < need
         if oldest is None or not lacks or self._needs_headroom(need) or slots.free_rows + slots.retained_tokens < need:
             return None

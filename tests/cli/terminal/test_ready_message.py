@@ -9,7 +9,7 @@ import pytest
 from actors.supervision.worker import WorkerState, WorkerStatus
 from cli.config.settings import Settings
 from cli.terminal.ready_message import ReadyMessage, curl_line
-from protocol.events import Gauges
+from protocol.events import Gauges, Hello
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -23,6 +23,28 @@ def test_the_curl_line_survives_the_shell(chat: bool) -> None:
 
 def test_the_curl_line_names_the_key_without_showing_it() -> None:
     assert '-H "Authorization: Bearer $BATON_API_KEY"' in curl_line("http://h:1", "m", chat=True, key=True)
+
+
+@pytest.mark.parametrize(
+    ("context", "model_context", "bound", "said"),
+    [
+        (4096, 4096, "", "Context: 4096 tokens"),
+        (4096, 0, "", "Context: 4096 tokens"),
+        (4096, 32768, "setting", "Context: 4096 of the model's 32768 tokens, as `--context` says"),
+        (8192, 32768, "memory", "Context: 8192 of the model's 32768 tokens, which memory allows"),
+        (4096, 32768, "device", "its cache is allocated at the start: `--context` takes more"),
+        (4096, 32768, "whim", "Context: 4096 of the model's 32768 tokens, whim"),
+    ],
+)
+def test_the_message_says_what_context_was_taken(context: int, model_context: int, bound: str, said: str) -> None:
+    hello = Hello(2, "w0", 1, 1, "m", "iree", "cpu", 8, context, model_context=model_context, context_bound=bound)
+    nothing: Any = {"ready": None, "loading": None, "reason": "", "last_progress": 0.0}
+    ready = WorkerStatus(
+        name="w0", state=WorkerState.READY, pid=1, incarnation=1, restarts=0, gauges=Gauges(), hello=hello, **nothing
+    )
+    ready_message = ReadyMessage(Settings(port=0))
+    ready_message.listening("127.0.0.1", 4711)
+    assert said in ready_message.text(ready).splitlines()[1]
 
 
 def test_the_message_is_empty_until_the_gateway_listens() -> None:

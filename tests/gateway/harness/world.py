@@ -27,9 +27,9 @@ class World:
     def __getitem__(self, name: str) -> FakeWorker:
         return self.workers[name]
 
-    def open(self, request: str = "r", **fields: Any) -> RequestGroup:
+    def open(self, request: str = "r", *, client: str = "", **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 100} | fields
-        return self.router.open(self.decoder.completion(json.dumps(body).encode()).request, request)
+        return self.router.open(self.decoder.completion(json.dumps(body).encode()).request, request, client=client)
 
     def replays(self) -> dict[tuple[str, str], float]:
         families = text_string_to_metric_families(self.router.metrics.render().decode())

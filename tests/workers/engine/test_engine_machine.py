@@ -1,12 +1,13 @@
 """State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
-One terminal event per stream, no leaked slot, first come first admitted, no starvation, the step budget, and the tokens
-that each request would get alone.
+One terminal event per stream, no leaked slot, no more rows than the pool has, first come first admitted among equally
+urgent sequences, no starvation, the step budget, and the tokens that each request would get alone, whatever gives way.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -17,9 +18,10 @@ from structlog.testing import capture_logs
 
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
-from protocol.scheduling import SchedulerPolicy
+from protocol.scheduling import LEVELS, NORMAL, SchedulerPolicy, Urgency
 from tests.sampled import sampled
 from workers.engine.engine import BatchEngine
+from workers.engine.preemption import PATIENCE_S
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
@@ -37,6 +39,7 @@ SAMPLINGS = (Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature
 
 TENANTS = ("", "b")
 HEADROOMS = st.sampled_from([0.0, 0.3, 0.9])
+URGENCIES = (NORMAL, NORMAL, Urgency(LEVELS["high"]), Urgency(LEVELS["low"]), Urgency(priority=-3))
 SHORTEST: SchedulerPolicy = "shortest-uncached-first"
 
 
@@ -166,6 +169,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefixes=st.builds(
             PrefixPolicy, st.just(True) | st.booleans(), st.none() | st.integers(0, 40), st.just(1), HEADROOMS
         ),
+        reserved_rows=st.integers(1, CONTEXT),
     )
     def make(
         self,
@@ -176,7 +180,9 @@ class EngineMachine(RuleBasedStateMachine):
         exact_rows: bool,
         policy: SchedulerPolicy,
         prefixes: PrefixPolicy,
+        reserved_rows: int,
     ) -> None:
+        self.now = 0.0
         self.runner = scripted(slots, exact_rows)
         self.slots, self.max_queue, self.step_tokens = slots, max_queue, step_tokens
         self.prefixes, self.policy = prefixes, policy
@@ -188,7 +194,8 @@ class EngineMachine(RuleBasedStateMachine):
             kv_tokens=kv_tokens,
             prefixes=prefixes,
             policy=policy,
-            clock=lambda: 0.0,
+            reserved_rows=reserved_rows,
+            clock=lambda: self.now,
         )
         self.runner.holder = self.engine._scheduler.slots.holder
         self.runner.tenant = lambda stream: self.asked[stream].tenant if stream in self.asked else ""
@@ -208,6 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
         own=st.integers(0, CONTEXT),
         tenant=st.sampled_from(TENANTS),
         reports=st.booleans(),
+        urgency=st.sampled_from(URGENCIES),
     )
     def submit(
         self,
@@ -219,11 +227,14 @@ class EngineMachine(RuleBasedStateMachine):
         own: int,
         tenant: str,
         reports: bool,
+        urgency: Urgency,
     ) -> None:
         """Submit a prompt with the common prefix, which differs from token `own` on."""
         stream = len(self.asked)
         prompt = tuple(index % 8 if index < own else (stream >> 3 * (index - own)) & 7 for index in range(length))
-        request = EngineRequest(stream, prompt, sampling, max_tokens, eos, tenant=tenant, prompt_logprobs=reports)
+        request = EngineRequest(
+            stream, prompt, sampling, max_tokens, eos, tenant=tenant, prompt_logprobs=reports, urgency=urgency
+        )
         if split is not None:
             request = replace(request, resume=expected(request)[0][:split])
         gauges = self.engine.gauges()
@@ -244,6 +255,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self._step()
+
+    @rule(seconds=st.sampled_from((1.0, PATIENCE_S)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(outcomes=st.lists(st.booleans(), min_size=1, max_size=4))
     def failing_step(self, outcomes: list[bool]) -> None:
@@ -273,8 +288,9 @@ class EngineMachine(RuleBasedStateMachine):
     def the_runner_was_used_by_its_contract(self) -> None:
         if hasattr(self, "engine"):
             assert self.runner.violations == []
-            for begun in (self.runner.begun, self.runner.reported):
-                assert self.policy == SHORTEST or begun == sorted(begun), "first come, first admitted"
+            for begun, urgency in product((self.runner.begun, self.runner.reported), URGENCIES):
+                equal = [each for each in begun if each in self.asked and self.asked[each].urgency == urgency]
+                assert self.policy == SHORTEST or equal == sorted(equal), "first come, first admitted"
             assert self.prefixes.enabled or not self.runner.copied
 
     @invariant()
@@ -290,6 +306,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert gauges.kv_tokens == 0
         slots = self.engine._scheduler.slots
         assert slots.free_rows >= 0, "more is promised than the pool holds"
+        assert slots.reserved_rows + slots.retained_tokens <= self.pool
+        for sequence in self.engine._scheduler._running():
+            assert slots.rows(sequence.slot) == sequence.cached.rows <= sequence.reserved
         assert gauges.kv_tokens + gauges.retained_tokens <= self.pool
         assert gauges.prefix_tokens <= self.runner.copied
 
@@ -297,7 +316,8 @@ class EngineMachine(RuleBasedStateMachine):
         """All running sequences end within a bounded number of steps."""
         if not hasattr(self, "engine"):
             return
-        bound = sum(CONTEXT + 1 for _ in self.live) + 1
+        # Whatever gives way is computed again, and the first of all gets on in each step.
+        bound = sum(CONTEXT + 1 for _ in self.live) * (1 + len(self.live)) + 1
         while not self.engine.idle:
             self._step()
             bound -= 1

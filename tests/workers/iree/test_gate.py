@@ -135,6 +135,12 @@ def make_mixture(path: Path) -> Path:
     return make_checkpoint(path, "qwen3_moe", tied=False, fields=fields)
 
 
+def test_gate_while_requests_give_way_to_others(load: Load) -> None:
+    report = run_gate(load, preempts=True)
+    assert report.preemptions > 10
+    assert min(report.grammars, report.reported, report.masked) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize) -> None:

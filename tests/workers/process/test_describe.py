@@ -16,7 +16,7 @@ from workers.process.describe import Described, describe
 
 
 def test_a_scripted_worker_describes_itself_without_files() -> None:
-    assert describe(scripted(context=64)) == Described("scripted", "none", 64, "scripted", "scripted")
+    assert describe(scripted(context=64)) == Described("scripted", "none", 64, 64, "", "scripted", "scripted")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,9 @@ def describe_model(path: Path, **fields: Any) -> Described:
 def test_a_model_describes_itself(checkpoint: Path) -> None:
     pytest.importorskip("mlx.core")
     described = describe_model(checkpoint)
-    assert (described.backend, described.context) == ("mlx", 512)
-    assert describe_model(checkpoint, context=64, device="cpu").context == 64
+    assert (described.backend, described.context, described.context_bound) == ("mlx", 512, "")
+    less = describe_model(checkpoint, context=64, device="cpu")
+    assert (less.context, less.model_context, less.context_bound) == (64, 512, "setting")
 
 
 def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import anyio
 import httpx
 import pytest
 
+from actors.process.exit_cause import Origin
 from gateway.errors import RequestError
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.settings import GatewaySettings
@@ -70,6 +71,31 @@ class TestQueueTime:
         assert not running.ended
         assert not ahead.ended, "it is on its worker"
         assert world.router.waiting() == {"tiny": 0}
+
+    async def test_the_worker_gets_what_is_left_of_the_bound(self) -> None:
+        world = World(slots=1, max_queue_s=5.0)
+        running, _, waits = (world.open(each) for each in ("running", "ahead", "waits"))
+        await anyio.sleep(1.5)
+        world["a"].finish(number(running))
+        assert [submit.limits.queue_ms for submit in world["a"].submits] == [5000, 5000, 3500]
+        world["a"].fail(number(waits), ErrorCode.QUEUE_TIMEOUT)
+        assert failure(waits) is ErrorCode.QUEUE_TIMEOUT
+        assert waits.failure is not None
+        assert (waits.failure.retry_after_s, "5 s in the queue" in waits.failure.text) == (1, True)
+
+    async def test_a_request_that_had_its_turn_has_no_bound_on_the_next_worker(self) -> None:
+        world = World(max_queue_s=5.0)
+        world.open()
+        world["a"].die(origin=Origin.OUTSIDE)
+        world["a"].come_back()
+        assert [submit.limits.queue_ms for submit in world["a"].submits] == [5000, 0]
+
+    async def test_without_a_bound_a_timeout_is_the_error_of_the_worker(self) -> None:
+        world = World()
+        asked = world.open()
+        world["a"].fail(number(asked), ErrorCode.QUEUE_TIMEOUT)
+        assert asked.failure is not None
+        assert (asked.failure.code, world["a"].submits[0].limits.queue_ms) == (ErrorCode.QUEUE_TIMEOUT, 0)
 
     async def test_a_request_that_had_its_turn_does_not_give_up(self) -> None:
         world = World(max_queue_s=5.0)

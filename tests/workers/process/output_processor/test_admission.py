@@ -1,5 +1,6 @@
 """Admission by the output processor: refusals, bounds and deadlines."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Failed, Finished, Gauges, Step
 from protocol.request import ChatInput, Input, Message, Sampling, TemplateOptions, TextInput, TokensInput
+from protocol.scheduling import Urgency
 from tests.workers.process.output_processor.stepped_worker import end, processor, request_of, spell, step, submit
 from workers.engine.step_result import SequenceFailure
 from workers.process.output_processor import OutputProcessor
@@ -138,6 +140,26 @@ def test_deadlines() -> None:
     table.process(step((1, 97), ends=[end(1)]))
     assert table.next_deadline() is None
     assert table.live == 1
+
+
+@pytest.mark.parametrize(("arrived", "left"), [(10.0, 2.0), (8.5, 0.5), (8.0, None)])
+def test_the_time_before_the_prompt_was_built_counts_as_waiting(arrived: float, left: float | None) -> None:
+    table = processor(clock=lambda: 10.0)
+    result = table.admit(submit(queue_ms=2000), arrived=arrived)
+    if left is None:
+        assert isinstance(result.answer, Failed)
+        assert result.answer.code is ErrorCode.QUEUE_TIMEOUT
+    else:
+        assert request_of(result).queue_s == left
+    assert table.live == (left is not None)
+
+
+def test_the_engine_gets_class_and_priority() -> None:
+    table = processor()
+    asked = [submit(1), submit(2, priority_class="high", priority=-7), submit(3, priority_class="low")]
+    urgencies = [request_of(table.admit(each)).urgency for each in asked]
+    assert urgencies == [Urgency(1, 0), Urgency(0, -7), Urgency(2, 0)]
+    assert request_of(table.admit(submit(4))).queue_s == math.inf
 
 
 def test_deadlines_of_ended_requests_do_not_pile_up() -> None:

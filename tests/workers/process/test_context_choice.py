@@ -1,0 +1,112 @@
+"""The context of a worker: what was asked for, or the model's own if one sequence of it fits into memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.workers.process.harness.gateway_peer import scripted
+from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.weight_size import weight_bytes
+from workers.host import memory
+from workers.process import context_choice
+from workers.process.backends import options_of
+from workers.process.context_choice import ContextChoice
+from workers.process.spec import WorkerSpec
+
+MOST = 131_072
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), max_positions=MOST)
+
+
+def spec(path: Path, **fields: Any) -> WorkerSpec:
+    return scripted(**{"backend": "iree", "model_path": str(path), "dtype": "bfloat16", "context": 0} | fields)
+
+
+def row_bytes(path: Path) -> int:
+    config = ModelConfig.from_dir(path)
+    return 2 * 2 * config.layers * config.kv_heads * config.head_dim
+
+
+def choose(path: Path, backend: str = "iree", **fields: Any) -> tuple[int, str]:
+    chosen = ContextChoice.of(spec(path, **fields), backend, ModelConfig.from_dir(path))
+    assert chosen.model_context == MOST
+    return chosen.context, chosen.bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (MOST, (MOST, "")),
+        (MOST - 1, (122_880, "memory")),
+        (122_880, (122_880, "memory")),
+        (122_879, (114_688, "memory")),
+        (9215, (8192, "memory")),
+        (DEFAULT_CONTEXT, (DEFAULT_CONTEXT, "memory")),
+        (7, (DEFAULT_CONTEXT, "memory")),
+    ],
+)
+def test_it_is_the_models_own_if_one_sequence_fits(path: Path, rows: int, expected: tuple[int, str]) -> None:
+    assert choose(path, kv_bytes=rows * row_bytes(path)) == expected
+    assert choose(path, kv_bytes=(rows + 1) * row_bytes(path) - 1) == expected, "not a whole row more"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_share_of_the_free_memory_is_what_the_weights_leave(
+    path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = weight_bytes(open_weights(path), "bfloat16", "none")
+    needed = -(-workers * (weights + MOST * row_bytes(path)) * 10 // 9)
+    for free, bound in ((needed + 2, ""), (needed - 10 * workers, "memory")):
+        monkeypatch.setattr(context_choice, "spare_bytes", lambda free=free: free)
+        assert choose(path, workers=workers)[1] == bound
+
+
+def test_no_free_memory_at_all_leaves_the_least(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: 0)
+    assert choose(path) == (DEFAULT_CONTEXT, "memory")
+
+
+def test_what_is_asked_for_is_taken(path: Path) -> None:
+    assert choose(path, context=64) == (64, "setting")
+    assert choose(path, context=MOST) == (MOST, "")
+    with pytest.raises(CheckpointError, match="less than the context of 131073"):
+        choose(path, context=MOST + 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "bound"),
+    [("iree", "cuda", "device"), ("iree", "vulkan://0", "device"), ("iree", "local-sync", ""), ("mlx", "gpu", "")],
+)
+def test_a_device_that_allocates_the_cache_at_the_start_has_the_least(
+    path: Path, backend: str, device: str, bound: str
+) -> None:
+    context, reason = choose(path, backend, device=device, kv_bytes=MOST * row_bytes(path))
+    assert (context, reason) == (MOST if not bound else DEFAULT_CONTEXT, bound)
+
+
+def test_a_model_of_few_positions_has_them_all(tmp_path: Path) -> None:
+    small = make_checkpoint(tmp_path, max_positions=512)
+    chosen = ContextChoice.of(spec(small, device="cuda"), "iree", ModelConfig.from_dir(small))
+    assert (chosen.context, chosen.model_context, chosen.bound) == (512, 512, "")
+
+
+def test_the_slots_fit_into_the_addresses_of_a_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_choice, "ADDRESS_BYTES", 4 * 8192 * row_bytes(path))
+    assert choose(path, kv_bytes=MOST * row_bytes(path), max_batch_size=4) == (8192, "memory")
+
+
+def test_a_load_takes_the_same(path: Path) -> None:
+    asked = spec(path, kv_bytes=9215 * row_bytes(path))
+    assert options_of(asked, "iree", ModelConfig.from_dir(path)).context == 8192
+
+
+def test_the_estimate_of_another_system_is_used_where_it_reports_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: None)
+    assert memory.spare_bytes() > 1 << 20
+    monkeypatch.setattr(memory, "free_bytes", lambda: 77)
+    assert memory.spare_bytes() == 77
