@@ -63,6 +63,10 @@ OUTPUT: dict[str, list[str]] = {
     "bench/evaluation/harness_scores.py": [
         r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
     ],
+    "bench/preemption.py": [
+        *(rf"^{name} +first token after +{P} ms, the last stream ends after +{P} s$" for name in ("waits", "preempts")),
+        *(rf"^ +{rows} rows reserved +{P} tokens/s +{N} preemptions$" for rows in (1024, 512)),
+    ],
     "bench/gateway_load/fairness.py": [
         *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N}$" for key in ("one", "two")),
         rf"^gateway {P} MB, and at the end {P} MB$",

@@ -51,8 +51,8 @@ class Scheduler:
     policy `shortest-uncached-first`, in the order of `rank`, so that short prompts need not wait for long ones.
 
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
-    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows` more,
-    which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
+    admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows`
+    more, which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
     lacking, running sequences give way by the rules of `workers.engine.preemption`: they wait again, and continue
     later.
     """
