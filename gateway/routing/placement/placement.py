@@ -104,8 +104,7 @@ class Placement:
             if any(self._send(handle, sequences) for handle in with_room):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
-        preempting = [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
-        if any(self._send(handle, sequences) for handle in preempting):
+        if any(self._send(handle, sequences) for handle in self._preempting(model, candidates, sequences)):
             return None
         if not candidates and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
@@ -135,10 +134,22 @@ class Placement:
         others wait here, where their order can still change."""
         return min(self._settings.max_streams_per_worker, handle.slots + ahead(handle.slots))
 
+    def _preempting(
+        self, model: str, candidates: Sequence[WorkerHandle], sequences: Sequence[LiveSequence]
+    ) -> list[WorkerHandle]:
+        """Return the workers on which the sequences of a new request would preempt others, unless equally urgent ones
+        wait already."""
+        if len(self._urgencies) < 2:
+            return []
+        before = next(self.queue.turns(model).urgent_first(), None)
+        if before is not None and before.terms.urgency.level <= sequences[0].terms.urgency.level:
+            return []
+        return [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
+
     def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
         """A worker without room would run `count` sequences like this one at once, in place of less urgent ones."""
         now, terms = self._loop.time(), sequence.terms
-        if len(self._urgencies) < 2 or handle.full(now) or suspect(sequence):
+        if handle.full(now) or suspect(sequence):
             return False
         lower = sum(
             may_preempt(terms.urgency, other.terms.urgency, same_client=terms.client == other.terms.client)
@@ -298,8 +309,15 @@ class Placement:
     def _serve_urgent(self, model: str) -> bool:
         """Send those to workers that preempt others there. False if they are too many for this turn of the event
         loop."""
+        candidates = self._pool.candidates(model)
+        running = [other.terms for handle in candidates for other in handle.live.values()]
+        least = max((terms.urgency.level for terms in running), default=-1)
+        clients = {terms.client for terms in running}
         for sequence in self.queue.turns(model).urgent_first():
-            for handle in self._pool.candidates(model):
+            level = sequence.terms.urgency.level
+            if level > least or (level == least and sequence.terms.client not in clients):
+                continue
+            for handle in candidates:
                 if not self._preempts(sequence, handle):
                     continue
                 if not self._sends.has_room(self.serve, model):
