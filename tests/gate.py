@@ -94,7 +94,7 @@ def run_gate(
     `longest` bounds the prompts (default: the context). `resume` includes requests that resume tokens of their
     reference run, for which prefill and decode must be bit-exact. `before_step` is called before each step of the
     batch, to change how the runner computes. With `preempts`, which needs bit-exact rows as well, the batch has too
-    little room, and some requests are more urgent than others: requests give way in the middle of prompts and answers.
+    little room, and some requests are more urgent than others: requests are preempted within prompts and answers.
     """
     randomness = random.Random(seed)
     runner = make_runner()

@@ -82,7 +82,7 @@ class EngineRequest:
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens; not those of a sequence that resumes tokens."""
     urgency: Urgency = NORMAL
-    """Decides which sequence gives way to which."""
+    """Decides which sequence preempts which."""
     queue_s: float = math.inf
     """Seconds after which it fails, unless its prompt is being prefilled by then."""
 

@@ -17,7 +17,7 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
-from workers.engine.preemption import by_seniority, last, turn, victims
+from workers.engine.preemption import by_seniority, turn, victims
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
@@ -53,7 +53,7 @@ class Scheduler:
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
     admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows`
     more, which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
-    lacking, running sequences give way by the rules of `workers.engine.preemption`: they wait again, and continue
+    lacking, running sequences are preempted by the rules of `workers.engine.preemption`: they wait again, and continue
     later.
     """
 
@@ -140,15 +140,15 @@ class Scheduler:
     def grow(self, now: float) -> int:
         """Reserve room for the decode rows of this step. Slots that are evicted for it are dirty afterwards.
 
-        Returns the number of sequences that gave way.
+        Returns the number of sequences that were preempted.
         """
         needing = [each for each in self._decoding.values() if each.cached.rows >= each.reserved]
-        given_way = 0
-        for sequence in by_seniority(needing) if needing else ():
+        preempted = 0
+        for sequence in by_seniority(needing, now) if needing else ():
             while sequence.slot >= 0 and not self._allocator.grow(sequence):
-                self._preempt(last(chain(self._decoding.values(), self._prefilling.values())), now)
-                given_way += 1
-        return given_way
+                self._preempt(by_seniority(chain(self._decoding.values(), self._prefilling.values()), now)[-1], now)
+                preempted += 1
+        return preempted
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
@@ -210,14 +210,14 @@ class Scheduler:
         waiting = self._next_waiting()[1]
         if self._allocator.evict_for(waiting) is not None:
             return "evicted"
-        if self.slots.dirty:  # the reset of a slot has failed: no other sequence gives way for it
+        if self.slots.dirty:  # the reset of a slot has failed: no other sequence is preempted for it
             return None
         running = chain(self._decoding.values(), self._prefilling.values())
-        giving_way = victims(waiting, running, self._now)
-        enough = (self._allocator.fits_instead_of(waiting, giving_way[:most]) for most in range(1, len(giving_way) + 1))
+        chosen = victims(waiting, running, self._now)
+        enough = (self._allocator.fits_instead_of(waiting, chosen[:most]) for most in range(1, len(chosen) + 1))
         if not any(enough):
             return None
-        self._preempt(giving_way[0], self._now)
+        self._preempt(chosen[0], self._now)
         return "preempted"
 
     def _preempt(self, sequence: EngineSequence, now: float) -> None:
@@ -226,7 +226,7 @@ class Scheduler:
         del (self._decoding if stream in self._decoding else self._prefilling)[stream]
         self._allocator.release(sequence, failed=False)
         prompt = len(sequence.request.prompt)
-        sequence.give_way(now, self._chunk_ends(prompt, len(sequence.tokens) - prompt))
+        sequence.preempted(now, self._chunk_ends(prompt, len(sequence.tokens) - prompt))
         self._waiting[stream] = sequence
 
     def _chunk_ends(self, prompt: int, after: int) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class EngineSequence:
     reserved: int = 0
     """Rows that are reserved for it."""
     preemptions: int = 0
-    """Times that it gave way to another sequence."""
+    """Times that it was preempted."""
     cached_tokens: int = 0
     """Rows that it took from another sequence when it first started."""
     waits_since: float | None = field(init=False)
@@ -78,7 +78,7 @@ class EngineSequence:
         """Note that its prompt is complete."""
         self._waited_s, self.waits_since = self.waited_s(now), None
 
-    def give_way(self, now: float, chunk_ends: tuple[int, ...]) -> None:
+    def preempted(self, now: float, chunk_ends: tuple[int, ...]) -> None:
         """Return to the state before the first chunk, with all tokens as the prompt. Its slot is released."""
         if self.waits_since is None:
             self.waits_since = now

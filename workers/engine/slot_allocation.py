@@ -66,7 +66,7 @@ class SlotAllocator:
         return rows > 0
 
     def fits_instead_of(self, sequence: EngineSequence, victims: Sequence[EngineSequence]) -> bool:
-        """A slot and enough rows are available if these others give way, after evictions if necessary."""
+        """A slot and enough rows are available if these others are preempted, after evictions if necessary."""
         slots, policy, need = self._slots, self._prefixes, self.need(sequence)
         given = sum(victim.reserved for victim in victims)
         alone = slots.active == len(victims)

@@ -22,7 +22,7 @@ class EngineStats:
     prefix_hits: int = 0
     prefix_tokens: int = 0
     preemptions: int = 0
-    """Times that a running sequence gave way to another one."""
+    """Times that a running sequence was preempted."""
     slowest_s: float = 0.0
     """Duration of the longest step."""
 

@@ -110,7 +110,7 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def spare_bytes() -> int:
-    """Like `free_bytes`, by the estimate of the system where that is None: on macOS it leaves out what is compressed.
+    """Like `free_bytes`, by the estimate of the system where it is unknown: on macOS it leaves out what is compressed.
     A load is not refused for it."""
     free = free_bytes()
     return int(psutil.virtual_memory().available) if free is None else free

@@ -1,7 +1,7 @@
 """State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
 One terminal event per stream, no leaked slot, no more rows than the pool has, first come first admitted among equally
-urgent sequences, no starvation, the step budget, and the tokens that each request would get alone, whatever gives way.
+urgent sequences, no starvation, the step budget, and the tokens that each request would get alone, whatever is preempted.
 """
 
 from collections.abc import Callable, Sequence
@@ -316,7 +316,7 @@ class EngineMachine(RuleBasedStateMachine):
         """All running sequences end within a bounded number of steps."""
         if not hasattr(self, "engine"):
             return
-        # Whatever gives way is computed again, and the first of all gets on in each step.
+        # Whatever is preempted is computed again, and the first of all gets on in each step.
         bound = sum(CONTEXT + 1 for _ in self.live) * (1 + len(self.live)) + 1
         while not self.engine.idle:
             self._step()

@@ -135,7 +135,7 @@ def make_mixture(path: Path) -> Path:
     return make_checkpoint(path, "qwen3_moe", tied=False, fields=fields)
 
 
-def test_gate_while_requests_give_way_to_others(load: Load) -> None:
+def test_gate_while_requests_are_preempted(load: Load) -> None:
     report = run_gate(load, preempts=True)
     assert report.preemptions > 10
     assert min(report.grammars, report.reported, report.masked) > 0

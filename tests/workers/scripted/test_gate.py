@@ -21,7 +21,7 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
     assert min(report.reported, report.prompts_reported, report.shared, report.grammars, report.complete) >= 1
 
 
-def test_the_gate_passes_while_requests_give_way_to_others() -> None:
+def test_the_gate_passes_while_requests_are_preempted() -> None:
     report = run_gate(make_runner, preempts=True)
     assert report.preemptions > 20
     assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked) >= 1

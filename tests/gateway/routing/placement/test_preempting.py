@@ -34,7 +34,7 @@ def fill(one: World, count: int, client: str = "patient") -> list[RequestGroup]:
     return [one.open(f"{client}{index}", client=client) for index in range(count)]
 
 
-async def test_the_worker_is_told_class_and_priority() -> None:
+async def test_the_worker_receives_class_and_priority() -> None:
     one = world(scheduler_policy="priority")
     one.open(client="hasty", priority=-7)
     one.open()
