@@ -1,7 +1,7 @@
 """State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
 One terminal event per stream, no leaked slot, no more rows than the pool has, first come first admitted among equally
-urgent sequences, no starvation, the step budget, and the tokens that each request would get alone, whatever is preempted.
+urgent sequences, no starvation, the step budget, and the tokens that each request would get alone.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Which sequences are preempted: for rows as reservations grow, and for more urgent sequences that find no slot or room."""
+"""Which sequences are preempted: for rows as reservations grow, and by more urgent ones that find no slot or room."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_a_reservation_grows_when_its_last_row_is_written() -> None:
     assert seen == [12] * 8 + [20], "the prompt has four rows, and each step writes one"
 
 
-def test_what_is_retained_is_evicted_before_a_sequence_preemptible() -> None:
+def test_what_is_retained_is_evicted_before_a_sequence_is_preempted() -> None:
     one = scheduler(2, kv_tokens=32, reserved_rows=8)
     start(one, ask(1, 12))
     end(one, 1)
@@ -90,7 +90,7 @@ def test_a_sequence_alone_reaches_the_whole_context() -> None:
     assert steps == 32 - 4 - 2, "the context less the prompt and the tokens of the first step"
 
 
-def test_the_least_urgent_preemptible_first_and_then_the_last_that_came() -> None:
+def test_the_least_urgent_is_preempted_first_and_then_the_last_that_came() -> None:
     one = scheduler(4, kv_tokens=36, reserved_rows=4)
     start(one, ask(1, urgency=LOW), ask(2), ask(3), ask(4, urgency=HIGH))
     gone = []
@@ -103,7 +103,18 @@ def test_the_least_urgent_preemptible_first_and_then_the_last_that_came() -> Non
     assert gone == [1, 3, 2]
 
 
-def test_what_preemptible_for_room_continues_before_later_ones() -> None:
+def test_a_sequence_that_has_waited_for_long_is_not_preempted_for_room() -> None:
+    one = scheduler(2, kv_tokens=32, reserved_rows=4)
+    one.submit(ask(1, urgency=LOW), -PATIENCE_S)
+    one.submit(ask(2, urgency=HIGH), 0.0)
+    step(one)
+    assert holders(one) == {1, 2}
+    while one.queued == 0:
+        step(one)
+    assert holders(one) == {1}
+
+
+def test_what_is_preempted_for_room_continues_before_later_ones() -> None:
     one = scheduler(3, kv_tokens=32, reserved_rows=4)
     start(one, ask(1, max_tokens=16), ask(2, max_tokens=16))
     while one.queued == 0:
@@ -142,7 +153,7 @@ def test_a_sequence_with_few_tokens_left_keeps_its_slot(left: int) -> None:
     assert holders(one) == ({1} if left < MIN_LEFT else {2})
 
 
-def test_a_sequence_preemptible_a_few_times_only() -> None:
+def test_a_sequence_is_preempted_a_few_times_only() -> None:
     one = scheduler(1)
     start(one, ask(1))
     for stream in range(2, 2 + MAX_PREEMPTIONS):
@@ -187,7 +198,7 @@ def test_a_priority_counts_among_the_requests_of_one_client(tenant: str, holder:
     assert holders(one) == {holder}
 
 
-def test_no_sequence_preemptible_if_that_makes_no_room() -> None:
+def test_no_sequence_is_preempted_if_that_makes_no_room() -> None:
     one = scheduler(3, kv_tokens=32)
     start(one, ask(1, max_tokens=18), ask(2, urgency=HIGH, max_tokens=4))
     start(one, ask(3, urgency=HIGH, max_tokens=28))
