@@ -136,12 +136,13 @@ def test_an_urgent_sequence_takes_the_slot_of_a_less_urgent_one() -> None:
     assert sorted(step(one)) == [1, 2]
 
 
-def test_room_is_made_by_as_many_as_it_takes_and_by_no_more() -> None:
-    one = scheduler(4, kv_tokens=32)
-    assert start(one, ask(1, max_tokens=4), ask(2, max_tokens=4), ask(3, max_tokens=4)) == [1, 2, 3]
-    assert one.slots.free_rows == 8
-    start(one, ask(4, urgency=HIGH, max_tokens=8))
-    assert holders(one) == {1, 2, 4} if MIN_LEFT <= 2 else {1, 2, 3}
+@pytest.mark.parametrize(("max_tokens", "left"), [(18, {1, 2, 4}), (19, {1, 4}), (None, {1, 4})])
+def test_room_is_made_by_as_many_as_it_takes_and_by_no_more(max_tokens: int | None, left: set[int]) -> None:
+    one = scheduler(4, kv_tokens=66)
+    start(one, *(ask(stream, max_tokens=18) for stream in (1, 2, 3)))
+    assert one.slots.free_rows == 0
+    start(one, ask(4, urgency=HIGH, max_tokens=max_tokens))
+    assert holders(one) == left
 
 
 @pytest.mark.parametrize("left", [MIN_LEFT - 1, MIN_LEFT])
