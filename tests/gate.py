@@ -235,7 +235,7 @@ def _batch(
     before_step: Callable[[], None],
     preempts: bool,
 ) -> GateReport:
-    room: dict[str, Any] = {"kv_tokens": 2 * runner.capabilities.context, "reserved_rows": 3} if preempts else {}
+    room: dict[str, Any] = {"kv_tokens": runner.capabilities.context, "reserved_rows": 2} if preempts else {}
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}

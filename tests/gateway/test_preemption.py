@@ -10,7 +10,6 @@ from gateway.keys.record import KeyLimits, make_key, make_record
 from gateway.priority import Priority
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION, events
-from tests.gateway.metrics.test_metrics import scrape
 
 pytestmark = pytest.mark.anyio
 
@@ -66,12 +65,12 @@ async def test_a_preempted_stream_pauses_and_has_the_same_chunks(tmp_path: Path,
                 lambda: any(each.tokens for handle in real.router.handles() for each in handle.live.values())
             )
             await streamed(real, high, urgent, done, max_tokens=20, n=n)
-        seen = await scrape(real)
+        (handle,) = real.router.handles()
     assert done[1:] == [high["authorization"], low["authorization"]], "the urgent one ends first"
     for index in range(n):
         assert joined(disturbed, index) == joined(alone, index)
         assert [len(joined(each, index)[1]) for each in (alone, urgent)] == [200, 20]
-    assert seen["baton_preemptions_total"] == n
+    assert handle.counters.total("preemptions") == n
 
 
 async def test_the_wait_in_the_queue_of_a_worker_counts(tmp_path: Path) -> None:

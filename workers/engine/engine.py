@@ -160,12 +160,13 @@ class BatchEngine:
         """Decide which sequences have a slot in this step."""
         for sequence in self._scheduler.expire(now):
             self._step.waited_too_long(sequence.request.stream)
+        dirty = self._scheduler.slots.dirty
         self._stats.preemptions += self._scheduler.grow(now)
-        self._resets.reset_dirty()
+        self._resets.reset_others(dirty)
         self._admit(now)
         while (made := self._scheduler.make_room()) is not None:
             self._stats.preemptions += made == "preempted"
-            self._resets.reset_dirty()
+            self._resets.reset_others(dirty)
             self._admit(now)
 
     def _prefill(self, call: list[ScheduledChunk]) -> None:

@@ -1,7 +1,7 @@
 """Resets released slots on the runner, so that no sequence reads what another one left behind."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from protocol.errors import ErrorCode
 from workers.engine.kv_slots import SlotTable
@@ -35,6 +35,12 @@ class SlotResets:
         """Reset all dirty slots."""
         for slot in self._slots.dirty:
             self.reset(slot)
+
+    def reset_others(self, than: Collection[int]) -> None:
+        """Reset all dirty slots but these, whose reset has failed in this step."""
+        for slot in self._slots.dirty:
+            if slot not in than:
+                self.reset(slot)
 
     @contextlib.contextmanager
     def borrow(self, rows: int) -> Iterator[int]:

@@ -136,7 +136,7 @@ def make_mixture(path: Path) -> Path:
 
 
 def test_gate_while_requests_are_preempted(load: Load) -> None:
-    report = run_gate(load, preempts=True)
+    report = run_gate(load, preempts=True, max_tokens=40)
     assert report.preemptions > 10
     assert min(report.grammars, report.reported, report.masked) > 0
 

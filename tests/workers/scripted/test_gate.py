@@ -22,8 +22,8 @@ def test_the_gate_passes_on_the_scripted_runner_and_covers_all_cases() -> None:
 
 
 def test_the_gate_passes_while_requests_are_preempted() -> None:
-    report = run_gate(make_runner, preempts=True)
-    assert report.preemptions > 20
+    report = run_gate(make_runner, preempts=True, max_tokens=40)
+    assert report.preemptions > 10
     assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked) >= 1
     assert min(report.reported, report.prompts_reported, report.grammars, report.complete) >= 1
 

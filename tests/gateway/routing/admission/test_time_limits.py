@@ -81,7 +81,8 @@ class TestQueueTime:
         world["a"].fail(number(waits), ErrorCode.QUEUE_TIMEOUT)
         assert failure(waits) is ErrorCode.QUEUE_TIMEOUT
         assert waits.failure is not None
-        assert (waits.failure.retry_after_s, "5 s in the queue" in waits.failure.text) == (1, True)
+        assert "5 s in the queue" in waits.failure.text
+        assert waits.failure.retry_after_s >= 1
 
     async def test_a_request_that_had_its_turn_has_no_bound_on_the_next_worker(self) -> None:
         world = World(max_queue_s=5.0)

@@ -70,13 +70,13 @@ async def test_a_request_is_not_sent_beside_equal_or_more_urgent_ones() -> None:
     assert one.router.waiting() == {"tiny": 1}
 
 
-async def test_all_sequences_of_a_request_are_sent_or_none() -> None:
+@pytest.mark.parametrize("n", [2, 3])
+async def test_of_a_request_as_many_sequences_are_sent_as_get_a_slot(n: int) -> None:
     one = world()
     fill(one, 3)
-    one.open("three", client="hasty", n=3)
-    assert sent(one)[3:] == []
-    one.open("two", client="hasty", n=2)
-    assert sent(one)[3:] == ["two", "two"]
+    one.open("urgent", client="hasty", n=n)
+    assert sent(one)[3:] == ["urgent"] * 2
+    assert len(one["a"].sent) == (4 if n == 2 else 5), "those that all get one go in one message"
 
 
 @pytest.mark.parametrize(("client", "waits"), [("", False), ("other", True)])
