@@ -36,9 +36,8 @@ async def test_the_state_of_a_worker() -> None:
     async with serving(metrics_names="vllm") as served:
         worker = served.worker
         assert worker.status.ready is not None
-        gauges = Gauges(
-            queue_depth=1, kv_tokens=128, prefill_tokens=30, prefix_tokens=10, decode_tokens=7, preemptions=2
-        )
+        gauges = Gauges(queue_depth=1, kv_tokens=128, prefill_tokens=30, prefix_tokens=10, decode_tokens=7)
+        gauges = replace(gauges, preemptions=2)
         worker.say(Step((), gauges))
         worker.change(gauges=gauges, ready=replace(worker.status.ready, kv_capacity=512))
         async with anyio.create_task_group() as group:
@@ -72,9 +71,7 @@ async def test_the_gauges_of_a_model_are_those_of_all_its_workers() -> None:
     async with serving("w0", "w1", "spare", metrics_names="vllm") as served:
         for worker, kv_tokens in zip(served.workers, (30, 50, 7), strict=True):
             assert worker.status.ready is not None
-            gauges = Gauges(
-                queue_depth=1, kv_tokens=128, prefill_tokens=30, prefix_tokens=10, decode_tokens=7, preemptions=2
-            )
+            gauges = Gauges(queue_depth=2, kv_tokens=kv_tokens)
             worker.change(gauges=gauges, ready=replace(worker.status.ready, kv_capacity=100))
         served.router.pool["spare"].role = Role.STANDBY
         seen = await scrape(served)
