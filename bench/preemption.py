@@ -1,10 +1,10 @@
 """What preemption gives: the wait of an urgent request, and the throughput of a pool with too little room.
 
-    python bench/preemption.py [--model 110m] [--quantize int8] [--slots 8] [--rounds 3] [--requests 48] [--pool 4096]
+    python bench/preemption.py [--model 110m] [--quantize int8] [--slots 8] [--rounds 3] [--requests 24] [--pool 4096]
 
 First all slots are busy with long streams of low urgency, which end one after the other, and a request of 64 tokens
 comes: shown is its time to first token if it is no more urgent than they are, and if it takes the slot of one of them;
-and by how much the streams end later, in all. Then requests without `max_tokens`, whose answers end after 16 to 768
+and by how much the streams end later, in all. Then requests without `max_tokens`, whose answers end after 16 to 512
 tokens, share a pool of --pool rows: with the whole context reserved for each, as before, and with 512 rows at a time.
 Figures are medians over the rounds; the engine is in this process.
 """
@@ -146,8 +146,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=at_least(256), default=2048, help="tokens of a slot")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="of which medians are shown")
     parser.add_argument("--stream-tokens", type=at_least(32), default=256, help="of the shortest of the long streams")
-    parser.add_argument("--requests", type=at_least(1), default=48, help="that share the pool")
-    parser.add_argument("--longest", type=at_least(SHORTEST), default=768, help="tokens of the longest answer")
+    parser.add_argument("--requests", type=at_least(1), default=24, help="that share the pool")
+    parser.add_argument("--longest", type=at_least(SHORTEST), default=512, help="tokens of the longest answer")
     parser.add_argument("--pool", type=at_least(256), default=4096, help="rows of the pool, one context at least")
     smoke = {
         "model": "tiny",
@@ -173,7 +173,7 @@ def main() -> None:
     print(f"{args.model} {args.quantize or 'bf16'}, {args.slots} slots, context {args.context}")
     waits, takes = medians(args.rounds, [lambda: bench.urgent(LOW), lambda: bench.urgent(HIGH)])
     for name, (first, end) in (("waits", waits), ("preempts", takes)):
-        print(f"{name:10} first token after {1000 * first:8.1f} ms, the last stream ends after {end:7.2f} s")
+        print(f"{name:10} first token after {1000 * first:8.1f} ms, the last stream ends after {1000 * end:8.0f} ms")
     whole = args.context
     full, growing = medians(
         args.rounds, [lambda: bench.oversubscribed(whole), lambda: bench.oversubscribed(RESERVED_ROWS)]

@@ -64,7 +64,10 @@ OUTPUT: dict[str, list[str]] = {
         r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
     ],
     "bench/preemption.py": [
-        *(rf"^{name} +first token after +{P} ms, the last stream ends after +{P} s$" for name in ("waits", "preempts")),
+        *(
+            rf"^{name} +first token after +{P} ms, the last stream ends after +{P} ms$"
+            for name in ("waits", "preempts")
+        ),
         *(rf"^ +{rows} rows reserved +{P} tokens/s +{N} preemptions$" for rows in (1024, 512)),
     ],
     "bench/gateway_load/fairness.py": [

@@ -1,6 +1,7 @@
 """The built-in model with too little room and requests of several classes: each answer is that of the request alone."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 BUILTIN = Path(__file__).parents[3] / "models" / "builtin"
-CONTEXT = 256
+CONTEXT = 160
 SCHEMA = '{"type":"object","properties":{"city":{"type":"string","maxLength":40}},"required":["city"]}'
 CHAT = ChatInput((Message("user", "Tell me about the sea."),), now=1_763_703_600)
 
 
 def submit(stream: int, source: Any, priority_class: PriorityClass, sampling: Sampling, **fields: Any) -> Submit:
-    limits = Limits(max_tokens=fields.pop("max_tokens", 70), stop=fields.pop("stop", ()), ignore_eos=True)
+    limits = Limits(max_tokens=fields.pop("max_tokens", 100), stop=fields.pop("stop", ()), ignore_eos=True)
     return Submit(stream, f"r{stream}", source, sampling, limits, priority_class=priority_class, **fields)
 
 
@@ -48,6 +49,17 @@ REQUESTS = [
 ]
 
 
+@pytest.fixture
+def tokenizer() -> CheckpointTokenizer:
+    return CheckpointTokenizer.from_dir(BUILTIN)
+
+
+@pytest.fixture
+def grammars(tokenizer: CheckpointTokenizer, runner: Runner) -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(partial(tokenizer_vocabulary, tokenizer, runner.capabilities.vocab_size))) as made:
+        yield made
+
+
 @pytest.fixture(params=["iree", "mlx"])
 def runner(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Runner]:
     pytest.importorskip("iree.runtime" if request.param == "iree" else "mlx.core")
@@ -59,9 +71,9 @@ def runner(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Runner]:
     made.close()
 
 
-def test_answers_are_those_of_undisturbed_runs(runner: Runner) -> None:
-    tokenizer = CheckpointTokenizer.from_dir(BUILTIN)
-    grammars = GrammarCompiler(partial(tokenizer_vocabulary, tokenizer, runner.capabilities.vocab_size))
+def test_answers_are_those_of_undisturbed_runs(
+    runner: Runner, tokenizer: CheckpointTokenizer, grammars: GrammarCompiler
+) -> None:
     alone = LocalModel(BatchEngine(runner, max_queue=1, step_tokens=64), tokenizer, grammars=grammars)
     expected = [alone.generate(each.input, each.sampling, each.limits, grammar=each.grammar) for each in REQUESTS]
 
@@ -95,14 +107,13 @@ def test_answers_are_those_of_undisturbed_runs(runner: Runner) -> None:
                 ends[frame.stream] = frame
     assert engine.gauges().preemptions >= 5
     for request, wanted in zip(REQUESTS, expected, strict=True):
-        got, end = deltas[request.stream], ends[request.stream]
+        got, finished = deltas[request.stream], ends[request.stream]
         assert tuple(token for delta in got for token in delta.tokens) == wanted.tokens
-        assert "".join(delta.text for delta in got) + end.text == wanted.text
+        assert "".join(delta.text for delta in got) + finished.text == wanted.text
         assert tuple(each for delta in got for each in delta.logprobs) == wanted.logprobs
-        usage = end.usage
-        assert (end.reason, usage.prompt_tokens, usage.completion_tokens) == (
+        usage = finished.usage
+        assert (finished.reason, usage.prompt_tokens, usage.completion_tokens) == (
             wanted.reason,
             wanted.prompt_tokens,
             wanted.completion_tokens,
         )
-    grammars.close()
