@@ -1,8 +1,12 @@
 """Slots for very long contexts: addresses, not memory; elements of the cache beyond 32 bits; and equal tokens."""
 
+from contextlib import closing
+from pathlib import Path
+
 import psutil
 
 from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
 from tests.sampled import sampled
 from tests.workers.iree.conftest import Load
 from workers.engine.runner import Chunk, DecodeRow
@@ -23,15 +27,16 @@ def generated(runner: IreeRunner, slot: int) -> list[int]:
     return tokens
 
 
-def test_a_cache_of_many_long_slots_takes_addresses_only_and_gives_the_same_tokens(
-    load: Load, runner: IreeRunner
-) -> None:
+def test_a_cache_of_many_long_slots_takes_addresses_only_and_gives_the_same_tokens(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, max_positions=LONG)
+    with closing(load(path)) as short:
+        expected = generated(short, 0)
     before = psutil.Process().memory_info()
-    long = load(slots=SLOTS, context=LONG)
+    long = load(path, slots=SLOTS, context=LONG)
     try:
         assert long._kv.window is not None
         assert long._kv.window.size > 1 << 32
-        assert generated(long, 0) == generated(long, SLOTS - 1) == generated(runner, 0)
+        assert generated(long, 0) == generated(long, SLOTS - 1) == expected
         after = psutil.Process().memory_info()
         assert after.vms - before.vms > 16 << 30
         assert after.rss - before.rss < 1 << 30
