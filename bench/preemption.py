@@ -1,4 +1,4 @@
-"""What preemption gives: the wait of an urgent request, and the throughput of a pool with too little room.
+"""Measures preemption: the wait of an urgent request, and the throughput of a pool with too little room.
 
     python bench/preemption.py [--model 110m] [--quantize int8] [--slots 8] [--rounds 3] [--requests 24] [--pool 4096]
 

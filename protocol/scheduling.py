@@ -19,7 +19,7 @@ AGING_PRIORITY_S = 30.0
 
 
 class Urgency(NamedTuple):
-    """How urgent a request is. Of two, the lower one is the more urgent."""
+    """Urgency of a request. Of two, the lower one is the more urgent."""
 
     level: int = LEVELS["normal"]
     """That of its class."""

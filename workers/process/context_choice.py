@@ -22,9 +22,9 @@ class ContextChoice:
     context: int
     """Tokens of prompt and answer in one slot."""
     model_context: int
-    """What the model declares."""
+    """The context that the model declares."""
     bound: ContextBound
-    """What the context is bounded by; empty if it is the model's own."""
+    """The bound of the context; empty if it is the model's own."""
 
     @classmethod
     def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig) -> "ContextChoice":

@@ -1,4 +1,4 @@
-"""Which sequences are preempted: for rows as reservations grow, and by more urgent ones that find no slot or room."""
+"""Preempted sequences: for rows as reservations grow, and by more urgent ones that find no slot or room."""
 
 from typing import Any
 
