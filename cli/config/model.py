@@ -10,8 +10,8 @@ from protocol.bounds import MAX_NAME
 from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused, name_source
 from workers.process.backends import cache_dir
-from workers.process.describe import describe
 from workers.process.spec import ScriptedSpec, WorkerSpec
+from workers.process.startup.describe import describe
 
 BUILTIN_NAME = "baton-tiny"
 SCRIPTED_NAME = "scripted"

@@ -63,7 +63,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/evaluation/harness_scores.py": [
         r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
     ],
-    "bench/preemption.py": [
+    "bench/overhead/preemption.py": [
         *(
             rf"^{name} +first token after +{P} ms, the last stream ends after +{P} ms$"
             for name in ("waits", "preempts")

@@ -20,13 +20,13 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
+from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.sampling.logprobs import RowLogprobs
 
 REPORTED_ROW_COST = 2
@@ -37,10 +37,10 @@ class BatchEngine:
     """Scheduler and runner together.
 
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
-    from measured costs (`workers.engine.token_budget`). `kv_tokens` limits the cache rows in use, and `prefixes` what
-    is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the room for
-    tokens to come (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd`, the longest step, and the
-    policy.
+    from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
+    `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
+    room for tokens to come (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd`, the longest step,
+    and the policy.
     """
 
     def __init__(

@@ -17,10 +17,10 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
-from workers.engine.preemption import by_seniority, turn, victims
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
+from workers.engine.scheduling.preemption import by_seniority, turn, victims
 from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot, sample_spec
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 
@@ -53,8 +53,8 @@ class Scheduler:
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
     admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows`
     more, which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
-    lacking, running sequences are preempted by the rules of `workers.engine.preemption`: they wait again, and continue
-    later.
+    lacking, running sequences are preempted by the rules of `workers.engine.scheduling.preemption`: they wait again, and
+    continue later.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
 
 def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
-    from workers.process.context_choice import ContextChoice  # slow imports that a script does not need
+    from workers.process.startup.context_choice import ContextChoice  # slow imports that a script does not need
 
     return LoadOptions(
         device=spec.device,

@@ -14,7 +14,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
 from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler

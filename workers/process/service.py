@@ -22,7 +22,6 @@ from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauge
 from workers.faults.faulty_link import connect
 from workers.host.loop_calls import LoopCalls
 from workers.load_options import Progress
-from workers.process.describe import Described, describe, hello
 from workers.process.engine_thread import EngineThread
 from workers.process.exit_codes import WorkerExit
 from workers.process.loading import Loaded, load
@@ -30,6 +29,7 @@ from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
 from workers.process.prompts.prompt_query import failed_query
 from workers.process.spec import WorkerSpec
+from workers.process.startup.describe import Described, describe, hello
 
 WELCOME_S = 30.0
 """Time for the gateway to answer `Hello`."""

@@ -42,7 +42,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Instructions that IREE's graphs use on a CPU."""
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """Tokens of one slot; 0 means the model's own where memory allows, see `workers.process.context_choice`."""
+    """Tokens of one slot; 0 means the model's own where memory allows, see `workers.process.startup.context_choice`."""
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
     scheduler_policy: SchedulerPolicy = "fifo"
     """Order in which sequences get slots and are prefilled."""

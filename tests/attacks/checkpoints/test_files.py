@@ -14,8 +14,8 @@ from tests.attacks.checkpoints.loading import BACKENDS, Backend, refusal, spec_o
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.json_files import MAX_CONFIG_BYTES, MAX_TABLE_BYTES
 from workers.checkpoints.weight_files import MAX_HEADER_BYTES
-from workers.process.describe import describe
 from workers.process.loading import load
+from workers.process.startup.describe import describe
 from workers.text.checkpoint_tokenizer import MAX_TEMPLATE_BYTES
 
 pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")

@@ -21,10 +21,10 @@ from protocol.request import Sampling
 from protocol.scheduling import LEVELS, NORMAL, SchedulerPolicy, Urgency
 from tests.sampled import sampled
 from workers.engine.engine import BatchEngine
-from workers.engine.preemption import PATIENCE_S
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.scheduling.preemption import PATIENCE_S
 from workers.engine.step_result import StepResult
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import SampleSpec

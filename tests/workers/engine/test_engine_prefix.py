@@ -11,8 +11,8 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.scheduling.token_budget import TokenBudget
 from workers.engine.step_result import SequenceEnd, StepResult
-from workers.engine.token_budget import TokenBudget
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
 from workers.sampling.sample_spec import SampleSpec

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
+from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 
 SIZES = (32, 128, 512)
 

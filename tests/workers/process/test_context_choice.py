@@ -10,10 +10,10 @@ from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.host import memory
-from workers.process import context_choice
 from workers.process.backends import options_of
-from workers.process.context_choice import ContextChoice
 from workers.process.spec import WorkerSpec
+from workers.process.startup import context_choice
+from workers.process.startup.context_choice import ContextChoice
 
 MOST = 131_072
 

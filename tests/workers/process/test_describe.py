@@ -12,7 +12,7 @@ from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.json_files import CheckpointError
 from workers.errors import LoadRefused
 from workers.host.topology import Core, Topology
-from workers.process.describe import Described, describe
+from workers.process.startup.describe import Described, describe
 
 
 def test_a_scripted_worker_describes_itself_without_files() -> None:
@@ -147,7 +147,7 @@ def test_another_version_has_another_digest(checkpoint: Path, monkeypatch: pytes
     pytest.importorskip("mlx.core")
     before, version = describe_model(checkpoint).digest, metadata.version
     with monkeypatch.context() as patch:
-        patch.setattr("workers.process.describe.__version__", "0")
+        patch.setattr("workers.process.startup.describe.__version__", "0")
         assert describe_model(checkpoint).digest != before
     monkeypatch.setattr(metadata, "version", lambda name: "0" if name == "mlx" else version(name))
     assert describe_model(checkpoint).digest != before

@@ -6,9 +6,9 @@ import pytest
 
 from protocol.scheduling import LEVELS, Urgency
 from tests.workers.engine.harness.pool import admit, end, prefill, scheduler
-from workers.engine.preemption import MAX_PREEMPTIONS, MIN_LEFT, PATIENCE_S
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
+from workers.engine.scheduling.preemption import MAX_PREEMPTIONS, MIN_LEFT, PATIENCE_S
 
 HIGH, LOW = Urgency(LEVELS["high"]), Urgency(LEVELS["low"])
 

@@ -1,6 +1,6 @@
 """Measures preemption: the wait of an urgent request, and the throughput of a pool with too little room.
 
-    python bench/preemption.py [--model 110m] [--quantize int8] [--slots 8] [--rounds 3] [--requests 24] [--pool 4096]
+    python bench/overhead/preemption.py [--model 110m] [--quantize int8] [--slots 8] [--rounds 3] [--pool 4096]
 
 First all slots are busy with long streams of low urgency, which end one after the other, and a request of 64 tokens
 comes: shown is its time to first token if it is no more urgent than they are, and if it takes the slot of one of them;
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
@@ -40,7 +40,7 @@ SHORTEST = 16
 
 
 @dataclass
-class Served:
+class TimedEngine:
     """An engine, its requests, and when each got its first token and ended, in seconds from the start."""
 
     engine: BatchEngine
@@ -111,7 +111,7 @@ class PreemptionBenchmark:
             served.step()
         return sum(served.got.values()) / served.now(), served.engine.gauges().preemptions
 
-    def _served(self, reserved_rows: int, pool: int | None) -> Served:
+    def _served(self, reserved_rows: int, pool: int | None) -> TimedEngine:
         engine = BatchEngine(
             self._runner,
             max_queue=1 << 20,
@@ -122,7 +122,7 @@ class PreemptionBenchmark:
         )
         for slot in range(self._runner.capabilities.slots):  # the engine before left retained rows
             self._runner.reset(slot)
-        return Served(engine)
+        return TimedEngine(engine)
 
     def _prompt(self) -> tuple[int, ...]:
         return tuple(self._random.choices(TOKENS, k=PROMPT))

@@ -57,7 +57,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
-    from workers.process.context_choice import ContextChoice
+    from workers.process.startup.context_choice import ContextChoice
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)

@@ -1,0 +1,1 @@
+"""The order of sequences, preemption, and the token budget of a step."""

@@ -1,0 +1,1 @@
+"""What a worker decides and states before it loads its model."""
