@@ -53,8 +53,8 @@ class Scheduler:
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
     admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows`
     more, which grow as it generates. Retained rows of ended sequences never delay an admission. Where rows or slots are
-    lacking, running sequences are preempted by the rules of `workers.engine.scheduling.preemption`: they wait again, and
-    continue later.
+    lacking, running sequences are preempted (`workers.engine.scheduling.preemption`): they wait again, and continue
+    later.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What a worker decides and states before it loads its model."""
+"""The startup of a worker: its description and its context, before the model is loaded."""
