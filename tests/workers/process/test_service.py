@@ -49,6 +49,7 @@ async def test_the_order_of_a_life(peer: Peer) -> None:
         context=64,
         config_digest="scripted",
         model_digest="scripted",
+        model_context=64,
     )
     assert (await peer.ready()).capabilities.chat
     peer.send(submit(1, "hello", max_tokens=3))
