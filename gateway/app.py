@@ -10,6 +10,9 @@ from starlette.types import ASGIApp
 
 from actors.actor import Ref
 from gateway.admin.endpoints import Admin, KeyAdmin
+from gateway.admin.kill import WorkerKill
+from gateway.admin.live import LIVE_PATH, LiveEndpoint
+from gateway.admin.page_files import PageFiles
 from gateway.admin.status import Status
 from gateway.admin.tls_reload import TlsReload
 from gateway.anthropic.dialect import anthropic_dialect
@@ -73,6 +76,7 @@ def create_app(
     router.metrics.watch_keys(keys.uses)
     router.class_weight, router.class_of = keys.weight, keys.priority_class
     status = Status(router, settings)
+    live = LiveEndpoint(router, settings, openai.conventions)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
     posted: dict[str, ASGIApp] = {
@@ -90,6 +94,8 @@ def create_app(
     def direct(method: str, path: str) -> ASGIApp | None:
         if method == "POST" and path in posted:
             return posted[path]
+        if (method, path) == ("GET", LIVE_PATH):
+            return live
         if path.startswith(STREAMS):
             return resume if method in ResumeEndpoint.METHODS else None
         return next(
@@ -110,10 +116,12 @@ def create_app(
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
         Route("/admin/gateway", status.gateway),
+        Route(LIVE_PATH, live, methods=["GET"]),
+        *WorkerKill(router, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
         *(Admin(fleet, settings).routes() if fleet is not None else ()),
-        Route("/", status.page),
+        *PageFiles(settings).routes(),
     ]
     routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())

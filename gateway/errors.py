@@ -36,6 +36,7 @@ class RefusalCode(StrEnum):
     HEADERS_TOO_LARGE = "headers_too_large"
     STREAM_LOST = "stream_lost"
     TLS_NOT_RELOADED = "tls_not_reloaded"
+    NO_PROCESS = "no_process"
     RATE_LIMITED = "rate_limit_exceeded"
 
 
@@ -60,6 +61,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.OPERATION_UNDER_WAY: 409,
     RefusalCode.KEYS_NOT_RELOADED: 409,
     RefusalCode.TLS_NOT_RELOADED: 409,
+    RefusalCode.NO_PROCESS: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,

@@ -118,6 +118,13 @@ class ChildProcess:
         if self.returncode is None:
             self._escalates = self._loop.call_later(0.0 if self.state == STOPPED else ask_s, self._escalate)
 
+    def kill(self) -> bool:
+        """Send SIGKILL to its group. Its `origin` is then that of a signal from outside. False after its exit."""
+        if self.returncode is not None:
+            return False
+        self._signal(signal.SIGKILL)
+        return True
+
     def _escalate(self) -> None:
         if not self._steps:
             self._on_exit()

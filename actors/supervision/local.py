@@ -88,6 +88,10 @@ class LocalPeer:
         else:
             self._child.end(ask_s, self._terms.deadlines.term)
 
+    def kill(self) -> bool:
+        """See `Peer`."""
+        return self._child is not None and self._child.kill()
+
     def _connect(self, link: Link) -> str:
         """Check the sender of the first message, and remove the socket: a gateway that is killed then leaves no file.
         Returns what is wrong, or nothing."""

@@ -24,3 +24,6 @@ class Peer(Protocol):
 
     def end(self, ask_s: float) -> None:
         """Let it end within `ask_s` seconds, then kill it. Reports `Ended` within a bounded time."""
+
+    def kill(self) -> bool:
+        """Send SIGKILL to its process. False if it has none on this machine."""

@@ -44,3 +44,7 @@ class RemotePeer:
     def end(self, ask_s: float) -> None:
         """Report the end: the owner of the link closes it."""
         asyncio.get_running_loop().call_soon(self._ended)
+
+    def kill(self) -> bool:
+        """See `Peer`."""
+        return False

@@ -55,6 +55,11 @@ class WorkerRef:
         """Do not count the end of that incarnation as a failure."""
         self._actor.life.exempt(incarnation)
 
+    def kill_nowait(self) -> bool:
+        """Kill its process, as somebody else would: what follows is what follows any death, but it does not count as a
+        failure of the worker. False if it has no process on this machine."""
+        return self._actor.kill_nowait()
+
 
 def spawn_worker(context: Context, name: str, terms: Terms, command: CommandLine | None = None) -> WorkerRef:
     """Supervise a worker as a child of that actor: a process started by `command`; without one, a remote worker that
@@ -143,6 +148,13 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         except (LinkFull, LinkClosed, MessageRefused) as error:
             raise WorkerUnavailable(f"worker {self.life.name!r}: {error}") from error
         self.life.sent(commands, self._loop.time())
+
+    def kill_nowait(self) -> bool:
+        """See `WorkerRef`."""
+        if not self._peer.kill():
+            return False
+        self.life.exempt(self.life.number)
+        return True
 
     # Input from the peer and the timer.
 

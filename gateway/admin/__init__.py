@@ -1,1 +1,1 @@
-"""Status and administration endpoints, and the chat page."""
+"""Status and administration endpoints, and the page at `/`."""

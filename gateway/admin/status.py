@@ -1,8 +1,7 @@
-"""Read-only endpoints about the gateway itself: health, workers, metrics, and the chat page."""
+"""Read-only endpoints about the gateway itself: health, workers and metrics."""
 
 import asyncio
 import os
-from importlib import resources
 from typing import Any
 
 import anyio.lowlevel
@@ -17,17 +16,6 @@ from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
 
-PAGE_RESUME_S = 60.0
-"""Seconds for which an answer of the page is kept when its connection ends."""
-_PAGE_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
-
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
@@ -40,9 +28,6 @@ class Status:
         self._router = router
         self._settings = settings
         self._retry = {"retry-after": str(settings.retry_after_s)}
-        resume_s = min(PAGE_RESUME_S, settings.resume_most_s)
-        page = resources.files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
-        self._page = page.replace("{{resume_s}}", f"{resume_s:g}").encode()
 
     async def health(self, _: Request) -> Response:
         """`GET /health`: 200 when a model can be used, as `/health/ready` without its details."""
@@ -101,10 +86,6 @@ class Status:
             families.append(family)
             await anyio.lowlevel.checkpoint()
         return Response(b"".join(families), headers={"content-type": CONTENT_TYPE.decode()})
-
-    async def page(self, _: Request) -> Response:
-        """`GET /`."""
-        return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html; charset=utf-8")
 
 
 def _device(status: WorkerStatus) -> str | None:

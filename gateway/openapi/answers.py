@@ -62,6 +62,14 @@ class GatewayProcess(Struct, forbid_unknown_fields=True):
     pid: int
 
 
+class KilledWorker(Struct, forbid_unknown_fields=True):
+    """The process that was killed."""
+
+    worker: str
+    incarnation: int
+    pid: int
+
+
 class TlsAnswer(Struct, forbid_unknown_fields=True):
     """The certificate was read again. The warning is empty, or says why clients will refuse it."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
+from gateway.admin.live import LIVE_PATH
 from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage, TokenCount
 from gateway.anthropic.errors import OVERLOADED_STATUS
 from gateway.anthropic.schema import CountBody, MessagesBody
@@ -35,6 +36,7 @@ from gateway.openapi.answers import (
     Health,
     KeysAnswer,
     KeyUses,
+    KilledWorker,
     Live,
     OperationAnswer,
     Readiness,
@@ -250,7 +252,23 @@ OPERATIONS: Operations = {
     ),
     ("GET", "/metrics"): ApiOperation(summary="Read the metrics of Prometheus", answers={200: {"text/plain": None}}),
     ("GET", "/openapi.json"): ApiOperation(summary="Read this document", answers={200: {JSON: dict[str, Any]}}),
-    ("GET", "/"): ApiOperation(summary="Open the chat page", answers={200: {"text/html": None}}),
+    ("GET", "/"): ApiOperation(summary="Open the page", answers={200: {"text/html": None}, 304: {}}, open=True),
+    ("GET", "/page/{name}"): ApiOperation(
+        summary="Read a file of the page",
+        answers={200: {"text/html": None, "text/css": None, "text/javascript": None}, 304: {}},
+        errors=(RefusalCode.NOT_FOUND,),
+        open=True,
+    ),
+    ("GET", LIVE_PATH): ApiOperation(
+        summary="Watch the workers and their streams", answers={200: {SSE: None}}, errors=(ErrorCode.OVERLOADED,)
+    ),
+    ("POST", "/admin/workers/{name}/kill"): ApiOperation(
+        summary="Kill the process of a worker, to test failover",
+        body=Nothing,
+        body_required=False,
+        answers={202: {JSON: KilledWorker}},
+        errors=(*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.NO_PROCESS),
+    ),
     ("GET", "/admin/workers"): _read("List the workers", Workers),
     ("GET", "/admin/operation"): _read("Describe the latest operation", OperationAnswer),
     ("POST", "/admin/workers/{name}/drain"): _change("Drain a worker", Leave, _WORKER),

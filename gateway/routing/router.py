@@ -363,6 +363,10 @@ class Router(Actor[WorkerNotice | Terminated]):
         """The workers and what they hold, to be read only."""
         return iter(self.pool)
 
+    def sequences(self) -> list[LiveSequence]:
+        """All live sequences, those on workers first; to be read only."""
+        return self._placement.live()
+
     def waiting(self) -> dict[str, int]:
         """Count the sequences that wait for a worker, by model."""
         return {model: self._placement.queue.count(model) for model in self.models()}

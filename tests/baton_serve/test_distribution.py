@@ -33,7 +33,9 @@ def test_a_wheel_has_the_data_that_is_read_at_run_time(wheel: Path) -> None:
     names = contents(wheel)
     model = {f"{PRIVATE}/models/builtin/{file.name}" for file in (ROOT / "models" / "builtin").iterdir()}
     assert f"{PRIVATE}/models/builtin/model.safetensors" in model
-    assert model | {f"{PRIVATE}/gateway/admin/page.html", "baton_serve/py.typed"} <= set(names)
+    page = {f"{PRIVATE}/gateway/admin/page/{file.name}" for file in (ROOT / "gateway" / "admin" / "page").iterdir()}
+    assert f"{PRIVATE}/gateway/admin/page/index.html" in page
+    assert model | page | {"baton_serve/py.typed"} <= set(names)
     assert f"{METADATA}/licenses/LICENSE" in names
 
 

@@ -24,6 +24,8 @@ from gateway.settings import GatewaySettings
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
 `/health/ready` also the names of the models and of workers that were given up."""
+PAGE, PAGE_FILES = "/", "/page/"
+"""The page and its files. They are the same on every server, and ask for the key that the requests of the page need."""
 KEYS_PATH = "/admin/keys"
 """The route with the use of all keys, which needs what a change needs."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
@@ -96,7 +98,7 @@ class AuthMiddleware:
         # This is the path as the server parsed it, never one rebuilt from the Host header.
         if scope["path"].startswith("/admin/"):
             return self._check_admin(scope)
-        if not self._keys:
+        if not self._keys or scope["path"] == PAGE or scope["path"].startswith(PAGE_FILES):
             return None
         found = self._note(scope, self._find(scope, key_headers))
         return None if found is not None or scope["path"] in OPEN_PATHS else self._no_key(scope, key_headers)

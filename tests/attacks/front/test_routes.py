@@ -9,6 +9,8 @@ from baton_serve import __version__
 from tests.attacks.server import HOST, AttackedServer, attacked_server
 
 OPEN = ("/health", "/health/live", "/health/ready")
+PAGE = ("/", "/page/main.js", "/page/style.css", "/page/x")
+"""The page is the same on every server, and asks for a key itself."""
 
 
 def test_health_and_version_answer(server: AttackedServer) -> None:
@@ -20,13 +22,34 @@ def test_health_and_version_answer(server: AttackedServer) -> None:
     assert server.request("POST", "/health")[0] == 405
 
 
-def test_without_the_key_only_health_is_answered(tmp_path: Path) -> None:
-    paths = (*OPEN, "/version", "/", "/metrics", "/v1/models", "/admin/workers", "/admin/gateway", "/favicon.ico", "/x")
-    closed = ("/health/", "/health/live/", "//health", "/health/../metrics", "/%68ealth/../metrics", "/health%2flive")
+def test_without_the_key_only_health_and_the_files_of_the_page_are_answered(tmp_path: Path) -> None:
+    paths = (
+        *OPEN,
+        *PAGE,
+        "/version",
+        "/metrics",
+        "/admin/live",
+        "/v1/models",
+        "/admin/workers",
+        "/admin/gateway",
+        "/favicon.ico",
+        "/x",
+    )
+    closed = (
+        "/page",
+        "//",
+        "/%2fpage/main.js",
+        "/health/",
+        "/health/live/",
+        "//health",
+        "/health/../metrics",
+        "/%68ealth/../metrics",
+        "/health%2flive",
+    )
     with attacked_server(tmp_path, BATON_API_KEY="k") as server:
         answers = {path: server.request("GET", path)[0] for path in (*paths, *closed)}
         # A path is compared as it was decoded, as the router does.
-        assert {path for path, status in answers.items() if status != 401} == {*OPEN, "/health%2flive"}
+        assert {path for path, status in answers.items() if status != 401} == {*OPEN, *PAGE, "/health%2flive"}
         assert server.request("GET", "/health")[1] == b'{"status":"ready"}', "it names no model"
 
 
@@ -42,4 +65,5 @@ def test_the_icon_of_the_page_is_allowed_by_its_policy(server: AttackedServer) -
     assert policy["img-src"] == "data:"
     assert policy["default-src"] == "'none'"
     loaded = re.findall(r'(?:src|href)="([^"]*)"', page)
-    assert loaded == [icon], "the page loads nothing else"
+    own = [each for each in loaded if each.startswith(("/page/", "#"))]
+    assert sorted(loaded) == sorted([icon, *own]), "the page loads nothing from elsewhere"

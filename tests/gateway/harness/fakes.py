@@ -65,6 +65,7 @@ class FakeWorker(WorkerRef):
         self.model = model
         self.sent: list[list[Command]] = []
         self.exempted: list[int] = []
+        self.kills = 0
         self.full = False
         self.arrived = asyncio.Event()
         self._router: Router | None = None
@@ -82,6 +83,10 @@ class FakeWorker(WorkerRef):
 
     def exempt_nowait(self, incarnation: int) -> None:
         self.exempted.append(incarnation)
+
+    def kill_nowait(self) -> bool:
+        self.kills += self.status.pid is not None
+        return self.status.pid is not None
 
     @property
     def submits(self) -> list[Submit]:

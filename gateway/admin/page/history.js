@@ -1,0 +1,63 @@
+// Chats and settings in the browser's storage: one entry a chat, so that two tabs do not overwrite each other's.
+
+export const MAX_CHATS = 50;
+export const MAX_CHARS = 2000000; // of all chats together; the oldest are dropped first
+const PREFIX = "baton.chat.";
+const SETTINGS = "baton.settings";
+
+/** A chat without messages. */
+export function newChat() {
+  return { id: `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`, title: "", updated: 0, messages: [] };
+}
+
+/** All chats, the latest first. Entries that are no chats are left out. */
+export function chats() {
+  const found = [];
+  for (let index = 0; index < localStorage.length; index++) {
+    const key = localStorage.key(index);
+    if (!key.startsWith(PREFIX)) continue;
+    try {
+      const chat = JSON.parse(localStorage.getItem(key));
+      if (Array.isArray(chat.messages)) found.push(chat);
+    } catch { /* written by something else */ }
+  }
+  return found.sort((one, other) => other.updated - one.updated);
+}
+
+/** Keep a chat. Returns false if the browser has no room for it. */
+export function keep(chat) {
+  chat.updated = Date.now();
+  const text = JSON.stringify(chat);
+  if (text.length > MAX_CHARS) return false;
+  let size = text.length;
+  chats().filter((each) => each.id !== chat.id).forEach((each, index) => {
+    size += JSON.stringify(each).length;
+    if (index + 2 > MAX_CHATS || size > MAX_CHARS) forget(each.id);
+  });
+  try {
+    localStorage.setItem(PREFIX + chat.id, text);
+    return true;
+  } catch {
+    return false; // the quota
+  }
+}
+
+export function forget(id) {
+  localStorage.removeItem(PREFIX + id);
+}
+
+export function forgetAll() {
+  for (const chat of chats()) forget(chat.id);
+}
+
+export function settings() {
+  try {
+    return JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+export function keepSettings(value) {
+  localStorage.setItem(SETTINGS, JSON.stringify(value));
+}
