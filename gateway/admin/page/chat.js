@@ -158,7 +158,7 @@ export class Chat {
       const seconds = (performance.now() - first) / 1000;
       if (message.tokens > 1 && seconds > 0) message.rate = (message.tokens - 1) / seconds;
       answer.finish(this.chat === chat);
-      this._keep(chat);
+      if (history.isKept(chat.id)) this._keep(chat);
     }
   }
 

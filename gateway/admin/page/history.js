@@ -42,6 +42,11 @@ export function keep(chat) {
   }
 }
 
+/** True for a chat that is kept, and was not deleted since. */
+export function isKept(id) {
+  return localStorage.getItem(PREFIX + id) !== null;
+}
+
 export function forget(id) {
   localStorage.removeItem(PREFIX + id);
 }

@@ -85,6 +85,6 @@ export function happenings(before, after) {
     } else if (from && !worker) queued++;
   }
   for (const [way, count] of moves) found.push(`${streams(count)} moved ${way}.`);
-  if (queued) found.push(`${streams(queued)} lost their worker and wait for another one.`);
+  if (queued) found.push(`${streams(queued)} lost ${queued === 1 ? "its worker and waits" : "their worker and wait"} for another one.`);
   return found;
 }

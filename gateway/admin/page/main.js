@@ -160,7 +160,8 @@ async function kill(name) {
     happened([`You killed worker ${name}, process ${pid}.`]);
     $("live-problem").hidden = true;
   } catch (error) {
-    $("live-problem").replaceChildren(h("strong", {}, error.code), ` ${error.message} ${error.advice} `,
+    const advice = error.code === "invalid_api_key" ? "Enter it in the settings." : error.advice;
+    $("live-problem").replaceChildren(h("strong", {}, error.code), ` ${error.message} ${advice} `,
       h("button", { type: "button", class: "small", onclick: () => open($("settings")) }, "Settings"));
     $("live-problem").hidden = false;
     announce(error.message);

@@ -56,14 +56,18 @@ export class Answer {
     this._footer = h("footer");
     this.element = h("article", { class: "assistant", "aria-label": "Answer" },
       this._folded, this._content, this._calls, this._footer);
-    this._frame = 0;
+    this._soon = 0;
+    this._finished = false;
     this._spent = 0;
   }
 
   /** Show what came, soon: the more expensive, the more seldom. */
   changed() {
     this.element.setAttribute("aria-busy", "true");
-    this._frame ||= setTimeout(() => requestAnimationFrame(() => { this._frame = 0; this.draw(); }), Math.min(500, 8 * this._spent));
+    this._soon ||= setTimeout(() => requestAnimationFrame(() => {
+      this._soon = 0;
+      if (!this._finished) this.draw();
+    }), Math.min(500, 8 * this._spent));
   }
 
   draw() {
@@ -79,8 +83,7 @@ export class Answer {
 
   /** Show it as it is at its end. `last`: it is the last message of the chat. */
   finish(last) {
-    clearTimeout(this._frame);
-    this._frame = 0;
+    this._finished = true;
     this.element.removeAttribute("aria-busy");
     this.draw();
     const { message } = this;

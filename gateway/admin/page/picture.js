@@ -127,41 +127,32 @@ export class Picture {
       fill(shown.slots, shown.cells.place(ids, worker.slots), worker.slots, cells);
       shown.slots.classList.toggle("small", worker.slots > MANY_SLOTS);
     }
-    const waiting = snapshot.streams.filter((stream) => !stream.worker).map(({ id }) => id);
+    const waiting = snapshot.streams.filter(({ worker }) => !this._workers.has(worker)).map(({ id }) => id);
     fill($("queue"), this._queue.place(waiting, 0), 0, cells);
     const origin = this._stage.getBoundingClientRect();
     const gateway = $("gateway").getBoundingClientRect();
-    const home = { x: gateway.left - origin.left + gateway.width / 2, y: gateway.top - origin.top + gateway.height / 2 };
+    const boxes = new Map([...cells].map(([id, cell]) => [id, cell.getBoundingClientRect()]));
     this._drawWires(origin, gateway);
-    const seen = new Set();
+    const fresh = snapshot.streams.filter(({ id }) => !this._streams.has(id));
+    for (const stream of fresh) this._streams.set(stream.id, newStream(stream, origin, gateway));
+    if (fresh.length) void this._stage.offsetWidth; // they begin at the gateway, so that their way is drawn
+    const now = performance.now(), seen = new Set();
     for (const stream of snapshot.streams) {
       seen.add(stream.id);
-      const box = cells.get(stream.id).getBoundingClientRect();
-      const at = { x: box.left - origin.left, y: box.top - origin.top };
-      let shown = this._streams.get(stream.id);
-      if (!shown) {
-        shown = { element: h("i", { class: "stream" }), worker: stream.worker, moved: 0 };
-        shown.element.dataset.stream = stream.id;
-        shown.element.style.setProperty("--hue", ((stream.id * 137.5) % 360).toFixed(0));
-        shown.element.style.transform = `translate(${home.x}px, ${home.y}px) scale(.2)`;
-        $("streams").append(shown.element);
-        void shown.element.offsetWidth; // the way from the gateway to its cell is drawn
-        this._streams.set(stream.id, shown);
-      }
-      const { element } = shown;
+      const box = boxes.get(stream.id), shown = this._streams.get(stream.id), { element } = shown;
       if (shown.worker !== stream.worker) {
-        shown.moved = performance.now();
-        element.dataset.moves = Number(element.dataset.moves ?? 0) + 1;
+        shown.moved = now;
+        element.dataset.moves = Number(element.dataset.moves ?? 0) + (stream.worker !== null);
       }
       shown.worker = stream.worker;
       element.dataset.worker = stream.worker ?? "";
-      element.classList.toggle("moving", performance.now() - shown.moved < 900);
+      element.classList.toggle("moving", now - shown.moved < 900);
       element.classList.toggle("mine", stream.request !== null && this._isMine(stream.request));
       element.classList.toggle("begins", stream.tokens === 0);
       element.classList.toggle("still", !moves);
       element.style.width = `${box.width}px`;
       element.style.height = `${box.height}px`;
-      element.style.transform = `translate(${at.x}px, ${at.y}px)`;
+      element.style.transform = `translate(${box.left - origin.left}px, ${box.top - origin.top}px)`;
       const text = box.width > 20 ? String(stream.tokens) : "";
       if (element.textContent !== text) element.textContent = text;
     }
@@ -182,6 +173,17 @@ export class Picture {
       wire.setAttribute("d", `M ${end.x} ${end.y} C ${end.x} ${end.y - bend}, ${x} ${y + bend}, ${x} ${y}`);
     }
   }
+}
+
+/** The element of a stream, at the gateway. */
+function newStream(stream, origin, gateway) {
+  const element = h("i", { class: "stream" });
+  const x = gateway.left - origin.left + gateway.width / 2, y = gateway.top - origin.top + gateway.height / 2;
+  element.dataset.stream = stream.id;
+  element.style.setProperty("--hue", ((stream.id * 137.5) % 360).toFixed(0));
+  element.style.transform = `translate(${x}px, ${y}px) scale(.2)`;
+  $("streams").append(element);
+  return { element, worker: stream.worker, moved: -Infinity };
 }
 
 /** Give an element as many cells as there are, and note which stream has which. */

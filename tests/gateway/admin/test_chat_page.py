@@ -135,6 +135,14 @@ async def test_chats_are_kept_in_the_browser() -> None:
         await page.get_by_role("button", name="Delete all chats").click()
         await expect(page.locator("#no-chats")).to_be_visible()
         assert await page.evaluate("Object.keys(localStorage)") == ["baton.settings"]
+        await page.locator("#chats [data-close]").click()
+        await say(page, "a chat that is deleted while it is answered")
+        (*_, submit_3) = await served.worker.wait_submits(3)
+        await page.keyboard.press("Alt+c")
+        await page.get_by_role("button", name="Delete all chats").click()
+        assert await served.worker.wait_cancels(1) == [submit_3.stream]
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_have_count(1)
+        assert await page.evaluate("Object.keys(localStorage)") == ["baton.settings"]
     assert [each.content for each in messages(submit)] == ["the first chat", "yes", "more"]
 
 
