@@ -78,6 +78,9 @@ class FakePeer:
         self.ends.append(self.number)
         asyncio.get_running_loop().call_soon(self.report, Ended(self.number))
 
+    def kill(self) -> bool:
+        return False
+
     def say(self, *events: Event) -> None:
         """Let these arrive as one message."""
         self.link.deliver([encode(event) for event in events])

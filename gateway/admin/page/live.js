@@ -4,7 +4,8 @@ import { Refused, ask, events, pause } from "./api.js";
 
 const WINDOW_S = 2; // of the rate of tokens
 
-/** Snapshots as they come, for as long as the page is visible. `failed(error)` is called while there are none. */
+/** Snapshots as they come, for as long as the page is visible. `failed(error)` is called while there are none. After an
+ * event `keys` of the document it asks again at once. */
 export async function watch(took, failed) {
   let wait = 500;
   for (;;) {
@@ -26,7 +27,7 @@ export async function watch(took, failed) {
     } finally {
       document.removeEventListener("visibilitychange", hide);
     }
-    await pause(wait);
+    await Promise.race([pause(wait), new Promise((go) => document.addEventListener("keys", go, { once: true }))]);
     wait = Math.min(2 * wait, 5000);
   }
 }

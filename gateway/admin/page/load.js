@@ -5,10 +5,25 @@ import { chunks, requestId } from "./api.js";
 
 const TOKENS = 1500;
 const PROMPT = "Count from one upwards, in words.";
+const REQUESTS = 3; // a browser has six connections to a server, and the picture, the chat and a kill need some
+
+/** How many streams each of the requests has. */
+export function shares(count) {
+  const requests = Math.min(REQUESTS, count);
+  return Array.from({ length: requests }, (_, at) => Math.floor((count + at) / requests));
+}
+
+/** A sentence about the answers that have ended. */
+export function verdict(count, { complete, failed }, different) {
+  const left = count - complete - failed;
+  const same = complete < 2 ? "" : different === 1 ? ", all the same text" : `, ${different} different texts`;
+  return `${complete} of ${count} complete${same}${failed ? `; ${failed} failed` : ""}${left ? "" : "."}`;
+}
 
 export class Load {
+  /** `model()` is the entry of a model; `mine` gets the ids of the requests, and `said` sentences. */
   constructor({ model, mine, said }) {
-    this._model = model; // {id, max_model_len}
+    this._model = model;
     this._mine = mine;
     this._said = said;
     this._running = null;
@@ -25,38 +40,39 @@ export class Load {
   /** Start `count` streams, and say how they ended. */
   async run(count) {
     const running = this._running = new AbortController();
-    const model = this._model();
-    const tokens = Math.max(16, Math.min(TOKENS, (model.max_model_len ?? TOKENS) - 256));
-    const body = { model: model.id, messages: [{ role: "user", content: PROMPT }], temperature: 0, seed: 1, max_tokens: tokens, ignore_eos: true };
-    const ends = { complete: 0, failed: 0 }, texts = new Set();
+    const { id: model, max_model_len: context } = this._model();
+    const body = {
+      model, messages: [{ role: "user", content: PROMPT }], temperature: 0, seed: 1, ignore_eos: true,
+      max_tokens: Math.max(16, Math.min(TOKENS, (context ?? TOKENS) - 256)),
+    };
+    const ends = { complete: 0, failed: 0 }, different = new Set();
+    let problem = "";
+    const say = () => this._said([verdict(count, ends, different.size), problem].filter(Boolean).join(" "));
     this._said(`${count} streams run.`);
-    const one = async () => {
-      const id = requestId();
+    const request = async (n) => {
+      const texts = Array(n).fill(""), id = requestId();
+      let left = n;
       this._mine(id);
-      let text = "", tokens = 0;
       try {
-        for await (const chunk of chunks(body, id, running.signal)) {
-          text += chunk.choices[0]?.delta.content ?? "";
-          tokens = chunk.usage?.completion_tokens ?? tokens;
+        for await (const { choices } of chunks({ ...body, n }, id, running.signal)) {
+          for (const { index, delta, finish_reason } of choices) {
+            texts[index] += delta.content ?? "";
+            if (!finish_reason) continue;
+            left--;
+            ends.complete++;
+            different.add(texts[index]);
+            say();
+          }
         }
-        ends.complete++;
-        texts.add(`${tokens} ${text}`);
       } catch (error) {
         if (running.signal.aborted) return;
-        ends.failed++;
-        this._said(error.message);
+        ends.failed += left;
+        problem = error.message;
+        say();
       }
-      if (!running.signal.aborted) this._said(verdict(count, ends, texts.size));
     };
-    await Promise.all(Array.from({ length: count }, one));
+    await Promise.all(shares(count).map(request));
     if (running.signal.aborted) this._said("Stopped.");
     if (this._running === running) this._running = null;
   }
-}
-
-/** A sentence about the answers that have ended. */
-export function verdict(count, { complete, failed }, different) {
-  const left = count - complete - failed;
-  const same = complete < 2 ? "" : different === 1 ? ", all the same text" : `, ${different} different texts`;
-  return `${complete} of ${count} complete${same}${failed ? `; ${failed} failed` : ""}${left ? "" : "."}`;
 }

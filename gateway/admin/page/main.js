@@ -94,6 +94,7 @@ function saveSettings(event) {
     return;
   }
   for (const name of ["api-key", "admin-key"]) keys.set(name, $(`s-${name}`).value);
+  document.dispatchEvent(new Event("keys"));
   change(values);
   $("settings").close();
   listModels();

@@ -85,7 +85,8 @@ function list(lines, at, parent, depth) {
   const ordered = /\d/.test(marker);
   const kind = marker.slice(-1); // another bullet begins another list
   const element = parent.appendChild(h(ordered ? "ol" : "ul"));
-  if (ordered) element.start = Number.parseInt(marker, 10);
+  const first = Number.parseInt(marker, 10);
+  if (ordered && first !== 1) element.start = first;
   while (at < lines.length) {
     const found = ITEM.exec(lines[at]);
     if (!found || found[1].length > indent.length + 3 || found[1].length < indent.length || found[2].slice(-1) !== kind || RULE.test(lines[at])) break;

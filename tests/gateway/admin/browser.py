@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from playwright.async_api import ConsoleMessage, Error, Page, async_playwright
+from playwright.async_api import ConsoleMessage, Error, Page, async_playwright, expect
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -23,6 +23,7 @@ EXPECTED = ("Failed to load resource",)
 async def browsing(url: str, **context: Any) -> AsyncIterator[Page]:
     """The page at `url` in a browser without history. `context` are options of `new_context`. At the end, the page must
     not have logged an error, such as an exception or a breach of its Content-Security-Policy."""
+    expect.set_options(timeout=WAIT_MS)
     problems: list[str] = []
 
     def logged(message: ConsoleMessage) -> None:

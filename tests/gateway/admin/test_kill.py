@@ -36,14 +36,16 @@ async def test_a_killed_worker_starts_again_and_its_streams_go_on() -> None:
         assert real.router.metrics.replays() > 0
 
 
+async def _ready(real: Real, incarnation: int) -> None:
+    await real.until(lambda: real.status().incarnation == incarnation and real.status().state is WorkerState.READY)
+
+
 async def test_kills_never_give_a_worker_up() -> None:
     async with real_gateway(launch("w0"), admin_key="admin") as real:
         for incarnation in range(1, 8):
-            await real.until(
-                lambda now=incarnation: real.status().incarnation == now and real.status().state is WorkerState.READY
-            )
+            await _ready(real, incarnation)
             assert (await real.client.post("/admin/workers/w0/kill", json={}, headers=ADMIN)).status_code == 202
-        await real.until(lambda: real.status().incarnation == 8 and real.status().state is WorkerState.READY)
+        await _ready(real, 8)
 
 
 @pytest.mark.parametrize(

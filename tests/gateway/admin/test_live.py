@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.admin import live
 from gateway.admin.live import LIVE_PATH, MAX_STREAMS, MAX_WATCHERS
 from protocol.events import Gauges
 from tests.gateway.harness.serving import COMPLETION, Served, open_raw, serving
@@ -72,39 +71,42 @@ async def test_a_stream_keeps_its_id_when_its_worker_is_lost() -> None:
     assert (before["worker"], after["replayed"]) == (first.name, True)
 
 
+async def _live(served: Served, count: int) -> None:
+    await served.until(lambda: served.live == count)
+
+
 async def test_only_the_ids_of_the_pages_requests_are_shown() -> None:
     async with serving() as served, anyio.create_task_group() as group:
         for count, name in enumerate(("page-0123", "user-4711"), 1):
             headers = {"x-request-id": name}
             group.start_soon(partial(served.client.post, "/v1/completions", json=COMPLETION, headers=headers))
-            await served.until(lambda count=count: served.live == count)
+            await _live(served, count)
         async with watched(served) as snapshots:
             snapshot = await anext(snapshots)
         group.cancel_scope.cancel()
     assert [each["request"] for each in snapshot["streams"]] == ["page-0123", None]
 
 
-async def test_the_streams_of_a_snapshot_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MAX_STREAMS == 512
-    monkeypatch.setattr(live, "MAX_STREAMS", 2)
-    async with serving() as served:
-        for count in (2, 3):
-            streams = [
-                await open_raw(served.port, "/v1/completions", COMPLETION | {"stream": True}) for _ in range(count)
-            ]
-            await served.until(lambda count=count: served.live == count)
-            async with watched(served) as snapshots:
-                snapshot = await anext(snapshots)
-            assert (len(snapshot["streams"]), snapshot["streams_left_out"]) == (2, count - 2)
-            for stream in streams:
-                await stream.aclose()
-            await served.until(lambda: served.live == 0)
+@pytest.mark.parametrize("over", [0, 1])
+async def test_the_streams_of_a_snapshot_are_bounded(over: int) -> None:
+    async with serving(slots=1024) as served:
+        body = COMPLETION | {"prompt": ["hi"] * 64, "stream": True}
+        streams = [await open_raw(served.port, "/v1/completions", body) for _ in range(MAX_STREAMS // 64)]
+        if over:
+            streams.append(await open_raw(served.port, "/v1/completions", COMPLETION | {"stream": True}))
+        await served.until(lambda: served.live == MAX_STREAMS + over)
+        async with watched(served) as snapshots:
+            snapshot = await anext(snapshots)
+        assert (len(snapshot["streams"]), snapshot["streams_left_out"]) == (MAX_STREAMS, over)
+        for stream in streams:
+            await stream.aclose()
 
 
 async def test_watchers_are_bounded() -> None:
     async with serving() as served, AsyncExitStack() as stack:
-        for _ in range(MAX_WATCHERS):
-            await anext(await stack.enter_async_context(watched(served)))
+        watchers = [await stack.enter_async_context(watched(served)) for _ in range(MAX_WATCHERS)]
+        for watcher in watchers:
+            await anext(watcher)
         refused = await served.client.get(LIVE_PATH)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert refused.headers["retry-after"] == "1"

@@ -14,9 +14,9 @@ PLACES = """async (turns) => {
     const cells = new Cells();
     return turns.map(([ids, slots]) => [...cells.place(ids, slots)]);
 }"""
-HAPPENED = """async ([before, after]) => {
+HAPPENED = """async (turns) => {
     const { happenings } = await import("/page/live.js");
-    return happenings(before, after);
+    return turns.map(([before, after]) => happenings(before, after));
 }"""
 RATES = """async (taken) => {
     const { Changes } = await import("/page/live.js");
@@ -26,7 +26,11 @@ RATES = """async (taken) => {
         return changes.take({ workers, streams: [] }, now).rate;
     });
 }"""
-VERDICT = "async (ends) => (await import('/page/load.js')).verdict(...ends)"
+SHARES = "async (counts) => { const { shares } = await import('/page/load.js'); return counts.map(shares); }"
+VERDICT = """async (ends) => {
+    const { verdict } = await import("/page/load.js");
+    return ends.map((each) => verdict(...each));
+}"""
 
 
 async def computed(script: str, given: Any) -> Any:
@@ -58,26 +62,22 @@ def snapshot(streams: dict[int, str | None], **states: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "sentences"),
-    [
-        (snapshot({1: "w0"}, w0="ready"), snapshot({1: "w0", 2: None}, w0="ready"), []),
-        (snapshot({}, w0="ready"), snapshot({}, w0="ready", w1="ready"), ["Worker w1 is new."]),
+async def test_what_happened_is_said() -> None:
+    turns = [
+        (snapshot({1: "w0"}, w0="ready"), snapshot({1: "w0", 2: None}, w0="ready")),
+        (snapshot({}, w0="ready"), snapshot({}, w0="ready", w1="ready")),
         (
             snapshot({1: "w0", 2: "w0", 3: "w1"}, w0="ready", w1="ready"),
             snapshot({1: "w1", 2: "w1", 3: "w1"}, w0="backoff", w1="ready"),
-            ["Worker w0 has ended and is started again: it was killed.", "2 streams moved from w0 to w1."],
         ),
-        (
-            snapshot({1: "w0"}, w0="ready"),
-            snapshot({1: None}, w0="given_up"),
-            ["Worker w0 was given up: it was killed.", "1 stream lost its worker and waits for another one."],
-        ),
-    ],
-    ids=["nothing", "new worker", "moved", "queued"],
-)
-async def test_what_happened_is_said(before: Any, after: Any, sentences: list[str]) -> None:
-    assert await computed(HAPPENED, [before, after]) == sentences
+        (snapshot({1: "w0"}, w0="ready"), snapshot({1: None}, w0="given_up")),
+    ]
+    assert await computed(HAPPENED, turns) == [
+        [],
+        ["Worker w1 is new."],
+        ["Worker w0 has ended and is started again: it was killed.", "2 streams moved from w0 to w1."],
+        ["Worker w0 was given up: it was killed.", "1 stream lost its worker and waits for another one."],
+    ]
 
 
 async def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -86,14 +86,18 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert await computed(RATES, taken) == [0, 50, 50, 25, 0]
 
 
-@pytest.mark.parametrize(
-    ("ends", "sentence"),
-    [
-        ([4, {"complete": 1, "failed": 0}, 1], "1 of 4 complete"),
-        ([4, {"complete": 4, "failed": 0}, 1], "4 of 4 complete, all the same text."),
-        ([4, {"complete": 3, "failed": 1}, 2], "3 of 4 complete, 2 different texts; 1 failed."),
-    ],
-    ids=["one", "equal", "unequal"],
-)
-async def test_unequal_answers_are_not_called_equal(ends: list[Any], sentence: str) -> None:
-    assert await computed(VERDICT, ends) == sentence
+async def test_streams_are_shared_by_few_connections() -> None:
+    assert await computed(SHARES, [1, 2, 3, 7, 64]) == [[1], [1, 1], [1, 1, 1], [2, 2, 3], [21, 21, 22]]
+
+
+async def test_unequal_answers_are_not_called_equal() -> None:
+    ends = [
+        [4, {"complete": 1, "failed": 0}, 1],
+        [4, {"complete": 4, "failed": 0}, 1],
+        [4, {"complete": 3, "failed": 1}, 2],
+    ]
+    assert await computed(VERDICT, ends) == [
+        "1 of 4 complete",
+        "4 of 4 complete, all the same text.",
+        "3 of 4 complete, 2 different texts; 1 failed.",
+    ]
