@@ -24,10 +24,16 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 150 * 1024
 COLOURS = 128
 ADMIN_KEY = "for-the-pictures"
-SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2", "--max-batch-size", "6", "--log-level", "error")
+SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2", "--max-batch-size", "8", "--log-level", "error")
 QUESTION = "What is the capital of Japan?"
 TOOL_QUESTION = "What's the weather like in Paris today?"
+BEGUN = """() => {
+    const streams = [...document.querySelectorAll(".stream[data-worker=w0]:not(.ended)")];
+    return streams.length >= 3 && streams.every(({ textContent }) => Number(textContent) < 400);
+}"""
 WIDE = {"width": 1280, "height": 760}
+CURVE_MS = 8000
+"""Time for the curve to show something."""
 NARROW = {"width": 390, "height": 760}
 URL = re.compile(r"http://127\.0\.0\.1:\d+")
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -71,26 +77,29 @@ def chat(page: Page) -> None:
 
 def load(page: Page, streams: int) -> None:
     page.locator("#load-count").fill(str(streams))
+    page.locator("#load-seconds").fill("60")
     page.locator("#load-go").click()
-    expect(page.locator(".stream")).to_have_count(streams)
-    page.wait_for_timeout(2500)  # the curve has something to show
+    expect(page.locator(".stream:not(.ended)")).to_have_count(streams)
+    page.wait_for_timeout(CURVE_MS)
 
 
 def kill(page: Page) -> None:
-    page.get_by_label("Kill worker w0").click()
+    """Kill a worker whose streams have begun lately: the built-in model ends one within a second."""
+    page.wait_for_function(BEGUN)
+    page.get_by_label("Kill worker w0").click(no_wait_after=True)
     page.locator(".stream.moving").first.wait_for()
-    page.wait_for_timeout(200)  # they are on their way
+    page.wait_for_timeout(150)  # they are on their way
 
 
 def take(browser: Browser, url: str) -> None:
     page = opened(browser, url, WIDE, "light")
     chat(page)
-    load(page, 9)
+    load(page, 8)
     save("page-light.png", page.screenshot())
     page.close()
     page = opened(browser, url, WIDE, "dark")
     chat(page)
-    load(page, 6)
+    load(page, 8)
     kill(page)
     save("page-dark.png", page.screenshot())
     take_top(url)
@@ -104,12 +113,13 @@ def take(browser: Browser, url: str) -> None:
 def load_and_show(page: Page) -> None:
     page.get_by_role("button", name="Picture").click()
     load(page, 8)
+    page.locator("#live").evaluate("(each) => each.scrollTo(0, 0)")
 
 
 def take_top(url: str) -> None:
     with Administration.of(url, Settings(), reads=True) as client:
         before = take_sample(client)
-        time.sleep(2)
+        time.sleep(1)
         shown = top_view(LoadChange(before, take_sample(client)), url)
     console = Console(record=True, width=112, file=io.StringIO(), force_terminal=True)
     console.print(shown)

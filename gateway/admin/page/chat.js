@@ -6,6 +6,7 @@ import { TOOLS, examplesOf } from "./examples.js";
 import * as history from "./history.js";
 import { Answer, toolMessage, userMessage } from "./messages.js";
 
+const SHORT_S = 0.01; // an answer that comes at once, such as a call, has no rate
 const NEAR = 80; // pixels from the end within which the log follows an answer
 
 /** The messages of a chat as the API takes them. A question that got no answer is left out: templates want turns. */
@@ -156,7 +157,7 @@ export class Chat {
       if (this._running === mine) this._running = null;
       this._buttons();
       const seconds = (performance.now() - first) / 1000;
-      if (message.tokens > 1 && seconds > 0) message.rate = (message.tokens - 1) / seconds;
+      if (message.tokens > 1 && seconds >= SHORT_S) message.rate = (message.tokens - 1) / seconds;
       answer.finish(this.chat === chat);
       if (history.isKept(chat.id)) this._keep(chat);
     }

@@ -1,5 +1,5 @@
-// Streams to watch: several long answers to one question, greedily decoded, which must all be the same text, whatever
-// happens to the workers meanwhile.
+// Streams to watch: long answers to one question, greedily decoded, which must all be the same text, whatever happens to
+// the workers meanwhile.
 
 import { chunks, requestId } from "./api.js";
 
@@ -13,11 +13,10 @@ export function shares(count) {
   return Array.from({ length: requests }, (_, at) => Math.floor((count + at) / requests));
 }
 
-/** A sentence about the answers that have ended. */
-export function verdict(count, { complete, failed }, different) {
-  const left = count - complete - failed;
+/** A sentence about the answers that have ended; `over`: no more will. */
+export function verdict({ complete, failed }, different, over) {
   const same = complete < 2 ? "" : different === 1 ? ", all the same text" : `, ${different} different texts`;
-  return `${complete} of ${count} complete${same}${failed ? `; ${failed} failed` : ""}${left ? "" : "."}`;
+  return `${complete} answer${complete === 1 ? "" : "s"} complete${same}${failed ? `; ${failed} failed` : ""}${over ? "." : ""}`;
 }
 
 export class Load {
@@ -37,9 +36,10 @@ export class Load {
     this._running?.abort();
   }
 
-  /** Start `count` streams, and say how they ended. */
-  async run(count) {
-    const running = this._running = new AbortController();
+  /** Let `count` streams run, one answer after the other, for so many seconds and to the end of the last answer. */
+  async run(count, seconds) {
+    const running = this._running = new AbortController(), { signal } = running;
+    const until = performance.now() + 1000 * seconds;
     const { id: model, max_model_len: context } = this._model();
     const body = {
       model, messages: [{ role: "user", content: PROMPT }], temperature: 0, seed: 1, ignore_eos: true,
@@ -47,32 +47,32 @@ export class Load {
     };
     const ends = { complete: 0, failed: 0 }, different = new Set();
     let problem = "";
-    const say = () => this._said([verdict(count, ends, different.size), problem].filter(Boolean).join(" "));
-    this._said(`${count} streams run.`);
+    const say = (over) => this._said([verdict(ends, different.size, over), problem].filter(Boolean).join(" "));
     const request = async (n) => {
       const texts = Array(n).fill(""), id = requestId();
-      let left = n;
       this._mine(id);
-      try {
-        for await (const { choices } of chunks({ ...body, n }, id, running.signal)) {
-          for (const { index, delta, finish_reason } of choices) {
-            texts[index] += delta.content ?? "";
-            if (!finish_reason) continue;
-            left--;
-            ends.complete++;
-            different.add(texts[index]);
-            say();
-          }
+      for await (const { choices } of chunks({ ...body, n }, id, signal)) {
+        for (const { index, delta, finish_reason } of choices) {
+          texts[index] += delta.content ?? "";
+          if (!finish_reason) continue;
+          ends.complete++;
+          different.add(texts[index]);
+          say(false);
         }
-      } catch (error) {
-        if (running.signal.aborted) return;
-        ends.failed += left;
-        problem = error.message;
-        say();
       }
     };
-    await Promise.all(shares(count).map(request));
-    if (running.signal.aborted) this._said("Stopped.");
+    const repeat = async (n) => {
+      try {
+        do await request(n); while (performance.now() < until);
+      } catch (error) {
+        if (signal.aborted) return;
+        ends.failed++;
+        problem = error.message;
+      }
+    };
+    say(false);
+    await Promise.all(shares(count).map(repeat));
+    say(true);
     if (this._running === running) this._running = null;
   }
 }

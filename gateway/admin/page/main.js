@@ -226,7 +226,8 @@ $("load-form").addEventListener("submit", async (event) => {
   if (load.running) return load.stop();
   if (!chosen().id) return;
   $("load-go").textContent = "Stop";
-  await load.run(Math.min(64, Math.max(1, Number($("load-count").value) || 1)));
+  const within = (id, most) => Math.min(most, Math.max(1, Math.round(Number($(id).value)) || 1));
+  await load.run(within("load-count", 64), within("load-seconds", 600));
   $("load-go").textContent = "Start";
 });
 addEventListener("pagehide", () => { chat.stop(); load.stop(); });

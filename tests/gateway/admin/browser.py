@@ -15,19 +15,20 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here")
 WAIT_MS = 30_000
-EXPECTED = ("Failed to load resource",)
+EXPECTED = "Failed to load resource"
 """The browser logs each response with an error, which the page shows as well."""
 
 
 @asynccontextmanager
-async def browsing(url: str, **context: Any) -> AsyncIterator[Page]:
+async def browsing(url: str, *, breaches: str = EXPECTED, **context: Any) -> AsyncIterator[Page]:
     """The page at `url` in a browser without history. `context` are options of `new_context`. At the end, the page must
-    not have logged an error, such as an exception or a breach of its Content-Security-Policy."""
+    not have logged an error, such as an exception or a breach of its Content-Security-Policy, except for those that
+    begin with `EXPECTED` or `breaches`."""
     expect.set_options(timeout=WAIT_MS)
     problems: list[str] = []
 
     def logged(message: ConsoleMessage) -> None:
-        if message.type == "error" and not message.text.startswith(EXPECTED):
+        if message.type == "error" and not message.text.startswith((EXPECTED, breaches)):
             problems.append(message.text)
 
     def failed(error: Error) -> None:

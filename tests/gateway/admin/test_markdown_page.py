@@ -150,7 +150,8 @@ async def test_hostile_text_is_only_text() -> None:
 
 async def test_text_never_becomes_html_even_if_a_script_tries() -> None:
     """Trusted Types: the browser itself refuses it."""
-    async with serving() as served, browsing(f"http://127.0.0.1:{served.port}/") as page:
+    breaches = "This document requires 'TrustedHTML'"
+    async with serving() as served, browsing(f"http://127.0.0.1:{served.port}/", breaches=breaches) as page:
         scripts = [name for name in PageFiles(GatewaySettings()).files if name.endswith(".js")]
         tried = await page.evaluate(
             """() => {

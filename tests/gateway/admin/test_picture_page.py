@@ -70,7 +70,8 @@ async def test_a_killed_workers_streams_move_to_the_other_one_and_answer_with_th
 async def test_streams_fill_the_slots_wait_in_the_queue_and_are_all_the_same() -> None:
     async with watching(rate=400.0, slots=2) as (_, page):
         await choose_settings(page, **{"admin-key": KEY})
-        await page.get_by_label("Start", exact=False).first.fill("9")
+        await page.locator("#load-count").fill("9")
+        await page.locator("#load-seconds").fill("1")
         await page.get_by_role("button", name="Start").click()
         await expect(page.locator("#n-streams")).to_have_text("9")
         await expect(page.get_by_label("Worker w0", exact=True)).to_contain_text("2 of 2 slots")
@@ -80,7 +81,7 @@ async def test_streams_fill_the_slots_wait_in_the_queue_and_are_all_the_same() -
         await expect(page.locator("#queue .cell")).to_have_count(int(waiting))
         assert await page.locator(".stream.mine").count() == 9
         await page.get_by_label("Kill worker w1").click()
-        await expect(page.locator("#verdict")).to_have_text("9 of 9 complete, all the same text.", timeout=60_000)
+        await expect(page.locator("#verdict")).to_have_text("9 answers complete, all the same text.", timeout=60_000)
         assert float(await page.locator("#n-rate").inner_text()) >= 0
 
 

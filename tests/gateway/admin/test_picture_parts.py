@@ -92,12 +92,12 @@ async def test_streams_are_shared_by_few_connections() -> None:
 
 async def test_unequal_answers_are_not_called_equal() -> None:
     ends = [
-        [4, {"complete": 1, "failed": 0}, 1],
-        [4, {"complete": 4, "failed": 0}, 1],
-        [4, {"complete": 3, "failed": 1}, 2],
+        [{"complete": 1, "failed": 0}, 1, False],
+        [{"complete": 4, "failed": 0}, 1, True],
+        [{"complete": 3, "failed": 1}, 2, True],
     ]
     assert await computed(VERDICT, ends) == [
-        "1 of 4 complete",
-        "4 of 4 complete, all the same text.",
-        "3 of 4 complete, 2 different texts; 1 failed.",
+        "1 answer complete",
+        "4 answers complete, all the same text.",
+        "3 answers complete, 2 different texts; 1 failed.",
     ]
