@@ -1,4 +1,4 @@
-"""`GET /admin/live`: what the workers and their streams do now, as events that a page draws.
+"""`GET /admin/live`: what the workers and their streams do now, as events for a page.
 
 Nothing is counted or kept for it: while nobody watches, it costs nothing.
 """

@@ -1,5 +1,7 @@
 """The page on a phone, in the dark, with the keyboard alone, and with less motion, in a real browser."""
 
+from typing import Any
+
 import pytest
 from playwright.async_api import Page, expect
 
@@ -9,7 +11,7 @@ from tests.gateway.harness.serving import serving
 pytestmark = [pytest.mark.anyio, needs_browser]
 
 FOCUSED = "document.activeElement.id || document.activeElement.getAttribute('aria-label')"
-PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True}
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 640}, "has_touch": True}
 CONTRAST = """() => {
     const canvas = document.createElement("canvas").getContext("2d");
     const rgb = (color) => {
