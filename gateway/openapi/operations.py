@@ -256,7 +256,6 @@ OPERATIONS: Operations = {
     ("GET", "/page/{name}"): ApiOperation(
         summary="Read a file of the page",
         answers={200: {"text/html": None, "text/css": None, "text/javascript": None}, 304: {}},
-        errors=(RefusalCode.NOT_FOUND,),
         open=True,
     ),
     ("GET", LIVE_PATH): ApiOperation(

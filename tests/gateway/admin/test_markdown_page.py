@@ -1,4 +1,4 @@
-"""What a model writes is shown as Markdown in a real browser, and nothing of it is executed, loaded or slow."""
+"""Answers are shown as Markdown in a real browser, and nothing of them is executed, loaded or slow."""
 
 import pytest
 from playwright.async_api import Page, expect
