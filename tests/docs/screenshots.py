@@ -24,7 +24,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 150 * 1024
 COLOURS = 128
 ADMIN_KEY = "for-the-pictures"
-SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2", "--max-batch-size", "8", "--log-level", "error")
+SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2", "--max-batch-size", "8")
 QUESTION = "What is the capital of Japan?"
 TOOL_QUESTION = "What's the weather like in Paris today?"
 BEGUN = """() => {
@@ -130,7 +130,7 @@ def take_top(url: str) -> None:
 
 def main() -> None:
     with serving(SERVE, {"BATON_ADMIN_KEY": ADMIN_KEY}) as server, sync_playwright() as playwright:
-        url = url_of(read_until(server, "Stop it"))
+        url = url_of(read_until(server, "ready"))
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         take(browser, url)
         browser.close()

@@ -10,13 +10,13 @@ from tests.gateway.admin.browser import browsing, choose_settings, needs_browser
 
 pytestmark = [pytest.mark.anyio, needs_browser, pytest.mark.slow]
 
-SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2", "--log-level", "error")
+SERVE = ("-m", "cli", "serve", "--port", "0", "--workers", "2")
 LONG_MS = 90_000
 
 
 async def test_a_person_tries_what_the_page_proposes_and_kills_a_worker() -> None:
     with serving(SERVE, {"BATON_ADMIN_KEY": "admin"}) as server:
-        async with browsing(url_of(read_until(server, "Stop it"))) as page:
+        async with browsing(url_of(read_until(server, "ready"))) as page:
             await expect(page.locator("#model")).to_have_value("baton-tiny")
             await expect(page.locator("#about-model")).to_contain_text("tool calls")
             await page.get_by_role("button", name="What is the capital of Japan?").click()
