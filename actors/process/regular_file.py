@@ -1,8 +1,9 @@
-"""Opens files whose place a device or a pipe may have taken."""
+"""Opens and reads files whose place a device or a pipe may have taken, or that may be too large."""
 
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,24 @@ class NotRegularFile(OSError):
 
     def __init__(self, file: Path) -> None:
         super().__init__(errno.EINVAL, "it is not a regular file", str(file))
+
+
+class FileTooLarge(OSError):
+    """Raised for a file over the bound of its reader."""
+
+    def __init__(self, file: Path, most: int) -> None:
+        super().__init__(errno.EFBIG, f"it is over the bound of {most} bytes", str(file))
+
+
+def read_regular(file: Path, most: int, check: Callable[[os.stat_result], None] = lambda status: None) -> bytes:
+    """Read a regular file of at most `most` bytes, whatever size the file system states. `check` gets the status of the
+    file that is then read. Raises `NotRegularFile`, `FileTooLarge`, `OSError`, and what `check` raises."""
+    with open_regular(file) as stream:
+        check(os.fstat(stream.fileno()))
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise FileTooLarge(file, most)
+    return content
 
 
 def open_regular(file: Path) -> BinaryIO:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.process.regular_file import open_regular
+from actors.process.regular_file import FileTooLarge, NotRegularFile, read_regular
 from actors.transport.keys import KEY_FILE_BYTES, KeyFileError, from_z85, make_folder, sync_folder, to_z85, write_new
 from protocol.bounds import MAX_NAME
 
@@ -66,12 +66,12 @@ class AllowList:
         for file in files[:MAX_ALLOWED]:
             try:
                 check_name(file.stem)
-                key = to_z85(_read(file), file.name)
+                key = to_z85(read_regular(file, KEY_FILE_BYTES).decode("ascii", "replace"), file.name)
                 if key in names:
                     raise KeyFileError(f"{file.name} has the key of {names[key]}: each worker needs its own")
             except FileNotFoundError:
                 continue  # removed since the folder was read
-            except PermissionError as error:
+            except (PermissionError, NotRegularFile, FileTooLarge) as error:
                 refused[file.name] = f"{file.name} cannot be read: {error.strerror}"
             except KeyFileError as error:
                 refused[file.name] = str(error)
@@ -155,8 +155,3 @@ def check_name(name: str) -> None:
         raise KeyFileError(
             f"{name[:MAX_NAME]!r} is not a valid worker name: letters, digits, and . _ - after the first"
         )
-
-
-def _read(file: Path) -> str:
-    with open_regular(file) as stream:
-        return stream.read(KEY_FILE_BYTES).decode("ascii", "replace")

@@ -13,13 +13,13 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from actors.process.regular_file import open_regular
+from actors.process.regular_file import read_regular
 
 GATEWAY_KEY = "gateway.key"
 """The gateway's own secret, in its folder."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 KEY_FILE_BYTES = 256
-"""Bytes of a key's file that are read."""
+"""The most bytes of a key's file."""
 
 
 class KeyFileError(Exception):
@@ -52,20 +52,22 @@ def make_key(file: Path) -> KeyPair:
 def read_key(file: Path) -> KeyPair:
     """The key pair of a file that only its owner can read. Raises `KeyFileError`."""
     try:
-        with open_regular(file) as stream:
-            mode = os.fstat(stream.fileno())
-            if mode.st_uid != os.geteuid():
-                raise KeyFileError(f"{file} belongs to another user: a secret key is its owner's alone")
-            if mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise KeyFileError(
-                    f"{file} can be opened by others (mode {stat.S_IMODE(mode.st_mode):04o}): "
-                    f"make a new key, or `chmod 600 {file}` if nobody has read it"
-                )
-            text = stream.read(KEY_FILE_BYTES).decode("ascii", "replace")
+        text = read_regular(file, KEY_FILE_BYTES, lambda status: _check(status, file)).decode("ascii", "replace")
     except OSError as error:
         hint = "; `baton worker-keys` makes one" if isinstance(error, FileNotFoundError) else ""
         raise KeyFileError(f"{file} cannot be read: {error.strerror}{hint}") from error
     return KeyPair(bytes.fromhex(_parse(text, str(file))))
+
+
+def _check(status: os.stat_result, file: Path) -> None:
+    """Raises `KeyFileError` for a secret that is not its owner's alone."""
+    if status.st_uid != os.geteuid():
+        raise KeyFileError(f"{file} belongs to another user: a secret key is its owner's alone")
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(
+            f"{file} can be opened by others (mode {stat.S_IMODE(status.st_mode):04o}): "
+            f"make a new key, or `chmod 600 {file}` if nobody has read it"
+        )
 
 
 def to_z85(text: str, where: str = "the key") -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.process.regular_file import NotRegularFile, open_regular
+from actors.process.regular_file import NotRegularFile, open_regular, read_regular
 from gateway.keys.record import KeyRecord, check_name, digest_of, parse_record
 
 MAX_KEYS = 1024
@@ -51,7 +51,7 @@ class KeyFile:
 
     def read(self) -> list[KeyLine]:
         """Read all keys. Raises `ApiKeysInvalid`."""
-        return _parse(self._text(), self.path)
+        return _parse(self._text(self.path), self.path)
 
     def add(self, record: KeyRecord) -> None:
         """Add a record. Makes the file if there is none, with mode 0600. Raises `ApiKeysInvalid`, also for a name that
@@ -104,7 +104,7 @@ class KeyFile:
         except OSError as error:
             raise ApiKeysInvalid(f"{self.path} cannot be read: {error.strerror}") from error
         with self._locked(path) as status:
-            text = self._text()
+            text = self._text(path)  # the locked one, wherever a link leads by now
             gone, added = decide(_parse(text, self.path))
             lines = [line for number, line in enumerate(text.removesuffix("\n").split("\n"), 1) if number not in gone]
             changed = "\n".join([*lines, *[added] * bool(added)]).lstrip("\n") + "\n"
@@ -137,16 +137,12 @@ class KeyFile:
                 raise ApiKeysInvalid(f"{self.path} is being changed by another process")
             time.sleep(_POLL_S)
 
-    def _text(self) -> str:
+    def _text(self, path: Path) -> str:
         """The text of a regular file that only its owner and group can read. Raises `ApiKeysInvalid`."""
         try:
-            with open_regular(self.path) as stream:
-                _check(os.fstat(stream.fileno()), self.path)
-                raw = stream.read(MAX_FILE_BYTES + 1)
+            raw = read_regular(path, MAX_FILE_BYTES, lambda status: _check(status, self.path))
         except OSError as error:
             raise ApiKeysInvalid(f"{self.path} cannot be read: {error.strerror}") from error
-        if len(raw) > MAX_FILE_BYTES:
-            raise ApiKeysInvalid(f"{self.path} is over the bound of {MAX_FILE_BYTES} bytes")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:

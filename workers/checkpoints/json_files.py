@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from actors.process.regular_file import NotRegularFile, open_regular
+from actors.process.regular_file import FileTooLarge, NotRegularFile, read_regular
 from workers.errors import LoadRefused
 
 MAX_CONFIG_BYTES = 8 << 20
@@ -35,17 +35,16 @@ def read_text(file: Path, most: int) -> str:
     states is not trusted. Raises `CheckpointError`.
     """
     try:
-        with open_regular(file) as stream:
-            content = stream.read(most + 1)
+        content = read_regular(file, most)
     except FileNotFoundError:
         hint = f"; {A_MODEL}" if file.name == "config.json" else ""
         raise CheckpointError(file, "", f"there is no such file{hint}") from None
     except NotRegularFile:
         raise CheckpointError(file, "", "is not a regular file: replace it by one") from None
+    except FileTooLarge:
+        raise CheckpointError(file, "", f"is larger than the bound of {most} bytes") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
-    if len(content) > most:
-        raise CheckpointError(file, "", f"is larger than the bound of {most} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

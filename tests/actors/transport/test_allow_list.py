@@ -11,7 +11,7 @@ import zmq
 
 from actors.transport import allow_list
 from actors.transport.allow_list import AllowList, Listed, WatchedList
-from actors.transport.keys import KeyFileError, from_z85, make_gateway_key, to_z85
+from actors.transport.keys import KEY_FILE_BYTES, KeyFileError, from_z85, make_gateway_key, to_z85
 
 
 def new_key() -> str:
@@ -76,8 +76,20 @@ def test_one_key_under_two_names_is_the_first_ones(tmp_path: Path) -> None:
 def test_a_file_without_permission_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = AllowList(tmp_path)
     listed.add("a", OTHER)
-    monkeypatch.setattr(allow_list, "open_regular", raising(PermissionError(errno.EACCES, "Permission denied")))
+    monkeypatch.setattr(allow_list, "read_regular", raising(PermissionError(errno.EACCES, "Permission denied")))
     assert listed.read() == Listed({}, {"a.pub": "a.pub cannot be read: Permission denied"})
+
+
+def test_what_is_no_file_of_a_key_harms_no_other(tmp_path: Path) -> None:
+    listed = AllowList(tmp_path)
+    listed.add("gpu1", OTHER)
+    (listed.folder / "folder.pub").mkdir()
+    spoil(tmp_path, "long", b"x" * (KEY_FILE_BYTES + 1))
+    refused = {
+        "folder.pub": "folder.pub cannot be read: it is not a regular file",
+        "long.pub": f"long.pub cannot be read: it is over the bound of {KEY_FILE_BYTES} bytes",
+    }
+    assert listed.read() == Listed({to_z85(OTHER): "gpu1"}, refused)
 
 
 def raising(error: Exception) -> Callable[..., None]:
@@ -140,7 +152,7 @@ def test_a_system_that_cannot_read_it_locks_nobody_out_and_lets_nobody_in(
     watched, unseen = WatchedList(source), WatchedList(source)
     known = watched.look()
     spoil(tmp_path, "b", new_key().encode())
-    monkeypatch.setattr(allow_list, "open_regular", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(allow_list, "read_regular", raising(OSError(errno.EMFILE, "Too many open files")))
     spoiled = watched.look()
     assert spoiled.names == known.names
     assert "Too many open files" in spoiled.refused["workers"]

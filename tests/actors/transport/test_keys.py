@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from actors.transport.keys import KeyFileError, KeyPair, make_key, read_key, to_z85
+from actors.transport.keys import KEY_FILE_BYTES, KeyFileError, KeyPair, make_key, read_key, to_z85
 
 
 def test_a_key_is_its_owners_alone_and_is_read_again(tmp_path: Path) -> None:
@@ -47,7 +47,17 @@ def test_another_users_secret_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         read_key(tmp_path / "k")
 
 
-@pytest.mark.parametrize("text", ["", "00", "g" * 64, "0" * 63, "0" * 65, "0" * 1000, "\xff" * 64])
+def test_a_large_file_is_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "k"
+    file.touch(0o600)
+    file.write_text("0" * (KEY_FILE_BYTES + 1))
+    with pytest.raises(KeyFileError, match=f"over the bound of {KEY_FILE_BYTES} bytes"):
+        read_key(file)
+    with pytest.raises(KeyFileError, match="64 hexadecimal digits"):
+        to_z85(file.read_text())
+
+
+@pytest.mark.parametrize("text", ["", "00", "g" * 64, "0" * 63, "0" * 65, "\xff" * 64])
 def test_what_is_no_key_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "k"
     file.touch(0o600)

@@ -62,6 +62,26 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     assert file.path.read_text() == "\n"
 
 
+def test_a_link_that_leads_elsewhere_meanwhile_changes_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = written(tmp_path, "bob:b\n"), tmp_path / "other"
+    other.write_text("bob:c\ncarol:d\n")
+    other.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(file.path)
+    lock = key_file._lock
+
+    def lock_and_lead_elsewhere(descriptor: int, path: Path) -> bool:
+        link.unlink()
+        link.symlink_to(other)
+        return lock(descriptor, path)
+
+    monkeypatch.setattr(key_file, "_lock", lock_and_lead_elsewhere)
+    KeyFile(link).remove("bob")
+    assert (file.path.read_text(), other.read_text()) == ("\n", "bob:c\ncarol:d\n")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
