@@ -90,7 +90,7 @@ async def run_daemon(
     keys = ApiKeys(settings) if keys is None else keys
     tls = tls_of(settings) if tls is None else tls
     manager = ServiceManager({}) if manager is None else manager
-    if tls is not None and (warning := tls.warning()):
+    if tls is not None and (warning := tls.warning):
         _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
         async with _exported_traces(settings) as traces:
@@ -117,7 +117,7 @@ async def _run(
     """See `run_daemon`."""
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
-    router = Router(settings)
+    router = Router(settings, keys.weight)
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
@@ -240,7 +240,7 @@ class _Daemon(Actor[DaemonMessage]):
         self.context.start_soon(self._manager.keep_alive)
         lag = LoopLag()
         self.context.start_soon(lag.run)
-        self._router.metrics.watch_loop(lag.take)
+        self._router.metrics.watch_loop(lag.longest)
         self.context.start_soon(collect_when_idle, lambda: self._router.is_idle)
         if self._joins is not None:
             self.context.start_soon(self._joins.run, self._fleet)
@@ -321,11 +321,15 @@ class _Daemon(Actor[DaemonMessage]):
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
             if self._predecessor is not None:
-                group.start_soon(self._predecessor.relieve)
+                group.start_soon(self._relieve, self._predecessor, listeners)
             await listeners.serve(app, settings, shutdown=self._shutdown, grace_s=self._grace_s)
             self.context.ref.tell(ServerEnded())
             await self._over.wait()
             group.cancel_scope.cancel()
+
+    async def _relieve(self, predecessor: Predecessor, listeners: Listeners) -> None:
+        if await predecessor.relieve():
+            listeners.own_files()
 
     def _grace_s(self) -> float:
         """The grace period of connections when the server ends. A gateway that hands over gives each accepted request

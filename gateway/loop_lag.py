@@ -1,11 +1,14 @@
 """Measures how long the event loop keeps its callbacks waiting."""
 
 import asyncio
+from collections import deque
 
 import anyio
 
 TICK_S = 0.25
 """Each tick wakes an idle process, which takes some 0.1 ms of CPU time."""
+WINDOW_S = 60.0
+"""The time for which a lag is reported: as long as Prometheus waits between two scrapes by default."""
 
 
 class LoopLag:
@@ -16,12 +19,13 @@ class LoopLag:
     """
 
     def __init__(self) -> None:
-        self._longest_s = 0.0
+        self._maxima: deque[tuple[float, float]] = deque()
+        """Lags and when they were noted: those that no later one has exceeded, so the longest is in front."""
 
-    def take(self) -> float:
-        """The longest lag in seconds since the last call, which is a scrape."""
-        longest, self._longest_s = self._longest_s, 0.0
-        return longest
+    def longest(self) -> float:
+        """The longest lag in seconds of the last `WINDOW_S`. A call changes nothing."""
+        self._forget(asyncio.get_running_loop().time())
+        return self._maxima[0][1] if self._maxima else 0.0
 
     async def run(self) -> None:
         """Measure until it is cancelled."""
@@ -36,5 +40,13 @@ class LoopLag:
         self._timer = loop.call_at(due, self._tick, loop, due)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        self._longest_s = max(self._longest_s, loop.time() - due)
+        now = loop.time()
+        while self._maxima and self._maxima[-1][1] <= now - due:
+            self._maxima.pop()
+        self._maxima.append((now, now - due))
+        self._forget(now)
         self._set_timer(loop)
+
+    def _forget(self, now: float) -> None:
+        while self._maxima and self._maxima[0][0] <= now - WINDOW_S:
+            self._maxima.popleft()

@@ -140,10 +140,11 @@ class HttpPredecessor:
     def _failed(self, problem: object) -> TakeOverFailed:
         return TakeOverFailed(f"the server on {self._url} does not hand over: {str(problem) or type(problem).__name__}")
 
-    async def relieve(self) -> None:
-        """Tell the predecessor that this gateway accepts connections now. Logs an error, and does not raise it."""
+    async def relieve(self) -> bool:
+        """Tell the predecessor that this gateway accepts connections now. Return whether it leaves. Logs an error, and
+        does not raise it."""
         if self._connection is None:
-            return
+            return False
         try:
             reply = await self._connection.ask("leave", self._timeout_s)
             problem = reply.problem
@@ -154,6 +155,7 @@ class HttpPredecessor:
             _log.error("predecessor_stays", predecessor=self._pid, problem=problem)
         else:
             _log.info("took_over", predecessor=self._pid)
+        return not problem
 
     async def gone(self) -> None:
         """Wait until the predecessor has ended; return at once if there is none."""

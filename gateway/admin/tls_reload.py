@@ -42,6 +42,6 @@ class TlsReload:
         except TlsInvalid as error:
             _log.error("tls_not_reloaded", problem=str(error))
             raise RequestError(RefusalCode.TLS_NOT_RELOADED, str(error)) from error
-        warning = self._tls.warning()
+        warning = self._tls.warning
         _log.info("tls_reloaded", warning=warning)
         return Response(msgspec.json.encode({"warning": warning}), media_type="application/json")

@@ -30,8 +30,9 @@ class Predecessor(PeerGateway, Protocol):
         """Get the Unix socket that it serves beside its port, likewise, after `meet`. None if it does not have the one
         of these settings. Raises `TakeOverFailed`."""
 
-    async def relieve(self) -> None:
-        """Tell it that this gateway accepts from that socket. Logs what goes wrong, and does not raise."""
+    async def relieve(self) -> bool:
+        """Tell it that this gateway accepts from that socket. True if it leaves. Logs what goes wrong, and does not
+        raise."""
 
     async def gone(self) -> None:
         """Wait until it has ended; at once when the port was free."""

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from gateway.errors import RequestError
 from gateway.http.acceptor import Acceptor
+from gateway.http.connection.handshakes import Handshakes
 from gateway.http.conventions import ErrorRenderer
 from gateway.http.tls import Tls
 from protocol.errors import ErrorCode
@@ -20,6 +21,8 @@ BACKLOG = 4096
 SPARE = 32
 """Connections beyond `max_connections` that are accepted, for probes alone: see `gateway.http.probes`."""
 ACCEPTS_PER_TURN = 128
+ENCRYPTED_ACCEPTS_PER_TURN = 32
+"""The state of a TLS connection takes four times as long to make."""
 NO_ROOM = "the server has no room for another connection"
 _READ_BYTES = 65536
 
@@ -42,7 +45,7 @@ def refusal(errors: ErrorRenderer) -> bytes:
     return b"HTTP/1.1 503 Service Unavailable\r\n%s\r\n%s" % (lines, body)
 
 
-def identity_of(path: Path) -> tuple[int, ...]:
+def _identity_of(path: Path) -> tuple[int, ...]:
     """The device, the inode and the time of creation of a socket file: inodes are used again. Raises `OSError`."""
     state = path.lstat()
     return state.st_dev, state.st_ino, state.st_mtime_ns  # nothing is ever written to a socket file
@@ -65,6 +68,7 @@ class Listener(Acceptor):
         self.max_connections = sys.maxsize
         self.tls: Tls | None = None
         """The TLS of its connections. Those in a handshake count."""
+        self.handshakes = Handshakes()
         self.path: Path | None = None
         """The file of a Unix socket."""
         self.file: tuple[int, ...] | None = None
@@ -75,14 +79,16 @@ class Listener(Acceptor):
         """Calls of `accept` in this turn of the event loop."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See `Acceptor.accept`. Raises `BlockingIOError` after `ACCEPTS_PER_TURN` in one turn of the event loop, where
-        asyncio would accept as many as the queue holds."""
-        if self._accepts == ACCEPTS_PER_TURN:
+        """See `Acceptor.accept`. Raises `BlockingIOError` after `ACCEPTS_PER_TURN` in one turn of the event loop, or
+        `ENCRYPTED_ACCEPTS_PER_TURN` with TLS, where asyncio would accept as many as the queue holds."""
+        if self._accepts == (ACCEPTS_PER_TURN if self.tls is None else ENCRYPTED_ACCEPTS_PER_TURN):
             raise BlockingIOError(errno.EAGAIN, "the others are accepted in the next turn")
         if not self._accepts:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._accepts += 1
         connection, address = super().accept()
+        if self.tls is not None:
+            connection = self.handshakes.begin(connection)
         if self._has(self.max_connections):
             self._spare.add(connection)
         self._accepted.add(connection)
@@ -92,12 +98,18 @@ class Listener(Acceptor):
         """Count the connections of both sockets together."""
         self._accepted, self._spare = other._accepted, other._spare
 
+    def own_file(self) -> None:
+        """Remove the file of a Unix socket in the end."""
+        if self.path is not None:
+            with suppress(FileNotFoundError):
+                self.file = _identity_of(self.path)
+
     def remove_file(self) -> None:
         """Remove the file of a Unix socket, unless it belongs to another server by now."""
         if self.path is None or self.file is None:
             return
         with suppress(FileNotFoundError):
-            if identity_of(self.path) == self.file:
+            if _identity_of(self.path) == self.file:
                 self.path.unlink()
         self.file = None
 

@@ -46,6 +46,11 @@ class Listeners:
         for each in self.every:
             each.keep_from(number, on_refused)
 
+    def own_files(self) -> None:
+        """See `Listener.own_file`."""
+        for each in self.every:
+            each.own_file()
+
     def retire(self, within_s: float | None = None) -> None:
         """See `Listener.retire`."""
         for each in self.every:

@@ -103,7 +103,9 @@ def _connecting(app: Application, config: Config, listener: Listener, settings: 
     refusals = RefusalRenderer(app.conventions.default.errors, app.records)
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpConnection:
-        spare = listener.is_spare(writer.get_extra_info("socket").fileno())
+        descriptor = writer.get_extra_info("socket").fileno()
+        listener.handshakes.done(descriptor)
+        spare = listener.is_spare(descriptor)
         served, chosen = (probes, spare_config) if spare else (usual, config)
         connection = HttpConnection(served, chosen, settings, refusals, reader, writer)
         if spare or listener.retired:

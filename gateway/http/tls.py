@@ -3,9 +3,9 @@
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from actors.process.regular_file import open_regular
+from actors.process.regular_file import read_regular
 from gateway.settings import GatewaySettings
 
 HTTP2 = "h2"
@@ -28,6 +28,14 @@ class TlsInvalid(Exception):
     """Raised for a certificate or a key that cannot be used; the text names the setting, the file and the reason."""
 
 
+class Certificate(NamedTuple):
+    """A certificate that was read."""
+
+    context: ssl.SSLContext
+    warning: str
+    """Why clients will refuse it, soon or now; empty if there is no reason."""
+
+
 class Tls:
     """The certificate of the server, which may be replaced while it serves. Handshakes begin with the present one."""
 
@@ -41,11 +49,13 @@ class Tls:
         OpenSSL calls back for all."""
         self.context.sni_callback = self._choose
 
-    def read(self) -> ssl.SSLContext:
-        """Read the files again, for `adopt`. May be called in any thread. Raises `TlsInvalid`."""
+    def read(self) -> Certificate:
+        """Read the files again, for `adopt`. Takes the time of a handshake, and may be called in any thread. Raises
+        `TlsInvalid`."""
         _read("tls_key", self._key)
+        chain = _read("tls_cert", self._cert)
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_read("tls_cert", self._cert))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=chain)
         except ssl.SSLError as error:
             raise TlsInvalid(f"tls_cert: {self._cert} has no valid PEM certificate: {_reason(error)}") from error
         context = _context()
@@ -59,16 +69,22 @@ class Tls:
             else:
                 text = f"tls_key: {self._key} has no valid PEM key: {_reason(error)}"
             raise TlsInvalid(text) from error
-        return context
+        except OSError as error:  # one of them was removed meanwhile
+            raise TlsInvalid(f"tls_cert: {self._cert} or {self._key} cannot be read: {error.strerror}") from error
+        return Certificate(context, self._warning(context, chain))
 
-    def adopt(self, context: ssl.SSLContext) -> None:
+    def adopt(self, certificate: Certificate) -> None:
         """Use the certificate that was read for new connections. Others go on."""
-        self._present = context
+        self._present = certificate
 
+    @property
     def warning(self) -> str:
-        """Why clients will refuse the certificate, soon or now; empty if there is no reason."""
+        """That of the present certificate, as of when it was read."""
+        return self._present.warning
+
+    def _warning(self, context: ssl.SSLContext, chain: str) -> str:
         try:
-            expiry = _expiry(self._present, self._cert)
+            expiry = _expiry(context, chain)
         except ssl.SSLCertVerificationError as error:
             return f"clients refuse the certificate of {self._cert}: {error.verify_message}"
         if expiry - datetime.now(UTC) < WARNED:
@@ -76,7 +92,7 @@ class Tls:
         return ""
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = self._present
+        connection.context = self._present.context
 
     def _refuse_password(self) -> str:
         raise TlsInvalid(f"tls_key: {self._key} is encrypted; the server needs a key without a passphrase")
@@ -100,12 +116,9 @@ def _context() -> ssl.SSLContext:
 def _read(setting: str, file: Path) -> str:
     """Raises `TlsInvalid`."""
     try:
-        with open_regular(file) as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
+        raw = read_regular(file, MAX_FILE_BYTES)
     except OSError as error:
         raise TlsInvalid(f"{setting}: {file} cannot be read: {error.strerror}") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise TlsInvalid(f"{setting}: {file} is over the bound of {MAX_FILE_BYTES} bytes")
     return raw.decode("ascii", "backslashreplace")  # comments may have any encoding
 
 
@@ -113,13 +126,13 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _expiry(context: ssl.SSLContext, cert: Path) -> datetime:
+def _expiry(context: ssl.SSLContext, chain: str) -> datetime:
     """When the first certificate of the chain expires, as a client that trusts it sees it. Raises
     `ssl.SSLCertVerificationError` for one that a client refuses."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # no root is needed
-    client.load_verify_locations(cert)
+    client.load_verify_locations(cadata=chain)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [context.wrap_bio(to_server, to_client, server_side=True), client.wrap_bio(to_client, to_server)]
     for _ in range(_ROUNDS):

@@ -7,10 +7,10 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.http.listener import BACKLOG, BindError, Listener, identity_of
+from gateway.http.listener import BACKLOG, BindError, Listener
 from gateway.settings import GatewaySettings
 
 LOCK_S = 5.0
@@ -33,7 +33,8 @@ def listen_unix(settings: GatewaySettings) -> Listener:
                 listener.bind(str(path))
             finally:
                 os.umask(mask)
-            listener.path, listener.file = path, identity_of(path)
+            listener.path = path
+            listener.own_file()
             listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
@@ -43,11 +44,10 @@ def listen_unix(settings: GatewaySettings) -> Listener:
 
 
 def adopt_unix(descriptor: int, settings: GatewaySettings) -> Listener:
-    """The listening socket of this path that another gateway handed over, with the options of these settings."""
+    """The listening socket of this path that another gateway handed over, with the options of these settings. Its file
+    belongs to the other gateway, until that one leaves: see `Listener.own_file`."""
     listener = _listener(Listener(fileno=descriptor), settings)
     listener.path = path_of(settings)
-    with suppress(FileNotFoundError):
-        listener.file = identity_of(listener.path)
     return listener
 
 

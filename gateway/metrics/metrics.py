@@ -54,7 +54,7 @@ class Metrics:
         )
         self._lag = Gauge(
             "baton_event_loop_lag_seconds",
-            "Longest time since the last scrape for which the event loop kept a callback waiting",
+            "Longest time for which the event loop kept a callback waiting in the last minute",
             registry=self._registry,
         )
         self._connections = Gauge("baton_connections", "HTTP connections that are open", registry=self._registry)
@@ -130,7 +130,8 @@ class Metrics:
         self._connections.set_function(count)
 
     def watch_loop(self, longest: Callable[[], float]) -> None:
-        """Set the function that returns the longest lag of the event loop since its last call, which is a scrape."""
+        """Set the function that returns the longest lag of the event loop in the last minute, which is called at every
+        scrape."""
         self._lag.set_function(longest)
 
     def render(self) -> bytes:

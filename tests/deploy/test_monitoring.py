@@ -103,28 +103,103 @@ def test_promtool_accepts_the_rules() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@needs_prometheus
-def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
-    worker = '{model="m", backend="iree", worker="w"}'
-    fires = {
-        "BatonAModelIsNotServed": [{"series": f"baton_worker_ready{worker}", "values": "1 0 0 0 0"}],
-        "BatonNoFreeSlots": [
-            {"series": f"baton_slots_available{worker}", "values": "0x20"},
-            {"series": f"baton_queue_depth{worker}", "values": "3x20"},
-        ],
-        "BatonWorkersFail": [{"series": f"baton_worker_restarts_total{worker}", "values": "0 1 2 3 4 5"}],
-    }
-    cases = [
-        {
-            "interval": "1m",
-            "input_series": series,
-            "promql_expr_test": [],
-            "alert_rule_test": [{"eval_time": when, "alertname": name, "exp_alerts": expected}],
-        }
-        for name, series in fires.items()
-        for when, expected in (("0m", []), ("20m" if "Free" in name else "4m", [fired(name)]))
+MODEL = {"model": "m"}
+WORKER = MODEL | {"worker": "w"}
+OF_WORKER = WORKER | {"backend": "iree"}
+
+
+def series(metric: str, values: str, **labels: str) -> dict[str, str]:
+    named = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+    return {"series": f"{metric}{{{named}}}", "values": values}
+
+
+def slow_answers(values: str) -> list[dict[str, str]]:
+    """Times to the first token of more than 10 s, as the count of each bucket."""
+    return [
+        series("baton_time_to_first_token_seconds_bucket", each, le=bound, **OF_WORKER)
+        for bound, each in (("10", "0x30"), ("30", values), ("+Inf", values))
     ]
+
+
+REFUSALS = {"route": "/v1/completions", "status": "429", "reason": "overloaded"}
+FIRES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str]]] = {
+    "BatonNoMetrics": ([series("baton_connections", "0 0 _ stale _ _ _ _ _ _")], "1m", "4m", {}),
+    "BatonAModelIsNotServed": ([series("baton_worker_ready", "1 0 0 0 0", **OF_WORKER)], "2m", "3m", MODEL),
+    "BatonRequestsWaitForAWorker": ([series("baton_waiting_sequences", "0 2x20", **MODEL)], "10m", "11m", MODEL),
+    "BatonWorkersFail": (
+        [series("baton_worker_restarts_total", "0 1 2 3 4 5", **OF_WORKER)],
+        "2m",
+        "4m",
+        OF_WORKER,
+    ),
+    "BatonAWorkersRequestsKeepFailing": (
+        [series("baton_worker_circuit_open", "0 1x10", **OF_WORKER)],
+        "2m",
+        "3m",
+        WORKER,
+    ),
+    "BatonAPoisonRequest": (
+        [series("baton_replays_total", "_ _ _ 1 1", outcome="quarantined", **MODEL)],
+        "2m",
+        "3m",
+        MODEL | {"outcome": "quarantined"},
+    ),
+    "BatonRequestsLoseTheirWorkerForGood": (
+        [series("baton_sequences_ended_total", "_ _ _ 1 1", outcome="worker_lost", **OF_WORKER)],
+        "2m",
+        "3m",
+        OF_WORKER | {"outcome": "worker_lost"},
+    ),
+    "BatonInternalErrors": (
+        [series("baton_sequences_ended_total", "_ _ _ 1 1", outcome="internal_error", **OF_WORKER)],
+        "2m",
+        "3m",
+        OF_WORKER | {"outcome": "internal_error"},
+    ),
+    "BatonNoFreeSlots": (
+        [series("baton_slots_available", "0x20", **OF_WORKER), series("baton_queue_depth", "0 3x20", **OF_WORKER)],
+        "10m",
+        "11m",
+        MODEL,
+    ),
+    "BatonSlowFirstTokens": (slow_answers("0 0+10x30"), "10m", "13m", MODEL),
+    "BatonConnectionsRefused": ([series("baton_connections_refused_total", "0 0 2 2")], "1m", "2m", {}),
+    "BatonABusyEventLoop": ([series("baton_event_loop_lag_seconds", "0.5 0.6x10")], "5m", "6m", {}),
+    "BatonManyRefusals": (
+        [series("baton_http_responses_total", "0+61x20", **REFUSALS)],
+        "13m",
+        "16m",
+        {name: REFUSALS[name] for name in ("route", "reason")},
+    ),
+    "BatonRequestBodiesNearTheirBound": ([series("baton_body_bytes", "214748364 214748365x10")], "5m", "6m", {}),
+    "BatonUnknownKeysOnTheWorkerPort": (
+        [series("baton_link_refused_total", "0 0 1 1", reason="key")],
+        "1m",
+        "2m",
+        {"reason": "key"},
+    ),
+}
+"""For each alert series that fire it, a time at which it does not fire yet, the first at which it does, and the labels
+that it then has. They are a minute apart, or as much as `for` and the range of the rule make necessary."""
+
+
+def test_every_alert_has_a_case() -> None:
+    assert set(FIRES) == {each["alert"] for each in rules()}
+
+
+@needs_prometheus
+def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    cases = []
+    for name, (given, before, after, labels) in FIRES.items():
+        alert = {"exp_labels": {**rule(name)["labels"], **labels}, "exp_annotations": rule(name)["annotations"]}
+        expected = [(before, []), (after, [alert])]
+        asked = [{"eval_time": at, "alertname": name, "exp_alerts": alerts} for at, alerts in expected]
+        cases.append({"interval": "1m", "input_series": given, "alert_rule_test": asked})
     check_rules(tmp_path, cases)
+
+
+def rule(name: str) -> dict[str, Any]:
+    return next(each for each in rules() if each["alert"] == name)
 
 
 @needs_prometheus
@@ -141,13 +216,11 @@ def test_the_first_count_of_an_outcome_fires_for_a_quarter_of_an_hour(
     tmp_path: Path, name: str, metric: str, labels: dict[str, str]
 ) -> None:
     """Its series does not exist before."""
-    rule = next(each for each in rules() if each["alert"] == name)
-    named = ", ".join(f'{label}="{value}"' for label, value in labels.items())
-    alert = {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
+    alert = {"exp_labels": {**rule(name)["labels"], **labels}, "exp_annotations": rule(name)["annotations"]}
     expected = [("2m", []), ("3m", [alert]), ("17m", [alert]), ("19m", [])]
     case = {
         "interval": "1m",
-        "input_series": [{"series": f"{metric}{{{named}}}", "values": "_ _ _ 1x30"}],
+        "input_series": [series(metric, "_ _ _ 1x30", **labels)],
         "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": alerts} for at, alerts in expected],
     }
     check_rules(tmp_path, [case])
@@ -159,12 +232,6 @@ def check_rules(folder: Path, cases: list[dict[str, Any]]) -> None:
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def fired(name: str) -> dict[str, Any]:
-    rule = next(each for each in rules() if each["alert"] == name)
-    labels = {"model": "m"} if "by (model)" in rule["expr"] else {"model": "m", "backend": "iree", "worker": "w"}
-    return {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
 
 
 @needs_prometheus

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,9 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.listener import BindError
 from gateway.http.server import listen
+from gateway.key_weights import CLASS_WEIGHTS, Priority
+from gateway.keys.record import KeyLimits, make_key, make_record
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.real import launch
 from tests.gateway.harness.serving import COMPLETION, events
@@ -234,6 +237,25 @@ async def test_the_removal_of_stale_sockets_is_logged_if_there_were_any(
     assert removed == ([folders] if folders else [])
 
 
+async def test_the_router_weighs_clients_by_the_classes_of_their_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights: list[Callable[[str], float]] = []
+
+    class WeighingRouter(Router):
+        def __init__(self, settings: GatewaySettings, class_weight: Callable[[str], float]) -> None:
+            super().__init__(settings, class_weight)
+            weights.append(class_weight)
+
+    monkeypatch.setattr("gateway.daemon.Router", WeighingRouter)
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text(make_record("alice", make_key(), KeyLimits(priority=Priority.HIGH)).line())
+    with listen(GatewaySettings(port=0)) as taken, pytest.raises(BindError):
+        await run_daemon(GatewaySettings(port=taken.getsockname()[1], api_keys_file=str(keys)), [launch("w0")])
+    assert [weight("alice") for weight in weights] == [CLASS_WEIGHTS[Priority.HIGH]]
+
+
 class Nobody:
     """A predecessor that does not hand over."""
 
@@ -243,7 +265,7 @@ class Nobody:
     async def meet_unix(self) -> int | None:
         raise NotImplementedError
 
-    async def relieve(self) -> None:
+    async def relieve(self) -> bool:
         raise NotImplementedError
 
     async def gone(self) -> None:

@@ -195,7 +195,7 @@ async def test_a_gateway_on_another_address_is_not_in_the_way() -> None:
     async with predecessor() as old:
         elsewhere = HttpPredecessor(Settings(host="127.0.0.2", port=old._port))
         assert await elsewhere.meet() is None
-        await elsewhere.relieve()
+        assert not await elsewhere.relieve()
 
 
 async def test_a_predecessor_that_does_not_answer_is_a_failure() -> None:

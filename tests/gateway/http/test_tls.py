@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import anyio
+import anyio.lowlevel
 import httpx
 import httpx2
 import openai
@@ -24,7 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway.http import server
+from gateway.http import server, tls
+from gateway.http.connection import handshakes
 from gateway.http.listener import SPARE
 from gateway.http.tls import MAX_FILE_BYTES, WARNED, Tls, TlsInvalid, tls_of
 from gateway.settings import GatewaySettings, GatewaySettingsError
@@ -156,6 +158,30 @@ async def test_a_certificate_is_replaced_for_new_connections(
             await stream.aclose()
 
 
+def test_a_file_that_is_removed_while_it_is_read_is_no_certificate(
+    files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another process replaces both."""
+    present = Tls(settings(files))
+
+    def read_then_removed(file: Path, most: int) -> bytes:
+        content = file.read_bytes()
+        if file == files.cert:
+            file.unlink()
+        return content
+
+    monkeypatch.setattr(tls, "read_regular", read_then_removed)
+    with pytest.raises(TlsInvalid, match="cannot be read: No such file"):
+        present.read()
+
+
+def test_the_warning_is_about_the_certificate_that_was_read(files: CertificateFiles) -> None:
+    """The file may be another one by now."""
+    present = Tls(settings(files))
+    files.cert.unlink()
+    assert present.warning == ""
+
+
 async def test_a_server_without_tls_reloads_none() -> None:
     async with serving() as served:
         answer = await served.client.post("/admin/tls/reload", json={})
@@ -177,6 +203,43 @@ async def test_a_handshake_that_never_ends_or_is_garbage_holds_up_nobody(
             await rest(stream)
         await served.until(lambda: served.listener.connections == 1)
         assert (await served.client.get("/v1/models")).status_code == 200
+
+
+def client_hello() -> bytes:
+    context, outgoing = ssl.create_default_context(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize(("time_s", "at_once"), [(0.0, range(1, 2)), (60.0, range(2, 17))], ids=["none", "much"])
+async def test_handshakes_that_come_together_take_a_bounded_time_of_each_turn(
+    files: CertificateFiles, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, time_s: float, at_once: range
+) -> None:
+    """Whatever their number, tokens and other requests are served between them."""
+    monkeypatch.setattr(handshakes, "HANDSHAKES_S", time_s)
+    begun: list[int] = []
+    turn = 0
+    choose = Tls._choose
+
+    def counted(self: Tls, *arguments: Any) -> None:
+        begun.append(turn)
+        choose(self, *arguments)
+
+    monkeypatch.setattr(Tls, "_choose", counted)
+    hello = client_hello()
+    async with serving(trusted=trusted, **files.settings) as served:
+        clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(16)]
+        for client in clients:
+            client.sendall(hello)
+        while len(begun) < len(clients):
+            turn += 1
+            await anyio.lowlevel.checkpoint()
+        for client in clients:
+            client.close()
+        assert max(begun.count(each) for each in begun) in at_once
+        assert (await served.client.get("/v1/models")).status_code == 200
+        await served.until(lambda: served.listener.connections == 1)
 
 
 async def test_handshakes_count_as_connections(files: CertificateFiles, trusted: ssl.SSLContext) -> None:
@@ -223,7 +286,10 @@ def broken(files: CertificateFiles, tmp_path: Path) -> dict[str, tuple[Certifica
         "a certificate for a key": (files._replace(key=files.cert), "tls_key: .* has no valid PEM key"),
         "another key": (files._replace(key=other.key), f"tls_key: {other.key} is not the key of the certificate in"),
         "an encrypted key": (files._replace(key=secret), f"tls_key: {secret} is encrypted"),
-        "a large file": (files._replace(cert=large), f"tls_cert: {large} is over the bound of {MAX_FILE_BYTES}"),
+        "a large file": (
+            files._replace(cert=large),
+            f"tls_cert: {large} cannot be read: it is over the bound of {MAX_FILE_BYTES}",
+        ),
     }
 
 
@@ -260,7 +326,7 @@ def test_an_expired_certificate_is_a_warning(tmp_path: Path) -> None:
         ("soon", now + WARNED - timedelta(hours=1), "the certificate of .*soon.crt expires at"),
         ("good", now + WARNED + timedelta(hours=1), "^$"),
     ):
-        warning = Tls(settings(write_certificate(tmp_path, AUTHORITY, name, not_after=not_after))).warning()
+        warning = Tls(settings(write_certificate(tmp_path, AUTHORITY, name, not_after=not_after))).warning
         assert re.search(words, warning), name
 
 

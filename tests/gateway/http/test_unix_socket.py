@@ -156,7 +156,10 @@ def test_the_file_of_another_server_is_not_removed(path: Path) -> None:
 
 def test_a_socket_that_was_handed_over_is_removed_by_its_new_owner(path: Path) -> None:
     with listen_unix(settings(path)) as first, adopt_unix(os.dup(first.fileno()), settings(path)) as second:
+        second.remove_file()
+        assert path.exists(), "the first one has not left"
         first.file = None  # as a hand-over leaves it
+        second.own_file()
         first.remove_file()
         assert path.exists()
         second.remove_file()
