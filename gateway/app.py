@@ -74,7 +74,6 @@ def create_app(
     conventions = ConventionsByPath(openai.conventions, shared | _by_prefix(dialects))
     keys = ApiKeys(settings) if keys is None else keys
     router.metrics.watch_keys(keys.uses)
-    router.class_weight, router.class_of = keys.weight, keys.priority_class
     status = Status(router, settings)
     live = LiveEndpoint(router, settings, openai.conventions)
     streams = streams or ResumableStreams(settings, router.metrics)

@@ -117,7 +117,7 @@ async def _run(
     """See `run_daemon`."""
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
-    router = Router(settings, keys.weight)
+    router = Router(settings, keys.weight, keys.priority_class)
     descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None

@@ -1,9 +1,26 @@
-"""The weights of API keys."""
+"""The weights of API keys: by their priority class, or as the settings give them."""
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from protocol.scheduling import PriorityClass
 
 MIN_WEIGHT = 0.01
 MAX_WEIGHT = 1000.0
+
+
+class Priority(StrEnum):
+    """The priority class of a request, which is that of its API key."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+CLASS_WEIGHTS = {Priority.HIGH: 4.0, Priority.NORMAL: 1.0, Priority.LOW: 0.25}
+"""The weight of a key of each class, in the shares of an overloaded server."""
+CLASSES: dict[Priority, PriorityClass] = {Priority.HIGH: "high", Priority.NORMAL: "normal", Priority.LOW: "low"}
+"""The classes as workers know them."""
 
 
 def parse_weights(entries: Iterable[str]) -> Mapping[str, float]:

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 """Packages that each package may import, besides itself."""
 
 _GATEWAY_BASE = {
-    *("host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget", "priority"),
+    *("host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget", "key_weights"),
 }
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
@@ -36,10 +36,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "metrics": {"settings"},
         "body_budget": {"errors"},
         "answer_budget": set(),
-        "priority": set(),
         "loop_lag": set(),
         "generation": {"errors", "settings"},
-        "routing": _GATEWAY_BASE | {"key_weights", "generation"},
+        "routing": _GATEWAY_BASE | {"generation"},
         "keys": _GATEWAY_BASE,
         "http": _GATEWAY_BASE | {"keys"},
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},

@@ -16,6 +16,7 @@ from cli.config.options import Json, switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
 from cli.terminal.key_table import described, show_keys
+from gateway.key_weights import Priority
 from gateway.keys.key_file import ApiKeysInvalid, KeyFile
 from gateway.keys.record import (
     MAX_LIMIT,
@@ -25,7 +26,6 @@ from gateway.keys.record import (
     make_key,
     make_record,
 )
-from gateway.priority import Priority
 from protocol.bounds import MAX_NAME
 
 app = App(help="Create, list, limit and revoke the API keys of clients, in the file --api-keys-file.")

@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.terminal.worker_table import WIDTH
+from gateway.key_weights import Priority
 from gateway.keys.key_file import KeyLine
 from gateway.keys.record import KeyLimits, KeyRecord
-from gateway.priority import Priority
 
 
 def show_keys(lines: Iterable[KeyLine]) -> None:

@@ -8,11 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.key_weights import CLASS_WEIGHTS, CLASSES
 from gateway.keys.account import KeyAccount
 from gateway.keys.key_file import ApiKeysInvalid, KeyFile, KeyLine
 from gateway.keys.record import ADMIN_NAME, DEFAULT_NAME, KeyLimits, digest_of
 from gateway.metrics.key_collector import KeyUse
-from gateway.priority import CLASSES, WEIGHTS
 from gateway.settings import GatewaySettings
 from protocol.scheduling import PriorityClass
 
@@ -88,7 +88,7 @@ class ApiKeys:
     def weight(self, name: str) -> float:
         """The weight of a client's key, by its priority class; 1 for another name."""
         account = self._accounts.get(name)
-        return 1.0 if account is None else WEIGHTS[account.limits.priority]
+        return 1.0 if account is None else CLASS_WEIGHTS[account.limits.priority]
 
     def priority_class(self, name: str) -> PriorityClass:
         """The priority class of a client's key; `normal` for another name."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.priority import Priority
+from gateway.key_weights import Priority
 from protocol.bounds import Name
 
 PREFIX = "sk-baton-"

@@ -118,7 +118,7 @@ def cleared(sequence: LiveSequence, tokens: int) -> bool:
 
 def may_run(sequence: LiveSequence, live: Mapping[int, LiveSequence], slots: int) -> bool:
     """A worker with these sequences, by number, may also get this one."""
-    return not suspect(sequence) or (len(live) < slots and not any(suspect(other) for other in live.values()))
+    return not suspect(sequence) or (len(live) < slots and not any(map(suspect, live.values())))
 
 
 def _is_cause(sequence: LiveSequence, failure: WorkerFailure) -> bool:

@@ -61,7 +61,15 @@ class Router(Actor[WorkerNotice | Terminated]):
     when no worker can continue it, or when its client cancels it, whichever comes first.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        class_weight: Callable[[str], float] = lambda _: 1.0,
+        class_of: Callable[[str], PriorityClass] = lambda _: "normal",
+    ) -> None:
+        """`class_weight` returns the weight of a client by its name, where the settings have none, and `class_of` its
+        priority class: see `ApiKeys`."""
+        self._class_of = class_of
         self._settings = settings
         self._admitted = 0
         self._draining = False
@@ -75,13 +83,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_bodies(lambda: self.bodies.held)
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)
-        self.class_weight: Callable[[str], float] = lambda _: 1.0
-        """The weight of a client by its name, where the settings have none."""
-        self.class_of: Callable[[str], PriorityClass] = lambda _: "normal"
-        """The priority class of a client by its name."""
-        self._placement = Placement(
-            settings, self.pool, self.metrics, self._fail, lambda client: self.class_weight(client)
-        )
+        self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
         self._queries = PromptQueries(self.pool, self._error)
 
@@ -130,15 +132,43 @@ class Router(Actor[WorkerNotice | Terminated]):
             check_answer_size(request, self.pool.context(model), self._settings.max_answer_bytes)
         self._check_count(request)
         body.grow((request.body_copies - 1) * body.size)
-        now = self._clock()
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
-        queue_until = now + limits.queue_s if limits.queue_s else math.inf
-        priority_class = self.class_of(client)
-        urgency = Urgency(LEVELS[priority_class], request.priority)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
-        per_prompt = request.output.per_prompt
+        try:
+            group.sequences = sequences = self._sequences(group, request, key, limits, client, checked=checked)
+            refusal = self._placement.admit(model, sequences)
+        except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
+            body.release()
+            raise
+        if refusal is not None:
+            body.release()
+            if refusal is not ErrorCode.OVERLOADED:
+                raise self._error(refusal, self.pool.excuse(model))
+            full = f"the workers of model {model!r} have all the requests they can hold"
+            raise RequestError(refusal, full, retry_after_s=self._placement.charges.retry_after_s(model, client))
+        tops = [top for each in request.sequences for top in (each.sampling.logprobs, each.prompt_logprobs)]
+        group.room = max(1, TAKE_BYTES // max(map(token_bytes, tops)))
+        group.answer = self.answers.open(partial(self._give_way_soon, group))
+        group.deadline = self._loop.call_later(limits.total_s + DEADLINE_MARGIN_S, self._expire, group, limits.total_s)
+        return group
+
+    def _sequences(
+        self,
+        group: RequestGroup,
+        request: GenerationRequest,
+        key: bytes,
+        limits: RequestTimeLimits,
+        client: str,
+        *,
+        checked: bool,
+    ) -> list[LiveSequence]:
+        """Make the sequences of a request."""
+        now, per_prompt = self._clock(), request.output.per_prompt
+        queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
-        group.sequences = sequences = [
+        priority_class = self._class_of(client)
+        urgency = Urgency(LEVELS[priority_class], request.priority)
+        return [
             LiveSequence(
                 replace(
                     self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
@@ -153,18 +183,6 @@ class Router(Actor[WorkerNotice | Terminated]):
             )
             for index, each in enumerate(request.sequences)
         ]
-        refusal = self._placement.admit(model, sequences)
-        if refusal is not None:
-            body.release()
-            if refusal is not ErrorCode.OVERLOADED:
-                raise self._error(refusal, self.pool.excuse(model))
-            full = f"the workers of model {model!r} have all the requests they can hold"
-            raise RequestError(refusal, full, retry_after_s=self._placement.charges.retry_after_s(model, client))
-        tops = [top for each in request.sequences for top in (each.sampling.logprobs, each.prompt_logprobs)]
-        group.room = max(1, TAKE_BYTES // max(map(token_bytes, tops)))
-        group.answer = self.answers.open(partial(self._give_way_soon, group))
-        group.deadline = self._loop.call_later(limits.total_s + DEADLINE_MARGIN_S, self._expire, group, limits.total_s)
-        return group
 
     def _check_count(self, request: GenerationRequest) -> None:
         """Refuse more sequences than a worker and the queue can ever hold. Raises `RequestError`."""

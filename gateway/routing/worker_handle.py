@@ -111,7 +111,7 @@ class WorkerHandle:
     @property
     def tries_suspect(self) -> bool:
         """One of its sequences is a suspect: the worker may die of it, and the others would see a gap."""
-        return any(map(suspect, self.live.values()))
+        return any(suspect(sequence) for sequence in self.live.values() if sequence.failures)  # few have any
 
     def place(self, sequence: LiveSequence, submit: Submit) -> None:
         """The worker was sent a sequence under this number. It may have its body in a queue until it has answered, also

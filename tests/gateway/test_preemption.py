@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gateway.keys.record import KeyLimits, make_key, make_record
-from gateway.priority import Priority
+from gateway.key_weights import Priority
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION, events
 

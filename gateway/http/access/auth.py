@@ -16,9 +16,9 @@ from gateway.http.access.origins import CrossOrigin
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.exchange import HttpExchange
 from gateway.http.request_record import RequestRecord, RequestRecords
+from gateway.key_weights import Priority
 from gateway.keys.api_keys import ApiKey, ApiKeys
 from gateway.keys.record import DEFAULT_NAME
-from gateway.priority import Priority
 from gateway.settings import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})

@@ -1,13 +1,15 @@
 """The terms under which a sequence is admitted: whose it is, how long its prompt is, and how long it may wait."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.request import ChatInput, InfillInput, Input, Message, TextInput
 from protocol.scheduling import NORMAL, Urgency
 
-CHARACTERS_PER_TOKEN = 4
-"""Characters of text in a token, on average."""
+BYTES_PER_TOKEN = 3
+"""Bytes of text in a token. English text has some four, and other text three or fewer: it is better to expect too much,
+as a reservation beyond what was used is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +29,26 @@ NO_TERMS = AdmissionTerms()
 
 
 def prompt_tokens(source: Input) -> int:
-    """Estimate the tokens of a prompt. Those of token ids are known."""
+    """Estimate the tokens of a prompt, until a worker has counted them. Those of token ids are known."""
     match source:
         case TextInput():
-            return _tokens(len(source.text))
+            texts = [source.text]
         case ChatInput():
-            return _tokens(len(source.tools_json) + sum(map(_characters, source.messages)))
+            texts = [source.tools_json, *(text for message in source.messages for text in _texts(message))]
         case InfillInput():
-            return _tokens(len(source.prefix) + len(source.suffix))
+            texts = [source.prefix, source.suffix]
         case _:
             return len(source.tokens)
+    return -(-sum(map(_size, texts)) // BYTES_PER_TOKEN)
 
 
-def _tokens(characters: int) -> int:
-    return -(-characters // CHARACTERS_PER_TOKEN)
+def _texts(message: Message) -> Iterator[str]:
+    yield message.content
+    yield message.reasoning
+    for call in message.tool_calls:
+        yield call.name
+        yield call.arguments
 
 
-def _characters(message: Message) -> int:
-    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning) + calls
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -2,7 +2,8 @@
 
 import math
 
-from gateway.routing.admission.fair_shares import OUTPUT_COST, FairShares
+from gateway.routing.admission.fair_shares import OUTPUT_COST
+from gateway.routing.admission.turns import Turns
 from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.routing.sequence import LiveSequence
 from gateway.settings import GatewaySettings
@@ -21,16 +22,20 @@ class Charges:
 
     def begin(self, sequence: LiveSequence) -> None:
         """Charge the estimated prompt of a sequence that gets its first worker."""
-        self._shares(sequence).charge(sequence.terms.client, sequence.terms.prompt_tokens)
+        shares = self._turns(sequence).shares
+        shares.begin(sequence.terms.client)
+        shares.charge(sequence.terms.client, sequence.terms.prompt_tokens)
 
     def generated(self, sequence: LiveSequence, tokens: int) -> None:
         """Charge generated tokens."""
-        self._shares(sequence).charge(sequence.terms.client, OUTPUT_COST * tokens)
+        self._turns(sequence).shares.charge(sequence.terms.client, OUTPUT_COST * tokens)
 
     def settle(self, sequence: LiveSequence, usage: Usage) -> None:
         """Replace the estimate of the prompt by the tokens that had to be computed."""
         uncached = max(0, usage.prompt_tokens - usage.cached_tokens)
-        self._shares(sequence).charge(sequence.terms.client, uncached - sequence.terms.prompt_tokens)
+        turns, client = self._turns(sequence), sequence.terms.client
+        turns.shares.charge(client, uncached - sequence.terms.prompt_tokens)
+        turns.note_cost(client, uncached + OUTPUT_COST * usage.completion_tokens)
 
     def retry_after_s(self, model: str, client: str) -> int:
         """Return the seconds after which a refused client should try again: when what it has in the queue will have
@@ -40,5 +45,5 @@ class Charges:
             return self._least_s
         return min(max(self._least_s, math.ceil(wait_s)), max(self._least_s, MAX_RETRY_AFTER_S))
 
-    def _shares(self, sequence: LiveSequence) -> FairShares:
-        return self._queue.turns(sequence.request.model).shares
+    def _turns(self, sequence: LiveSequence) -> Turns:
+        return self._queue.turns(sequence.request.model)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
@@ -79,6 +80,8 @@ class Placement:
         self._sends = TurnBudget(SENT_AT_ONCE)
         self._urgencies: set[Urgency] = set()
         """All that any sequence has had so far. With a single one nothing is preempted."""
+        self._late: deque[LiveSequence] = deque()
+        """Those that have waited for too long, until they are looked at."""
         self.ends = TurnBudget(ENDED_AT_ONCE)
         """Counts the ends of sequences for which nothing can be done."""
 
@@ -406,6 +409,19 @@ class Placement:
         return self._settings.worker_wait_s > 0 and comes
 
     def _overdue(self, sequence: LiveSequence) -> None:
+        """Thousands can be overdue at once: as many as waited when the last worker was lost."""
+        self._late.append(sequence)
+        self._end_late()
+
+    def _end_late(self) -> None:
+        while self._late and self.ends.has_room(self._end_late):
+            sequence = self._late.popleft()
+            if self.queue.is_overdue(sequence):  # still
+                self.ends.spend()
+                self._end_wait(sequence)
+
+    def _end_wait(self, sequence: LiveSequence) -> None:
+        """End the wait of a sequence that is overdue, or let it stay for a worker that is there."""
         if not sequence.had_turn and self._loop.time() >= sequence.terms.queue_until:
             self.time_out(sequence)
         elif self._has_ready(sequence.request.model):

@@ -1,15 +1,19 @@
 """The queue of the sequences that wait for a worker, or for room on one."""
 
 import asyncio
+import heapq
+import itertools
+import time
 from collections.abc import Callable, Iterator
 
 from gateway.routing.admission.turns import Turns
-from gateway.routing.live_request import LiveRequest
 from gateway.routing.sequence import LiveSequence
 from protocol.scheduling import SchedulerPolicy
 
 MIN_STAY_S = 1.0
 """The minimum time of a second and later stay."""
+CLOCK_RESOLUTION_S = time.get_clock_info("monotonic").resolution
+"""An event loop calls timers that are due within this time."""
 
 
 class WaitQueue:
@@ -81,17 +85,17 @@ class WaitQueue:
         held = self._held()
         own = (held.pop(client, 0) + count) / self._weight(client)
         displaced: list[LiveSequence] = []
-        requests: dict[str, list[list[LiveSequence]]] = {}
+        requests: dict[str, Iterator[list[LiveSequence]]] = {}
         while places > 0:
             most = max(held, key=lambda each: held[each] / self._weight(each), default=None)
             if most is None or held[most] / self._weight(most) <= own:
                 return None
             if most not in requests:
                 requests[most] = self._whole_requests(most)
-            if not requests[most]:
+            newest = next(requests[most], None)
+            if newest is None:
                 del held[most]
                 continue
-            newest = requests[most].pop()
             displaced += newest
             held[most] -= len(newest)
             places -= len(newest)
@@ -104,14 +108,14 @@ class WaitQueue:
                 held[client] = held.get(client, 0) + count
         return held
 
-    def _whole_requests(self, client: str) -> list[list[LiveSequence]]:
-        """The sequences of each request of a client of which no worker has had any part, the newest request last."""
-        found: dict[LiveRequest, list[LiveSequence]] = {}
-        for turns in self._turns.values():
-            for each in turns.of_client(client):
-                if not each.request.worker:
-                    found.setdefault(each.request, []).append(each)
-        return sorted(found.values(), key=lambda sequences: max(each.order for each in sequences))
+    def _whole_requests(self, client: str) -> Iterator[list[LiveSequence]]:
+        """The sequences of each request of a client of which no worker has had any part, the newest request first. The
+        sequences of one request are admitted together."""
+        each_model = (turns.newest(client) for turns in self._turns.values())
+        newest = heapq.merge(*each_model, key=lambda sequence: -sequence.order)
+        for request, sequences in itertools.groupby(newest, key=lambda sequence: sequence.request):
+            if not request.worker:
+                yield list(sequences)
 
     def add(self, sequence: LiveSequence, *, in_line: bool = False) -> None:
         """Add a sequence. Its client is notified, unless a new one merely waits in line for its turn."""
@@ -126,6 +130,11 @@ class WaitQueue:
     def stay(self, sequence: LiveSequence) -> None:
         """Keep a sequence that was overdue."""
         self._arm(sequence, max(self._wait_s, MIN_STAY_S))
+
+    def is_overdue(self, sequence: LiveSequence) -> bool:
+        """It waits, and its time is over."""
+        timer = self._timers.get(sequence)
+        return timer is not None and timer.when() <= self._clock() + CLOCK_RESOLUTION_S
 
     def lose_workers(self, model: str) -> None:
         """Note that there is no worker for those that wait in line. The time for which they wait for one begins."""

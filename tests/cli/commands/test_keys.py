@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.main import app
+from gateway.key_weights import Priority
 from gateway.keys.key_file import KeyFile
 from gateway.keys.record import MAX_MODELS, KeyLimits, digest_of
-from gateway.priority import Priority
 
 
 @pytest.fixture

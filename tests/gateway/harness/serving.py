@@ -15,6 +15,7 @@ from gateway.app import create_app
 from gateway.http.listener import Listener
 from gateway.http.server import listen, serve
 from gateway.http.tls import tls_of
+from gateway.keys.api_keys import ApiKeys
 from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -66,7 +67,8 @@ async def serving(
     """A gateway on a free port with fake workers of these names (one, `w0`, by default). `trusted`: what its client
     trusts, over TLS."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
-    router = Router(chosen)
+    keys = ApiKeys(chosen)
+    router = Router(chosen, keys.weight, keys.priority_class)
     build = make or (lambda name: FakeWorker(name, slots=slots))
     workers = [build(name).join(router) for name in names or ("w0",)]
     tls = tls_of(chosen)
@@ -74,7 +76,7 @@ async def serving(
     port = listener.getsockname()[1]
     shutdown, served = anyio.Event(), anyio.Event()
     responses = ResponseService(chosen)
-    app = create_app(router, chosen, responses=responses, tls=tls)
+    app = create_app(router, chosen, keys=keys, responses=responses, tls=tls)
     with closing(responses):
         async with anyio.create_task_group() as group:
             group.start_soon(responses.background.run)

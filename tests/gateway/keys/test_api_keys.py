@@ -1,6 +1,7 @@
 """Named API keys: the format of their file, and what happens to requests when it changes."""
 
 import os
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import anyio
 import pytest
 
 from gateway.app import create_app
+from gateway.key_weights import Priority
 from gateway.keys.api_keys import ApiKeys, KeyChange
 from gateway.keys.key_file import MAX_FILE_BYTES, MAX_KEY_BYTES, MAX_KEYS, ApiKeysInvalid
 from gateway.keys.record import KeyLimits, make_key, make_record
-from gateway.priority import Priority
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.asgi import clients
@@ -276,12 +277,21 @@ async def test_the_class_of_a_key_is_its_weight_in_the_shares_of_the_server(tmp_
 
     file = key_file(tmp_path, text(Priority.HIGH))
     settings = GatewaySettings(api_keys_file=str(file), key_weights=("bob=3",))
-    keys, router = ApiKeys(settings), Router(settings)
-    create_app(router, settings, keys=keys)
-    shares = router._placement.queue.turns("tiny").shares
+    keys = ApiKeys(settings)
+    shares = Router(settings, keys.weight)._placement.queue.turns("tiny").shares
     for name in ("alice", "bob", ""):
         shares.enter(name)
-    assert shares.share("alice") == 4 / (4 + 3 + 1), "the settings give bob another weight than his class"
+
+    def turns(count: int) -> Counter[str]:
+        served: Counter[str] = Counter()
+        for _ in range(count):
+            chosen = shares.next()
+            assert chosen is not None
+            shares.charge(chosen, 12.0)
+            served[chosen] += 1
+        return served
+
+    assert turns(16) == {"alice": 8, "bob": 6, "": 2}, "the settings give bob another weight than his class"
     file.write_text(text(Priority.LOW))
     keys.adopt(keys.read())
-    assert shares.share("alice") == 0.25 / (0.25 + 3 + 1)
+    assert turns(17) == {"alice": 1, "bob": 12, "": 4}

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,13 +70,32 @@ def test_a_client_that_has_only_running_requests_is_charged_from_the_level_of_th
     assert fair.next() == "a"
 
 
-@pytest.mark.parametrize(("client", "share"), [("heavy", 0.75), ("a", 1.0), ("new", 1 / 3)])
-def test_a_share_is_that_of_the_weight_among_those_that_wait(client: str, share: float) -> None:
+def test_what_a_client_got_while_nobody_waited_is_no_debt() -> None:
+    """Also of requests that have their turn without a wait."""
     fair = shares()
-    fair.enter("a")
-    if client == "new":
-        fair.enter("b")
-    assert fair.share(client) == pytest.approx(share)
+    for _ in range(100):
+        fair.begin("busy")
+        fair.charge("busy", 1000)
+    fair.begin("idle")
+    for client in ("idle", "busy"):
+        fair.enter(client)
+    turns = []
+    for _ in range(4):
+        chosen = fair.next()
+        assert chosen is not None
+        fair.charge(chosen, 10)
+        turns.append(chosen)
+    assert turns == ["idle", "busy", "idle", "busy"]
+
+
+def test_a_turn_while_others_wait_forgives_nothing() -> None:
+    fair = shares()
+    for client in ("a", "b"):
+        fair.enter(client)
+    fair.charge("a", 100)
+    fair.begin("a")
+    fair.begin("b")
+    assert fair.next() == "b"
 
 
 def test_counters_without_a_meaning_are_dropped_at_the_bound() -> None:
@@ -104,3 +122,15 @@ def test_a_counter_that_means_something_is_kept_beyond_the_bound() -> None:
     assert "greedy" in fair
     fair.enter("greedy")
     assert fair.next() == "busy"
+
+
+def test_counters_have_a_bound_whatever_they_mean() -> None:
+    fair = shares()
+    fair.enter("waits")
+    for number in range(2 * MAX_IDLE):
+        fair.begin(str(number))
+        fair.charge(str(number), 1 + number)
+    assert len(fair._counters) <= MAX_IDLE + 1
+    assert "waits" in fair
+    assert str(2 * MAX_IDLE - 1) in fair
+    assert "0" not in fair

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,10 @@ class Client:
 
     name: str
     connections: int
+    after: float = 0.0
+    """Seconds after which they open."""
+    until: float = math.inf
+    """Seconds after which they send no more."""
     max_tokens: int = 16
     prompt: str = "some words"
     served: int = 0
@@ -82,7 +87,9 @@ class Overload:
             self.most_waiting = max(self.most_waiting, self.router.waiting()["tiny"])
 
     async def _connect(self, client: Client) -> None:
-        while (now := self._loop.time()) < self._until:
+        until = min(self._until, self._loop.time() + client.until)
+        await anyio.sleep(client.after)
+        while (now := self._loop.time()) < until:
             try:
                 group = self.open(client)
             except RequestError as error:
@@ -175,3 +182,36 @@ async def test_a_displaced_client_gets_an_error_with_retry_after() -> None:
         overload.open(polite)
     await overload.run()
     assert Counter(group.failure is None for group in [*groups, *kept]) == {True: 16, False: 2}
+
+
+async def test_a_client_that_had_the_server_for_itself_is_not_kept_out_by_one_that_comes() -> None:
+    """Tokens that it got while nobody else wanted them are no debt: here, as many as both get in the next minute."""
+    overload = Overload(180)
+    first, more, later = Client("busy", 4), Client("busy", 156, after=120.0), Client("late", 160, after=120.0)
+    served: list[int] = []
+
+    async def note() -> None:
+        await anyio.sleep(120.0)
+        served.append(first.served)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(note)
+        await overload.run(first, later, more)
+    assert served[0] > 0.4 * 120 * CAPACITY
+    assert first.served - served[0] + more.served == pytest.approx(later.served, rel=0.1)
+
+
+@pytest.mark.parametrize(("after", "until"), [(60.0, math.inf), (0.0, 60.0)], ids=["come", "go"])
+async def test_retry_after_is_right_soon_after_other_clients_come_or_go(after: float, until: float) -> None:
+    """It is within a factor of two of the time of answers to requests that the client sent at that time."""
+    overload = Overload(180, max_waiting_streams=64)
+    one, others = Client("one", 160), [Client(f"other{number}", 20, after=after, until=until) for number in range(8)]
+    await overload.run(one, *others)
+    ratios = []
+    for when, advised in one.refused:
+        if 1065 < when < 1120:
+            took = [seconds for sent, seconds in one.waits if abs(sent - when) <= 2.0]
+            ratios += [advised * len(took) / sum(took)] if took else []
+    assert len(ratios) > 100
+    assert min(ratios) >= 0.5
+    assert max(ratios) <= 2.0

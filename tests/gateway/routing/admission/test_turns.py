@@ -117,6 +117,14 @@ def test_each_sequence_is_there_until_it_is_removed_once(added: list[tuple[str, 
     assert one.shares.next() is None
 
 
+def drained(one: Turns, clock: Clock, *clients: str, cost: float = 1.0) -> None:
+    """Let a second pass, and then send the oldest sequence of each of these, whose turn costs so much."""
+    clock.now += 1.0
+    for client in clients:
+        one.remove([*one.newest(client)][-1], sent=True)
+        one.note_cost(client, cost)
+
+
 async def test_the_wait_is_what_a_client_has_at_the_rate_at_which_it_drains() -> None:
     clock = Clock()
     one = turns(clock)
@@ -124,13 +132,58 @@ async def test_the_wait_is_what_a_client_has_at_the_rate_at_which_it_drains() ->
         one.add(sequence(order, "ab"[order % 2]))
     assert one.wait_s("a") is None
     for second in range(20):
-        clock.now += 1.0
-        one.remove(one.of_client("a")[0], sent=True)
+        drained(one, clock, "a")
         if second % 2:
-            one.remove(one.of_client("b")[0], sent=True)
+            clock.now -= 1.0
+            drained(one, clock, "b", cost=2.0)
     assert one.wait_s("a") == pytest.approx(11 / 1.0, rel=0.1)
     assert one.wait_s("b") == pytest.approx(21 / 0.5, rel=0.1)
-    assert one.wait_s("new") == pytest.approx(1 / (1.5 / 3), rel=0.1), "its share of the rate of all"
+
+
+async def test_the_wait_of_a_client_that_had_no_turn_yet_is_by_its_share() -> None:
+    clock = Clock()
+    one = turns(clock, weight=3.0)
+    for order in range(40):
+        one.add(sequence(order, "a"))
+    for _ in range(10):
+        drained(one, clock, "a")
+    assert one.wait_s("new") == pytest.approx(2.0, rel=0.05)
+    assert one.wait_s("heavy") == pytest.approx(1 + 1 / 3, rel=0.05)
+
+
+async def test_the_wait_follows_at_once_when_other_clients_come_or_go() -> None:
+    clock = Clock()
+    one = turns(clock)
+    for order in range(80):
+        one.add(sequence(order, "a"))
+    for _ in range(60):
+        drained(one, clock, "a")
+    assert one.wait_s("a") == pytest.approx(21.0, rel=0.05)
+    come = [sequence(100 + order, "bcd"[order % 3]) for order in range(60)]
+    for each in come:
+        one.add(each)
+    assert one.wait_s("a") == pytest.approx(21.0 + 3 * 20, rel=0.05)
+    for each in come[3:]:
+        one.remove(each, sent=False)
+    assert one.wait_s("a") == pytest.approx(21.0 + 3, rel=0.05), "they have little in the queue"
+    for each in come[:3]:
+        one.remove(each, sent=False)
+    assert one.wait_s("a") == pytest.approx(21.0, rel=0.05)
+
+
+async def test_what_is_served_beside_a_client_with_little_in_the_queue_is_measured() -> None:
+    """Another one, which has always one sequence there, gets every other turn."""
+    clock = Clock()
+    one = turns(clock)
+    for order in range(100):
+        one.add(sequence(order, "a"))
+    for second in range(60):
+        one.add(sequence(1000 + second, "b"))
+        drained(one, clock, "ab"[second % 2])
+        if not second % 2:
+            one.remove(next(one.newest("b")), sent=False)
+    one.add(sequence(2000, "b"))
+    assert one.wait_s("a") == pytest.approx(71 / 0.5, rel=0.05)
 
 
 async def test_what_ends_without_a_turn_does_not_count_as_drained() -> None:
@@ -139,7 +192,7 @@ async def test_what_ends_without_a_turn_does_not_count_as_drained() -> None:
     for order in range(10):
         one.add(sequence(order))
     clock.now = 5.0
-    for each in one.of_client("")[:5]:
+    for each in [*one.newest("")][:5]:
         one.remove(each, sent=False)
     assert one.wait_s("") is None
 
@@ -149,7 +202,7 @@ async def test_the_rates_of_clients_that_are_gone_are_forgotten() -> None:
     for order in range(3 * MAX_IDLE):
         one.add(each := sequence(order, str(order)))
         one.remove(each, sent=True)
-    assert len(one._rates) <= 2 * MAX_IDLE + 1
+    assert len(one._measured) <= 2 * MAX_IDLE + 1
 
 
 async def test_retry_after_has_a_most_and_a_least() -> None:
@@ -213,7 +266,7 @@ class TestPlaces:
             queue.add(sequence(order, "a", of))
         found = queue.to_displace("b", 1)
         assert found is not None
-        assert [each.order for each in found] == [0, 1]
+        assert sorted(each.order for each in found) == [0, 1]
         for each in found:
             queue.remove(each)
         queue.add(sequence(7, "b"))
@@ -225,10 +278,12 @@ class TestPlaces:
     ("source", "tokens"),
     [
         (TextInput(""), 0),
-        (TextInput("12345"), 2),
+        (TextInput("123"), 1),
+        (TextInput("1234"), 2),
+        (TextInput("\u65e5\u672c"), 2),
         (TokensInput((1, 2, 3)), 3),
-        (InfillInput("1234", "1"), 2),
-        (ChatInput((Message("user", "1234", reasoning="12", tool_calls=(ToolCall("i", "n", "{}"),)),), "1234567"), 4),
+        (InfillInput("123", "1"), 2),
+        (ChatInput((Message("user", "1234", reasoning="12", tool_calls=(ToolCall("i", "n", "{}"),)),), "1234567"), 6),
     ],
 )
 def test_the_tokens_of_a_prompt_are_estimated(source: Input, tokens: int) -> None:

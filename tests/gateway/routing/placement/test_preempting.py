@@ -22,7 +22,7 @@ def anyio_backend() -> Any:
 
 def world(*names: str, slots: int = 2, **settings: Any) -> World:
     made = World(*names, slots=slots, **settings)
-    made.router.class_of = lambda client: CLASSES.get(client, "normal")
+    made.router._class_of = lambda client: CLASSES.get(client, "normal")
     return made
 
 

@@ -185,3 +185,38 @@ async def test_many_waiting_sequences_are_sent_to_the_next_worker_in_portions() 
     assert placed(groups, "a") == SENT_AT_ONCE
     await anyio.lowlevel.checkpoint()
     assert placed(groups, "a") == SENT_AT_ONCE + 1
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_sequences_that_have_waited_too_long_are_ended_in_portions(beyond: int) -> None:
+    """All that wait when the last worker is lost wait from then on, and equally long."""
+    world = World("a", max_waiting_streams=1000, worker_wait_s=10)
+    running = opened(world, 6)
+    groups = opened(world, ENDED_AT_ONCE + beyond)
+    world["a"].die(origin=Origin.OUTSIDE)
+    for group in running:
+        group.close()
+    before = world.router._loop.time()
+    await anyio.sleep(10)
+    counts = [ended(groups)]
+    while counts[-1] < len(groups):
+        await anyio.lowlevel.checkpoint()
+        counts.append(ended(groups))
+    assert counts == [ENDED_AT_ONCE, ENDED_AT_ONCE + 1][: 1 + beyond]
+    assert world.router._loop.time() == before + 10
+    assert {failure(group) for group in groups} == {ErrorCode.UNAVAILABLE}
+
+
+async def test_a_sequence_that_is_sent_while_others_are_ended_is_not_ended() -> None:
+    world = World("a", max_waiting_streams=1000, worker_wait_s=10)
+    running = opened(world, 6)
+    groups = opened(world, ENDED_AT_ONCE + 2)
+    world["a"].die(origin=Origin.OUTSIDE)
+    for group in running:
+        group.close()
+    await anyio.sleep(10)
+    left = [group for group in groups if not group.ended]
+    world["a"].come_back()
+    await turns(3)
+    assert (len(left), placed(left, "a")) == (2, 2)
+    assert ended(groups) == ENDED_AT_ONCE
