@@ -1,6 +1,6 @@
-"""HTTP conventions of API dialects: the format of errors and the header of the key."""
+"""HTTP conventions of API dialects: the format of errors, and the headers of keys, ids and limits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import RequestError
 from gateway.http.request_record import RequestRecords
+from gateway.keys.limit_state import LimitState, openai_headers
 
 
 class ErrorRenderer(Protocol):
@@ -33,6 +34,8 @@ class HttpConventions:
     """Headers, in lower case, one of which may bear the API key instead of `Authorization`."""
     id_headers: tuple[bytes, ...] = (b"x-request-id",)
     """Headers, in lower case, that bear the id of the request in every response."""
+    limit_headers: Callable[[Iterable[LimitState]], Sequence[tuple[bytes, bytes]]] = openai_headers
+    """Writes the headers about the limits of an API key."""
 
     def named(self, request_id: str) -> list[tuple[bytes, bytes]]:
         """The headers of a response that bear the id of its request."""

@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 from gateway.errors import RefusalCode, RequestError
 from gateway.keys.allowance import Allowance
+from gateway.keys.limit_state import LimitState
 from gateway.keys.record import KeyLimits
 from gateway.metrics.key_collector import KeyUse
 
 BUSY_RETRY_S = 1
 """The `Retry-After` of a key with all its requests under way, whose ends nobody knows."""
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class KeyAccount:
@@ -86,25 +85,24 @@ class KeyAccount:
             self._requests.take(-1, self._clock())
         self.settle(reserved, 0, 0)
 
-    def headers(self) -> Headers:
-        """OpenAI's headers about the limits of requests and tokens."""
+    def states(self) -> list[LimitState]:
+        """The states of the limits of requests and tokens that the key has."""
         now = self._clock()
-        found: Headers = []
-        for name, allowance in ((b"requests", self._requests), (b"tokens", self._tokens)):
-            if allowance is not None:
-                left = max(0, math.floor(allowance.left(now)))
-                full_s = math.ceil(allowance.wait_s(allowance.per_minute, now) * 1000) / 1000
-                found += [
-                    (b"x-ratelimit-limit-%s" % name, b"%d" % allowance.per_minute),
-                    (b"x-ratelimit-remaining-%s" % name, b"%d" % left),
-                    (b"x-ratelimit-reset-%s" % name, f"{full_s:g}s".encode()),
-                ]
-        return found
+        return [
+            LimitState(
+                kind,
+                allowance.per_minute,
+                max(0, math.floor(allowance.left(now))),
+                allowance.wait_s(allowance.per_minute, now),
+            )
+            for kind, allowance in ((b"requests", self._requests), (b"tokens", self._tokens))
+            if allowance is not None
+        ]
 
     def _refusal(self, text: str, wait_s: float) -> RequestError:
         self._refused += 1
         retry_s = max(1, math.ceil(wait_s))
-        return RequestError(RefusalCode.RATE_LIMITED, text, retry_after_s=retry_s, headers=self.headers())
+        return RequestError(RefusalCode.RATE_LIMITED, text, retry_after_s=retry_s)
 
 
 class Reservation:

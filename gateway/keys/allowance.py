@@ -35,7 +35,8 @@ class Allowance:
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Change the rate from now on. What was used stays used."""
-        used = self.per_minute - self.left(now)
+        """Change the rate from now on. What was used stays used, but a lower rate makes no debt of it, which might take
+        days to pay."""
+        left = self.left(now)
+        self._left = max(per_minute - (self.per_minute - left), min(left, 0.0))
         self.per_minute = per_minute
-        self._left = per_minute - used

@@ -1,13 +1,15 @@
 """The limits of API keys, as they hold for the requests of all dialects."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from gateway.body_budget import HeldBody
-from gateway.errors import RequestError
 from gateway.generation.request import GenerationRequest
 from gateway.http.access.request_key import models_for
 from gateway.http.exchange import HttpExchange
 from gateway.keys.account import Reservation
+from gateway.keys.api_keys import ApiKey
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
@@ -23,6 +25,7 @@ class KeyGate:
     def check(self, exchange: HttpExchange) -> None:
         """Refuse a request before its body is read, if its key may send none now. Raises `RequestError`."""
         if exchange.api_key is not None:
+            _state(exchange, exchange.api_key)
             exchange.api_key.account.check()
 
     def check_model(self, exchange: HttpExchange, model: str) -> None:
@@ -39,9 +42,8 @@ class KeyGate:
         key = exchange.api_key
         if key is None:
             return None
-        reservation = key.account.admit()
-        exchange.limit_headers = key.account.headers()
-        return reservation
+        with _stated(exchange, key):
+            return key.account.admit()
 
     def open(
         self, exchange: HttpExchange, request: GenerationRequest, body: HeldBody, limits: RequestTimeLimits
@@ -52,13 +54,28 @@ class KeyGate:
         key, router = exchange.api_key, self._router
         if key is None:
             return router.open(request, exchange.request_id, body, exchange.key, checked=False, limits=limits)
-        charge = TokenCharge(request, body.size, router.pool.context(request.model))
-        reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
-        try:
-            group = router.open(request, exchange.request_id, body, exchange.key, client=exchange.client, limits=limits)
-        except RequestError:
-            reservation.withdraw()
-            raise
+        charge = TokenCharge(request, router.pool.context(request.model))
+        with _stated(exchange, key):
+            reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
+            try:
+                group = router.open(
+                    request, exchange.request_id, body, exchange.key, client=exchange.client, limits=limits
+                )
+            except BaseException:  # also a bug, after which the key would have a request less for ever
+                reservation.withdraw()
+                raise
         group.when_ended(partial(charge.settle, group, reservation))
-        exchange.limit_headers = key.account.headers()
         return group
+
+
+@contextmanager
+def _stated(exchange: HttpExchange, key: ApiKey) -> Iterator[None]:
+    """Give the response the headers about the limits of the key, as they are at the end of the block."""
+    try:
+        yield
+    finally:
+        _state(exchange, key)
+
+
+def _state(exchange: HttpExchange, key: ApiKey) -> None:
+    exchange.limit_headers = exchange.conventions.limit_headers(key.account.states())

@@ -4,25 +4,20 @@ from collections.abc import Sequence
 
 from gateway.generation.request import GenerationRequest
 from gateway.keys.account import Reservation
+from gateway.routing.admission.terms import prompt_tokens
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.sequence import LiveSequence
-from protocol.request import TokensInput
-
-BYTES_PER_TOKEN = 3
-"""Bytes of a body for each token of its prompts, while no worker has counted them."""
+from protocol.errors import ErrorCode
 
 
 class TokenCharge:
     """The charge of one request. A prompt counts once, whatever was cached of it."""
 
-    def __init__(self, request: GenerationRequest, body_bytes: int, context: int | None) -> None:
-        """`body_bytes`: of the body, with what the server has stored of the conversation. `context`: of the model, if
-        it is known."""
+    def __init__(self, request: GenerationRequest, context: int | None) -> None:
+        """`context`: of the model, if it is known."""
         self._per_prompt = request.output.per_prompt
         sequences = request.sequences
-        prompts = [each.input for each in sequences[:: self._per_prompt]]
-        guess = -(-body_bytes // (BYTES_PER_TOKEN * len(prompts)))
-        self._prompts = [len(each.tokens) if isinstance(each, TokensInput) else guess for each in prompts]
+        self._prompts = [prompt_tokens(each.input) for each in sequences[:: self._per_prompt]]
         self._limits = [each.limits.max_tokens for each in sequences]
         self._context = context
 
@@ -44,13 +39,19 @@ class TokenCharge:
 
 
 def _prompt_tokens(sequences: Sequence[LiveSequence], guess: int) -> int:
-    """The tokens of one prompt. They are guessed for a client that has left before a worker reported them: the worker
-    may have computed them. A failure before the first token is not charged."""
+    """The tokens of one prompt. They are guessed if no worker reported them and one may have computed them."""
     counted = [sequence.usage.prompt_tokens for sequence in sequences if sequence.usage is not None]
     if counted:
         return counted[0]
-    failed = all(sequence.failure is not None and not sequence.tokens for sequence in sequences)
-    return 0 if failed else guess
+    return guess if any(map(_may_be_computed, sequences)) else 0
+
+
+def _may_be_computed(sequence: LiveSequence) -> bool:
+    """The prompt was sent to a worker, and the client left, or set the time limit that ended it. Another failure before
+    the first token is not charged."""
+    failure = sequence.failure
+    by_client = failure is None or failure.code is ErrorCode.DEADLINE
+    return sequence.had_turn and (by_client or bool(sequence.tokens))
 
 
 def _completion_tokens(sequence: LiveSequence) -> int:

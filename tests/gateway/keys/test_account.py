@@ -5,6 +5,7 @@ import pytest
 from gateway.errors import RequestError
 from gateway.keys.account import BUSY_RETRY_S, KeyAccount
 from gateway.keys.allowance import Allowance
+from gateway.keys.limit_state import LimitState
 from gateway.keys.record import KeyLimits
 from gateway.metrics.key_collector import KeyUse
 
@@ -49,8 +50,19 @@ def test_a_resized_allowance_remembers_what_was_used() -> None:
     allowance.take(50, 0.0)
     allowance.resize(600, 0.0)
     assert allowance.left(0.0) == 550
-    allowance.resize(30, 0.0)
-    assert allowance.left(0.0) == -20
+    allowance.resize(100, 0.0)
+    assert allowance.left(0.0) == 50
+
+
+def test_a_lower_rate_makes_no_debt_of_what_was_used() -> None:
+    """It would take 35 days to pay this one."""
+    allowance = Allowance(1_000_000, 0.0)
+    allowance.take(500_000, 0.0)
+    allowance.resize(10, 0.0)
+    assert allowance.wait_s(10, 0.0) == 60
+    allowance.take(30, 0.0)
+    allowance.resize(5, 0.0)
+    assert allowance.left(0.0) == -30, "a debt stays one"
 
 
 @pytest.mark.parametrize("per_minute", [1, 7, 60, 100_000])
@@ -134,16 +146,12 @@ def test_limits_change_under_live_requests(clock: Clock) -> None:
     assert account.use == KeyUse(requests=5, refused=1, prompt_tokens=3, completion_tokens=3, live=2)
 
 
-def test_the_headers_are_those_of_openai(clock: Clock) -> None:
+def test_the_state_of_limits_is_what_is_left_of_them(clock: Clock) -> None:
     account = KeyAccount(KeyLimits(requests_per_minute=60, tokens_per_minute=6000), clock)
     account.admit(100)
     clock.now += 0.25
-    assert dict(account.headers()) == {
-        b"x-ratelimit-limit-requests": b"60",
-        b"x-ratelimit-remaining-requests": b"59",
-        b"x-ratelimit-reset-requests": b"0.75s",
-        b"x-ratelimit-limit-tokens": b"6000",
-        b"x-ratelimit-remaining-tokens": b"5925",
-        b"x-ratelimit-reset-tokens": b"0.75s",
-    }
-    assert KeyAccount(KeyLimits(max_concurrent=1), clock).headers() == []
+    found = [each._replace(full_s=round(each.full_s, 6)) for each in account.states()]
+    assert found == [LimitState(b"requests", 60, 59, 0.75), LimitState(b"tokens", 6000, 5925, 0.75)]
+    account.admit(5925).settle(0, 12_000)
+    assert account.states()[1].left == 0
+    assert KeyAccount(KeyLimits(max_concurrent=1), clock).states() == []
