@@ -71,8 +71,9 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^ +{rows} rows reserved +{P} tokens/s +{N} preemptions$" for rows in (1024, 512)),
     ],
     "bench/gateway_load/fairness.py": [
-        *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N}$" for key in ("one", "two")),
+        *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N} +{N}%$" for key in ("one", "two")),
         rf"^gateway {P} MB, and at the end {P} MB$",
+        rf"^tokens of the keys differ by {N} %$",
         *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
     ],
     "bench/gateway.py": [
