@@ -29,6 +29,7 @@ from gateway.key_weights import CLASS_WEIGHTS, Priority
 from gateway.keys.record import KeyLimits, make_key, make_record
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from protocol.scheduling import PriorityClass
 from tests.gateway.harness.real import launch
 from tests.gateway.harness.serving import COMPLETION, events
 from workers.faults.plan import Fault
@@ -241,11 +242,18 @@ async def test_the_router_weighs_clients_by_the_classes_of_their_keys(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights: list[Callable[[str], float]] = []
+    classes: list[Callable[[str], PriorityClass]] = []
 
     class WeighingRouter(Router):
-        def __init__(self, settings: GatewaySettings, class_weight: Callable[[str], float]) -> None:
-            super().__init__(settings, class_weight)
+        def __init__(
+            self,
+            settings: GatewaySettings,
+            class_weight: Callable[[str], float],
+            class_of: Callable[[str], PriorityClass],
+        ) -> None:
+            super().__init__(settings, class_weight, class_of)
             weights.append(class_weight)
+            classes.append(class_of)
 
     monkeypatch.setattr("gateway.daemon.Router", WeighingRouter)
     keys = tmp_path / "keys"
@@ -254,6 +262,7 @@ async def test_the_router_weighs_clients_by_the_classes_of_their_keys(
     with listen(GatewaySettings(port=0)) as taken, pytest.raises(BindError):
         await run_daemon(GatewaySettings(port=taken.getsockname()[1], api_keys_file=str(keys)), [launch("w0")])
     assert [weight("alice") for weight in weights] == [CLASS_WEIGHTS[Priority.HIGH]]
+    assert [class_of("alice") for class_of in classes] == ["high"]
 
 
 class Nobody:

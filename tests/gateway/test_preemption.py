@@ -6,8 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.keys.record import KeyLimits, make_key, make_record
 from gateway.key_weights import Priority
+from gateway.keys.record import KeyLimits, make_key, make_record
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION, events
 
