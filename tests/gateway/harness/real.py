@@ -21,6 +21,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.fleet.messages import LatestOperation, StopAll
 from gateway.http.server import listen, serve
+from gateway.keys.api_keys import ApiKeys
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.tracing.traced_request import RequestTraces
@@ -75,8 +76,8 @@ def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
 class WatchedRouter(Router):
     """Looks around in each call that brings a worker's event: what holds for a moment only is not missed."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: GatewaySettings, keys: ApiKeys) -> None:
+        super().__init__(settings, keys.weight, keys.priority_class)
         self.watches: list[Callable[[], None]] = []
 
     def worker_event(self, worker: str, incarnation: int, event: Event) -> None:
@@ -134,7 +135,8 @@ async def real_gateway(
 ) -> AsyncIterator[Real]:
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
-    router = WatchedRouter(chosen)
+    keys = ApiKeys(chosen)
+    router = WatchedRouter(chosen, keys)
     listener = listen(chosen)
     port = listener.getsockname()[1]
     shutdown = anyio.Event()
@@ -143,7 +145,7 @@ async def real_gateway(
         fleet = Fleet(router, routes, launches, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
         ref = system.spawn("fleet", fleet)
         await ref.ask(LatestOperation, timeout=30)  # it has started
-        app = create_app(router, chosen, ref, traces=traces)
+        app = create_app(router, chosen, ref, keys=keys, traces=traces)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
