@@ -13,6 +13,8 @@ from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings
 from cli.config.typer_app import App
 from cli.declarations.chaos import chaos
 from cli.declarations.generation import chat, generate, score
+from cli.declarations.models import list_, ps, pull, rm
+from cli.declarations.models import run as run_model
 from cli.terminal.standard_streams import open_standard_streams
 
 app = App(
@@ -69,6 +71,11 @@ def worker(settings: Settings) -> None:
     run_worker(settings)
 
 
+app.command()(pull)
+app.command("list")(list_)
+app.command()(ps)
+app.command("run")(run_model)
+app.command()(rm)
 app.command()(generate)
 app.command()(chat)
 app.command()(score)

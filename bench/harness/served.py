@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.supervision.deadlines import Deadlines
 from cli.chaos.http_client import ServerAddress
-from cli.chaos.owned_server import HOST, Launcher, owned_server
 from cli.chaos.workers_watcher import WorkersWatcher
 from cli.client.administration import Administration
+from cli.client.owned_server import HOST, Launcher, owned_server
 from cli.config.launch import worker_launches
 
 READY_TIMEOUT_S = 300.0

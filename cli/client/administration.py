@@ -48,6 +48,11 @@ class Administration:
         """Return the JSON object at `path`."""
         return self._request("GET", path, None)
 
+    def find(self, path: str) -> dict[str, Any] | None:
+        """Return the JSON object at `path`; None if the server has no such route."""
+        answer = self._send("GET", path, None)
+        return None if answer.status_code == httpx.codes.NOT_FOUND else self._object(answer)
+
     def post(self, path: str) -> dict[str, Any]:
         """Return the JSON object that answers a request without parameters."""
         return self._request("POST", path, {})

@@ -11,12 +11,12 @@ from actors.transport.endpoint import is_loopback
 from cli.chaos.fault_injection import FaultReceiver, FaultSender
 from cli.chaos.faults import PLANNED, SIGNALS
 from cli.chaos.http_client import InvalidAddress, ServerAddress
-from cli.chaos.owned_server import HOST, owned_server
 from cli.chaos.report import print_report
 from cli.chaos.trial import READY_S, Trial
 from cli.chaos.workers_watcher import WorkersWatcher
 from cli.chaos.workload import streaming_requests
 from cli.client.administration import Administration
+from cli.client.owned_server import HOST, owned_server
 from cli.client.server_url import server_url, socket_path
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec

@@ -37,12 +37,15 @@ def run_chat(
     """Chat until Ctrl-D. Raises `CommandFailed` if the model cannot be loaded or reached."""
     command = ToolCommand(tool_command, tool_timeout_s) if tool_command is not None else None
     with closing(open_client(settings, url)) as client:
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(f"{client.name}. /help lists the commands; Ctrl-D or /exit leaves.", markup=False)
-        read = line_reader(_history())
-        talk(
-            client, conversation, lambda: read(PROMPT), console, command or TypedResults(line_reader(InMemoryHistory()))
-        )
+        chat_with(client, conversation, command)
+
+
+def chat_with(client: ModelClient, conversation: Conversation, results: ToolResults | None = None) -> None:
+    """Chat in the terminal until Ctrl-D. By default the results of tools are typed."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{client.name}. /help lists the commands; Ctrl-D or /exit leaves.", markup=False)
+    read = line_reader(_history())
+    talk(client, conversation, lambda: read(PROMPT), console, results or TypedResults(line_reader(InMemoryHistory())))
 
 
 def talk(

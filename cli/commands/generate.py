@@ -50,11 +50,19 @@ def open_client(settings: Settings, url: str | None) -> ModelClient:
 def answer_once(
     settings: Settings, request: ModelRequest, *, url: str | None, stats: bool, reasoning: ReasoningMode = "fold"
 ) -> None:
+    """Print the answer of the server at `url`, or of the model in this process. See `print_answer`."""
+    with closing(open_client(settings, url)) as client:
+        print_answer(client, request, stats=stats, reasoning=reasoning)
+
+
+def print_answer(
+    client: ModelClient, request: ModelRequest, *, stats: bool = False, reasoning: ReasoningMode = "fold"
+) -> None:
     """Print the answer as it is generated: text, then each tool call as a line of JSON. Reasoning goes to stderr, and
     with `stats` the counts. Raises `CommandFailed`, also for JSON that is incomplete."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     parts, view = ReplyParts(), ReplyView(console, reasoning)
-    with closing(open_client(settings, url)) as client, closing(client.stream(request)) as pieces:
+    with closing(client.stream(request)) as pieces:
         for piece in pieces:
             if isinstance(piece, Summary):
                 view.end()

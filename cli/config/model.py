@@ -7,8 +7,8 @@ from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.checkpoints.checkpoint import CheckpointError, resolve_model
 from workers.errors import LoadRefused, name_source
+from workers.hub.resolve import resolve_model
 from workers.process.backends import cache_dir
 from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.process.startup.describe import describe
@@ -31,11 +31,11 @@ class ChosenModel:
         """Return the model that the settings name, downloaded from the hub if necessary. Raises `CommandFailed`."""
         if settings.backend == "scripted" and not settings.model:
             return cls(settings.name or SCRIPTED_NAME, Path())
-        if not settings.model:
+        if not settings.model or (settings.model == BUILTIN_NAME and not Path(BUILTIN_NAME).exists()):
             return cls(settings.name or BUILTIN_NAME, builtin_path())
         try:
             path = resolve_model(settings.model)
-        except (CheckpointError, OSError) as error:
+        except (LoadRefused, OSError) as error:
             raise CommandFailed(str(error)) from error
         name = settings.name or _own_name(settings.model)
         if len(name) > MAX_NAME:

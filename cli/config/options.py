@@ -133,7 +133,9 @@ def _setting_parameter(name: str) -> inspect.Parameter:
     field = Settings.model_fields[name]
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     if name == "model":
-        info: Any = typer.Argument(help=field.description, metavar="MODEL", show_default=False)
+        info: Any = typer.Argument(
+            help=field.description, metavar="MODEL", show_default=False, autocompletion=complete_model
+        )
     else:
         # A switch that is on by default has another flag that turns it off.
         names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default is True else flag(name)
@@ -159,6 +161,21 @@ def _metavar(name: str, kind: Any) -> str:
     if name.endswith("_s"):
         return "SECONDS"
     return "BYTES" if name.endswith("_bytes") else "N"
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Complete the name of a model: the built-in one, and those of the hub's cache."""
+    from cli.config.model import BUILTIN_NAME
+
+    return [name for name in (BUILTIN_NAME, *complete_hub_model("")) if name.startswith(incomplete)]
+
+
+def complete_hub_model(incomplete: str) -> list[str]:
+    """Complete the name of a model of the hub's cache."""
+    from workers.hub.cache import HubCache
+
+    names = dict.fromkeys(str(model.id) for model in HubCache().read().models)
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _completion(kind: Any) -> Callable[[str], list[str]] | None:

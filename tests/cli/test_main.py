@@ -18,7 +18,21 @@ from cli.config.settings import ENGINE, JOINING, MODEL, Settings, flag, of_panel
 from cli.main import app
 from tests.checkpoints import make_checkpoint
 
-COMMANDS = ("serve", "generate", "chat", "score", "doctor", "bench", "chaos", "compile")
+COMMANDS = (
+    "serve",
+    "pull",
+    "list",
+    "ps",
+    "run",
+    "rm",
+    "generate",
+    "chat",
+    "score",
+    "doctor",
+    "bench",
+    "chaos",
+    "compile",
+)
 
 
 @pytest.fixture

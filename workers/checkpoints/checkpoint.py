@@ -1,15 +1,13 @@
-"""A checkpoint directory in Hugging Face layout: how it is found, its tensors, and its digest."""
+"""A checkpoint directory in Hugging Face layout: its tensors, and its digest."""
 
 import hashlib
 import json
-import logging
-import sys
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import unwrap
-from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.checkpoints.weights import Weights
 
@@ -21,12 +19,9 @@ __all__ = [
     "Weights",
     "config_digest",
     "open_weights",
-    "resolve_model",
     "same_text",
 ]
 
-OTHER_FORMATS = ["consolidated*", "*/*"]
-"""Files of a hub model with the same weights for other programs."""
 _DIGEST_EDGE = 1 << 20
 _SAMPLES, _SAMPLE = 256, 4096
 """Number and bytes of the samples of a weight file between its ends, closer together than a matrix is long."""
@@ -85,44 +80,3 @@ def _texts(path: Path) -> object:
     if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
         raise CheckpointError(file, "", "is no tokenizer")
     return model.get("vocab"), {each.get("id"): each.get("content") for each in added}, read.get("decoder")
-
-
-def resolve_model(path_or_hub_id: str) -> Path:
-    """Return a local directory as it is, and fetch anything else from the Hugging Face hub, or find it in its cache.
-
-    Raises `CheckpointError` when it is neither, or when the hub cannot be reached.
-    """
-    local = Path(path_or_hub_id).expanduser()
-    if path_or_hub_id and local.is_dir():
-        return local
-    if path_or_hub_id and local.is_file():
-        kind = "is a GGUF file, which Baton does not read" if local.suffix == ".gguf" else "is a file"
-        raise CheckpointError(path_or_hub_id, "", f"{kind}; {A_MODEL}")
-    parts = path_or_hub_id.split("/")
-    if len(parts) != 2 or not all(parts) or path_or_hub_id.startswith((".", "~")):
-        raise CheckpointError(path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME")
-    from huggingface_hub import snapshot_download  # slow to import and only needed here
-
-    _quieten_hub()
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-    try:
-        return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
-    except Exception as error:  # the hub client lets its transport's own errors through
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            path_or_hub_id,
-            "",
-            "is not a local directory and could not be fetched from the Hugging Face hub "
-            f"(no network, no such model, or it needs a login): {reason}",
-        ) from error
-
-
-def _quieten_hub() -> None:
-    """Let the hub client log through our handler, and show its progress on a terminal alone."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    own = logging.getLogger("huggingface_hub")
-    for handler in own.handlers[:]:  # it prints text, beside the lines of our handler
-        own.removeHandler(handler)
-    if not sys.stderr.isatty():
-        disable_progress_bars()

@@ -8,10 +8,21 @@ from safetensors import SafetensorError, safe_open
 from actors.process.regular_file import NotRegularFile, open_regular
 from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
 
+INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 32 << 20
 """Above any real header: a name, a type, a shape and two offsets for each of 200,000 tensors."""
 OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
 """Patterns of weight files that are not read, to be named in an error."""
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Return the names of the files without which no checkpoint can be read, and that `directory` does not have.
+
+    Raises `CheckpointError` for an index that cannot be read.
+    """
+    files = WeightFiles(directory)
+    needed = [Path("config.json"), *dict.fromkeys(files.expected().values())]
+    return [file.name for file in needed if not (directory / file.name).is_file()]
 
 
 class WeightFiles:
@@ -23,17 +34,21 @@ class WeightFiles:
 
     def locate(self) -> dict[str, Path]:
         """Find the file of each tensor, by its name there: a single file, which is preferred, or the shards."""
-        file, index = (self._directory / f"model.safetensors{ending}" for ending in ("", ".index.json"))
-        if file.exists() or not index.exists():
+        where = self.expected()
+        if (file := where.get("")) is not None:
             if not file.exists():
                 raise CheckpointError(file, "", f"there is no such file{self._instead()}")
             return dict.fromkeys(self.open(file).keys(), file)
-        where = self._listed(index)
         for shard in dict.fromkeys(where.values()):
             unlisted = next((name for name in self.open(shard).keys() if name not in where), None)  # noqa: SIM118
             if unlisted is not None:
-                raise CheckpointError(shard, unlisted, f"the tensor is not in the weight_map of {index.name}")
+                raise CheckpointError(shard, unlisted, f"the tensor is not in the weight_map of {INDEX}")
         return where
+
+    def expected(self) -> dict[str, Path]:
+        """The file of each tensor by the index; without one, or beside a single file, that file under an empty name."""
+        file, index = self._directory / "model.safetensors", self._directory / INDEX
+        return {"": file} if file.exists() or not index.exists() else self._listed(index)
 
     def _instead(self) -> str:
         """The part of an error about files in other formats."""

@@ -80,13 +80,13 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
-    path, config = _checkpoint(spec)
+    path, config = open_checkpoint(spec)
     return _loader(backend)(path, config, options_of(spec, backend, config), progress)
 
 
-def _checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
-    """Return the directory and the description of a checkpoint, all of whose tensors are used. Raises
-    `CheckpointError`."""
+def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
+    """Return the directory and the description of a checkpoint, all of whose tensors are used. Reads the headers of its
+    weight files. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import check_tensors
     from workers.checkpoints.checkpoint import ModelConfig, open_weights
 
@@ -128,7 +128,7 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
         raise NothingToCompile(f"the {backend} backend compiles nothing ahead of time")
     from workers.iree.build.ahead_of_time import compile_ahead
 
-    path, config = _checkpoint(spec)
+    path, config = open_checkpoint(spec)
     return compile_ahead(path, config, options_of(spec, backend, config), progress)
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from cli.chaos.owned_server import owned_server
+from cli.client.owned_server import owned_server
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings

@@ -1,0 +1,1 @@
+"""The commands about models: `baton pull`, `list`, `rm`, `ps` and `run`."""

@@ -1,0 +1,71 @@
+"""`baton list`: the models on this machine."""
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cli.commands.models.pull import report, servable_with, size
+from cli.config.model import BUILTIN_NAME
+from cli.config.settings import Settings
+from cli.terminal.worker_table import WIDTH
+from models import builtin_path
+from workers.hub.cache import HubCache
+
+_SECOND_UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def list_models(settings: Settings, *, as_json: bool) -> None:
+    """Print the built-in model and those of the hub's cache."""
+    cache = HubCache()
+    content = cache.read()
+    builtin = builtin_path()
+    entries: list[dict[str, Any]] = [
+        {
+            "model": BUILTIN_NAME,
+            "revision": None,
+            "bytes": sum(file.stat().st_size for file in builtin.iterdir()),
+            "last_used": None,
+            **report(servable_with(settings, builtin)),
+        }
+    ]
+    for model in content.models:
+        when = datetime.fromtimestamp(model.last_used, UTC).isoformat(timespec="seconds")
+        checked = report(servable_with(settings, model.path))
+        shown = {"model": str(model.id), "revision": model.commit, "bytes": model.size, "last_used": when}
+        entries.append(shown | checked)
+    if as_json:
+        unreadable = {str(path): reason for path, reason in content.unreadable.items()}
+        print(json.dumps({"cache": str(cache.folder), "models": entries, "unreadable": unreadable}))
+        return
+    now = time.time()
+    table = Table("model", "revision", "size", "last used", "serves", box=None)
+    for entry, used in zip(entries, (None, *(model.last_used for model in content.models)), strict=True):
+        serves = f"yes, on {entry['backend']}" if entry["servable"] else f"no: {entry['problem']}"
+        revision = (entry["revision"] or "-")[:12]
+        table.add_row(entry["model"], revision, size(entry["bytes"]), _ago(used, now), escape(serves))
+    Console(highlight=False, width=WIDTH).print(table)
+    warnings = Console(stderr=True, highlight=False, soft_wrap=True)
+    for path, reason in content.unreadable.items():
+        name = path.name.removeprefix("models--").replace("--", "/")
+        warnings.print(
+            f"{name} is not complete: `baton pull {name}` repeats its download, and `baton rm {name}` removes "
+            f"it ({reason})",
+            markup=False,
+        )
+
+
+def _ago(at: float | None, now: float) -> str:
+    """Format a time in the past: 3 days ago."""
+    if at is None:
+        return "-"
+    passed = max(0.0, now - at)
+    for seconds, unit in _SECOND_UNITS:
+        if passed >= seconds:
+            count = int(passed // seconds)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"

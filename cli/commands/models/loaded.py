@@ -1,0 +1,82 @@
+"""`baton ps`: the models that a running server has."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cli.client.administration import Administration
+from cli.commands.models.pull import size
+from cli.config.errors import CommandFailed
+from cli.config.settings import Settings
+from cli.terminal.worker_table import WIDTH
+
+_LOADING = {"starting", "loading", "backoff"}
+_COLUMNS = ("model", "state", "size", "workers", "backend", "context", "last used", "kept for")
+
+
+def show_loaded(settings: Settings, url: str, *, as_json: bool) -> None:
+    """Print the models of the server at `url`, or of the one of the settings. Raises `CommandFailed`."""
+    with Administration.of(url, settings, reads=True) as client:
+        models = loaded_models(client)
+    if as_json:
+        print(json.dumps({"models": models}))
+        return
+    table = Table(*_COLUMNS, box=None)
+    for model in models:
+        names = ", ".join([model["id"], *(model.get("aliases") or [])])
+        table.add_row(
+            escape(names),
+            model["state"],
+            _shown(model, "bytes", lambda count: size(int(count))),
+            _shown(model, "workers", str),
+            _shown(model, "backend", str),
+            _shown(model, "context", str),
+            _shown(model, "last_used_s", lambda seconds: f"{seconds:.0f} s ago"),
+            _shown(model, "keep_alive_s", lambda seconds: f"{seconds:.0f} s"),
+        )
+    Console(highlight=False, width=WIDTH).print(table)
+
+
+def loaded_models(client: Administration) -> list[dict[str, Any]]:
+    """Return the models of a server, as `/admin/models` describes them. Of a server without that route they are put
+    together from the list of workers."""
+    answer = client.find("/admin/models")
+    if answer is None:
+        return _by_workers(client.get("/admin/workers").get("workers"))
+    models = answer.get("models")
+    if not isinstance(models, list) or not all({"id", "state"} <= {*each} for each in models):
+        raise CommandFailed(f"{client.server} did not answer as a Baton server does; check --url")
+    return models
+
+
+def _by_workers(workers: Any) -> list[dict[str, Any]]:
+    if not isinstance(workers, list):
+        raise CommandFailed("the server did not answer as a Baton server does; check --url")
+    models: dict[str, list[dict[str, Any]]] = {}
+    for worker in workers:
+        models.setdefault(worker["model"], []).append(worker)
+    return [
+        {
+            "id": name,
+            "state": _state([worker["state"] for worker in those]),
+            "workers": len(those),
+            "backend": next((worker["backend"] for worker in those if worker["backend"]), None),
+        }
+        for name, those in models.items()
+    ]
+
+
+def _state(states: list[str]) -> str:
+    if "ready" in states:
+        return "loaded"
+    if _LOADING & {*states}:
+        return "loading"
+    return "failed" if "given_up" in states else "unloaded"
+
+
+def _shown(model: dict[str, Any], name: str, words: Any) -> str:
+    value = model.get(name)
+    return "-" if value is None else escape(words(value))

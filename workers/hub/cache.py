@@ -1,0 +1,129 @@
+"""The models in the hub's cache on this machine."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.hub.errors import HubCause, HubError
+from workers.hub.hub_id import HubId
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+SHORTEST_COMMIT = 7
+"""Characters of a commit that stand for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One revision of a repository."""
+
+    repo: str
+    commit: str
+    refs: tuple[str, ...]
+    """The branches and tags that are this commit, as far as the cache knows."""
+    size: int
+    """Bytes on the disk, some of which another revision may share."""
+    last_used: float
+    """Seconds since the epoch when one of its files was read last, as the file system keeps it."""
+    path: Path
+
+    @property
+    def id(self) -> HubId:
+        """The id under which commands and servers find it."""
+        return HubId(self.repo, "" if "main" in self.refs else (*self.refs, self.commit)[0])
+
+    def named_by(self, model: HubId) -> bool:
+        """Return whether `model` is this revision, or all of its repository."""
+        wanted = model.revision
+        short = len(wanted) >= SHORTEST_COMMIT and self.commit.startswith(wanted)
+        return self.repo == model.repo and (not wanted or wanted in self.refs or short)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContent:
+    """The models of a cache, and folders in it that cannot be read, each with the reason."""
+
+    models: tuple[CachedModel, ...]
+    unreadable: dict[Path, str]
+
+
+class HubCache:
+    """The cache in one folder, by default that of `huggingface_hub`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        from huggingface_hub import constants  # slow to import and only needed here
+
+        self.folder = Path(folder or constants.HF_HUB_CACHE).expanduser()
+
+    def read(self) -> CacheContent:
+        """Return what the cache has, the models by name."""
+        found = self._scan()
+        if found is None:
+            return CacheContent((), {})
+        models = [
+            CachedModel(
+                repo.repo_id,
+                revision.commit_hash,
+                tuple(sorted(revision.refs)),
+                revision.size_on_disk,
+                max((file.blob_last_accessed for file in revision.files), default=revision.last_modified),
+                revision.snapshot_path,
+            )
+            for repo in found.repos
+            if repo.repo_type == "model"
+            for revision in repo.revisions
+        ]
+        known = {repo.repo_path for repo in found.repos}
+        others = [path for path in self.folder.glob("models--*") if path not in known]
+        unreadable = {path: self._reason(path, found.warnings) for path in sorted(others)}
+        return CacheContent(tuple(sorted(models, key=lambda model: (model.repo, model.commit))), unreadable)
+
+    def remove(self, model: HubId) -> int:
+        """Remove a revision, or a whole repository with what interrupted downloads left. Returns the bytes that are
+        free now. Raises `HubError` if the cache does not have it or it cannot be removed."""
+        content, folder = self.read(), self.folder_of(model)
+        chosen = [each for each in content.models if each.named_by(model)]
+        before = _size(folder)
+        if chosen and len(chosen) < sum(each.repo == model.repo for each in content.models):
+            found = self._scan()
+            assert found is not None, "it has the models that were chosen"
+            found.delete_revisions(*(each.commit for each in chosen)).execute()
+            left: list[Path] = [each.path for each in chosen if each.path.exists()]
+        elif chosen or (folder in content.unreadable and not model.revision):
+            shutil.rmtree(folder, ignore_errors=True)
+            left = [folder] if folder.exists() else []
+        else:
+            raise HubError(
+                HubCause.NOT_FOUND, f"the cache {self.folder} does not have {model}; `baton list` shows what it has"
+            )
+        if left:
+            raise HubError(
+                HubCause.NOT_WRITABLE, f"{left[0]} cannot be removed; remove it with the rights of its owner"
+            )
+        return before - _size(folder)
+
+    def folder_of(self, model: HubId) -> Path:
+        """The folder of a repository, whether it exists or not."""
+        from huggingface_hub.file_download import repo_folder_name
+
+        return self.folder / repo_folder_name(repo_id=model.repo, repo_type="model")
+
+    def _scan(self) -> "HFCacheInfo | None":
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+
+        try:
+            return scan_cache_dir(self.folder)
+        except CacheNotFound:
+            return None
+
+    @staticmethod
+    def _reason(path: Path, warnings: Sequence[Exception]) -> str:
+        return next((str(each) for each in warnings if str(path) in str(each)), "is not a repository of the cache")
+
+
+def _size(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir() or file.is_symlink())

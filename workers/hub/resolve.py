@@ -1,0 +1,37 @@
+"""Finds the directory of the model that a user names."""
+
+from pathlib import Path
+
+from workers.checkpoints.checkpoint import CheckpointError
+from workers.checkpoints.json_files import A_MODEL
+from workers.hub.download import Download
+from workers.hub.hub_id import HubId
+
+
+def resolve_model(path_or_hub_id: str) -> Path:
+    """Return a local directory as it is, and a hub model's folder in the cache, after a download if it is not there.
+
+    A complete model in the cache is used without the network, even if the hub has a newer one. Raises `CheckpointError`
+    if it is neither a directory nor a hub id, and `HubError`.
+    """
+    model = hub_id(path_or_hub_id)
+    if model is None:
+        return Path(path_or_hub_id).expanduser()
+    download = Download(model)
+    return download.cached() or download.run(download.plan())
+
+
+def hub_id(path_or_hub_id: str) -> HubId | None:
+    """Return the hub id, or None for the path of a directory. Raises `CheckpointError` if it is neither."""
+    local = Path(path_or_hub_id).expanduser()
+    if path_or_hub_id and local.is_dir():
+        return None
+    if path_or_hub_id and local.is_file():
+        kind = "is a GGUF file, which Baton does not read" if local.suffix == ".gguf" else "is a file"
+        raise CheckpointError(path_or_hub_id, "", f"{kind}; {A_MODEL}")
+    model = HubId.parse(path_or_hub_id)
+    if model is None:
+        raise CheckpointError(
+            path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME or ORG/NAME@REVISION"
+        )
+    return model

@@ -1,0 +1,1 @@
+"""What runs and what could run on this machine, without loading it."""

@@ -1,0 +1,35 @@
+"""Reports whether a worker could serve a checkpoint, without loading it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.errors import LoadRefused
+from workers.process.backends import choose_backend, open_checkpoint, options_of
+from workers.process.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Servable:
+    """What a worker of a spec would serve, or why it would not."""
+
+    backend: str = ""
+    family: str = ""
+    context: int = 0
+    """Tokens of prompt and answer together."""
+    text: bool = True
+    """Whether the checkpoint has a tokenizer. Without one a worker takes and returns token ids only."""
+    problem: str = ""
+    """Why it cannot be served; empty if it can."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec) -> "Servable":
+        """Read the description of the checkpoint and the headers of its weight files, as a load does first. The memory
+        that a load needs is not checked."""
+        try:
+            backend = choose_backend(spec)
+            path, config = open_checkpoint(spec)
+            options = options_of(spec, config)
+        except LoadRefused as error:
+            return cls(problem=str(error))
+        text = (Path(path) / "tokenizer.json").is_file()
+        return cls(backend, config.family, options.context, text)
