@@ -222,11 +222,30 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """The output in the order of generation, if it is parsed and not all of it is text; `text` is empty then."""
 
 
+class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """How a sequence came to its first new token on this worker: durations by the worker's clock, one after the other,
+    in microseconds."""
+
+    stream: StreamId
+    tokenize_us: Count = 0
+    """From receipt until the prompt was tokenized and the grammar compiled, behind those before it."""
+    queue_us: Count = 0
+    """From then to the slot."""
+    prefill_us: Count = 0
+    """From the slot to the token."""
+    prompt_tokens: Count = 0
+    """Prompt and resumed tokens."""
+    cached_tokens: Count = 0
+    """Those of them whose KV was taken from another sequence."""
+
+
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
     """Deltas of all sequences in one engine step."""
 
     deltas: Annotated[tuple[Delta, ...], Meta(max_length=MAX_SLOTS)]
     gauges: Gauges = Gauges()
+    started: Annotated[tuple[StartedStream, ...], Meta(max_length=MAX_SLOTS)] = ()
+    """One for each sequence whose first new token is in this step."""
 
 
 class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -15,7 +15,7 @@ from actors.transport.rejections import Rejection
 from protocol.bounds import MAX_PIECE_BYTES, MAX_STOP_CHARS, MAX_TOKENS
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Failed, Finished, Logprobs, PromptLogprobs, Usage
+from protocol.events import Delta, Failed, Finished, Logprobs, PromptLogprobs, StartedStream, Usage
 from protocol.request import ChatInput, FinishReason, TokensInput
 
 HELD_BACK = MAX_STOP_CHARS + 8
@@ -44,6 +44,7 @@ class AskedSequence:
         "_prompt",
         "_prompt_logprobs",
         "_segments",
+        "_started",
         "_tokens",
     )
 
@@ -69,11 +70,18 @@ class AskedSequence:
         self._most = min(MAX_TOKENS if submit.limits.max_tokens is None else submit.limits.max_tokens, self._context)
         self._prompt = len(submit.input.tokens) if isinstance(submit.input, TokensInput) else None
         self._tokens = len(submit.resume)  # resumed ones count as generated
+        self._started = False
         self._chars = 0
         self._segments = AskedSegments(submit)
         # A sequence that is resumed gets none: they came before its first token.
         asked = submit.prompt_logprobs is not None and not submit.resume
         self._prompt_logprobs = AskedPrompt(submit, self._context) if asked else None
+
+    def start(self, event: StartedStream) -> None:
+        """Check the report of its first new token, of which there is one. Raises `PeerLied`."""
+        if self._started:
+            raise PeerLied(f"stream {event.stream} started twice")
+        self._started = True
 
     @property
     def complete(self) -> bool:

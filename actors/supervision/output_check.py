@@ -100,6 +100,8 @@ class OutputCheck:
 
     def _check_step(self, step: Step, now: float) -> None:
         self._check_gauges(step.gauges)
+        for started in step.started:
+            self._asked(started.stream).start(started)
         for delta in step.deltas:
             if not delta.tokens:
                 raise PeerLied(f"stream {delta.stream} got a delta without a token")

@@ -59,6 +59,9 @@ class Delivery:
                     self._deliver(handle, delta, now)
                 except Exception as error:  # noqa: BLE001  see above
                     self._panicked(handle, handle.live.get(delta.stream), error)
+            for started in event.started:
+                if (sequence := handle.live.get(started.stream)) is not None:
+                    sequence.started(started, now)
 
     def _take_event(self, handle: WorkerHandle, event: PromptLogprobs | Finished | Failed) -> None:
         if isinstance(event, PromptLogprobs):

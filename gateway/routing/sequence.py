@@ -15,16 +15,16 @@ from gateway.generation.prompt_output import PromptOutput, taken_bytes
 from gateway.routing.admission.terms import NO_TERMS, AdmissionTerms
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
-from gateway.tracing.traced_request import Replay
+from gateway.tracing.traced_request import Attempt, Replay
 from protocol.commands import Submit
-from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, TextSegment, Usage
+from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, StartedStream, TextSegment, Usage
 from protocol.request import TokensInput
 
 Report = Logprobs | PromptToken
 """The log-probabilities at one position of an answer, or of its prompt."""
 
 MAX_REPLAYS = 4
-"""Gaps of a sequence that are kept for its trace."""
+"""Gaps of a sequence that are kept for its trace, and one more of its attempts on workers."""
 
 _log = structlog.get_logger("gateway.routing.sequence")
 
@@ -45,6 +45,7 @@ class LiveSequence:
         "_parsed",
         "_prompt",
         "_taken",
+        "attempts",
         "cause",
         "continued",
         "ended",
@@ -115,6 +116,8 @@ class LiveSequence:
         """Why it lost its last worker, until the next one delivers something."""
         self.replays: list[Replay] = []
         """The gaps after which another worker continued it: of more than `MAX_REPLAYS`, the first ones and the last."""
+        self.attempts: list[Attempt] = []
+        """Its workers so far: of more than `MAX_REPLAYS` + 1, the first ones and the last."""
         self.loss = ""
         self.failures: tuple[WorkerFailure, ...] = ()
         """The worker failures during which it ran, in a row, until it is cleared. See
@@ -159,8 +162,12 @@ class LiveSequence:
         resume = tuple(self.tokens)
         return replace(self.submit, stream=number, limits=limits, resume=resume, prompt_logprobs=reported)
 
-    def place(self, submit: Submit, worker: str, kind: tuple[str, str], context: int) -> None:
-        """Note that a worker of this kind, with a context of so many tokens, got `submit`."""
+    def place(
+        self, submit: Submit, worker: str, kind: tuple[str, str], context: int, *, incarnation: int, now: float
+    ) -> None:
+        """Note that an incarnation of a worker of this kind, with a context of so many tokens, got `submit`."""
+        del self.attempts[MAX_REPLAYS:]
+        self.attempts.append(Attempt(worker, incarnation, now, len(self.tokens)))
         self.submit = replace(self.submit, stream=submit.stream)
         self._context = context
         most = submit.limits.max_tokens
@@ -170,8 +177,16 @@ class LiveSequence:
             self.kind = kind
         self.continued = self.continued or kind != self.kind
 
-    def leave(self, cause: Cause, loss: str) -> None:
+    def started(self, event: StartedStream, now: float) -> None:
+        """Note how it came to its first token on its worker."""
+        attempt = self.attempts[-1]
+        attempt.started, attempt.first_at = event, now
+
+    def leave(self, cause: Cause, loss: str, now: float) -> None:
         """Note that it has no worker any more; `loss` is the reason in words."""
+        if self.attempts:
+            attempt = self.attempts[-1]
+            attempt.lost_at, attempt.last_at, attempt.cause = now, self.last_at, str(cause)
         _log.info(
             "stream_lost",
             request=self.request.request_id,

@@ -40,20 +40,15 @@ def _traced(group: RequestGroup, outcome: str) -> TracedRequest:
 
 
 def _traced_sequence(sequence: LiveSequence) -> TracedSequence:
-    ended_well = sequence.usage is not None
     usage = sequence.usage or Usage(0, len(sequence.tokens))
     return TracedSequence(
         index=sequence.index,
-        worker=sequence.worker,
         finish="" if sequence.reason is None else str(sequence.reason),
         opened_at=sequence.opened_at,
-        first_at=sequence.first_at,
+        queued_s=sequence.queued_s,
         last_at=sequence.last_at,
-        queue_s=sequence.queue_s if ended_well else None,
-        prefill_s=usage.prefill_ms / 1000 if ended_well else None,
-        prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        attempts=tuple(sequence.attempts),
         replays=tuple(sequence.replays),
     )
 

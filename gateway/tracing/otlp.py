@@ -1,8 +1,9 @@
 """Exports traces by OTLP over HTTP, with the optional packages of OpenTelemetry.
 
-A request is a span of the kind SERVER, with the attributes of OpenTelemetry's conventions for generative AI; each of
-its sequences has child spans for its wait in the queue, its prefill, its decoding and its replays. All are made when
-the request ends. A thread of the SDK exports them in batches and drops what its queue does not hold.
+A request is a span of the kind SERVER, with the attributes of OpenTelemetry's conventions for generative AI. In it,
+each of its sequences has a span for each worker that computed it, with its tokenization, queue, prefill and decode
+inside, and one for each replay. Workers report durations, and export nothing. All spans are made when the request ends.
+A thread of the SDK exports them in batches and drops what its queue does not hold.
 """
 
 import logging
@@ -16,14 +17,14 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from gateway.tracing.traced_request import RequestTrace, TracedRequest, TracedSequence
+from gateway.tracing.traced_request import Attempt, RequestTrace, TracedRequest, TracedSequence
 
-MAX_SEQUENCES = 64
-"""Sequences of a request with spans of their own: each span takes about 30 us of the event loop."""
+MAX_SEQUENCES = 32
+"""Sequences of a request with spans of their own, five or six each: a span takes about 30 us of the event loop."""
 SERVICE = "baton"
 """The `service.name`, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES has another."""
 CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"})
@@ -72,7 +73,7 @@ class _OtlpTrace:
         """The wall clock less `_clock` when the request ended: the wall clock may be set at any time."""
 
     def refused(self, status: int, reason: str) -> None:
-        with self._server(f"POST {self._route}".rstrip(), {"error.type": reason}, status) as span:
+        with self._server(f"POST {self._route}".rstrip(), {"error.type": reason}, status, self._clock()) as span:
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR, reason))
 
@@ -94,16 +95,18 @@ class _OtlpTrace:
         }
         if failed:
             attributes["error.type"] = request.outcome
-        with self._server(f"{operation} {request.model}", attributes, status) as span:
+        now = self._clock()
+        with self._server(f"{operation} {request.model}", attributes, status, now) as span:
             if failed:
                 span.set_status(Status(StatusCode.ERROR, request.outcome))
             inside = set_span_in_context(span)
             for sequence in sequences[:MAX_SEQUENCES]:
-                self._sequence(sequence, inside)
+                self._sequence(sequence, inside, now)
 
     @contextmanager
-    def _server(self, name: str, attributes: Mapping[str, AttributeValue], status: int | None) -> Iterator[Span]:
-        now = self._clock()
+    def _server(
+        self, name: str, attributes: Mapping[str, AttributeValue], status: int | None, now: float
+    ) -> Iterator[Span]:
         self._clock_to_ns = time.time_ns() - round(now * 1e9)
         common: dict[str, AttributeValue] = {"http.request.method": "POST"}
         if self._route:
@@ -118,30 +121,72 @@ class _OtlpTrace:
         finally:
             span.end(self._ns(now))
 
-    def _sequence(self, sequence: TracedSequence, inside: Context) -> None:
-        """The parts of a sequence. Queue and prefill are those of its last worker, back from the first token of that
-        worker, which the gateway's clock measured."""
-        if sequence.first_at:
-            about: dict[str, AttributeValue] = {"baton.sequence": sequence.index, "baton.worker": sequence.worker}
-            if sequence.prefill_s is not None and sequence.queue_s is not None:
-                last = sequence.replays[-1] if sequence.replays else None
-                begun = sequence.opened_at if last is None else last.lost_at
-                token_at = sequence.first_at if last is None else max(sequence.first_at, last.resumed_at)
-                slot_at = max(token_at - sequence.prefill_s, begun)
-                self._part("queue", max(slot_at - sequence.queue_s, begun), slot_at, about, inside)
-                prompt = {"baton.prompt_tokens": sequence.prompt_tokens, "baton.cached_tokens": sequence.cached_tokens}
-                self._part("prefill", slot_at, token_at, about | prompt, inside)
-            tokens = {"baton.completion_tokens": sequence.completion_tokens}
-            self._part("decode", sequence.first_at, sequence.last_at, about | tokens, inside)
+    def _sequence(self, sequence: TracedSequence, inside: Context, ended: float) -> None:
+        """The spans of a sequence: one for each worker that computed it, with its parts inside, and its replays."""
+        if not sequence.attempts:
+            return
+        about: dict[str, AttributeValue] = {"baton.sequence": sequence.index}
+        if sequence.queued_s:
+            self._span("admission", sequence.opened_at, sequence.opened_at + sequence.queued_s, about, inside)
+        lost: Span | None = None
+        spans: dict[float, Span] = {}
+        for attempt, following in zip(sequence.attempts, (*sequence.attempts[1:], None), strict=True):
+            tokens = (sequence.completion_tokens if following is None else following.resumed) - attempt.resumed
+            lost = self._attempt(attempt, tokens, sequence.last_at, ended, about, inside, lost)
+            spans[attempt.last_at] = lost
         for replay in sequence.replays:
-            cause: dict[str, AttributeValue] = {"baton.sequence": sequence.index, "baton.cause": replay.cause}
-            self._part("replay", replay.lost_at, replay.resumed_at, cause, inside)
+            cause = about | {"baton.cause": replay.cause}
+            self._span("replay", replay.lost_at, replay.resumed_at, cause, inside, spans.get(replay.lost_at))
 
-    def _part(
-        self, name: str, began: float, ended: float, attributes: Mapping[str, AttributeValue], inside: Context
-    ) -> None:
-        span = self._tracer.start_span(name, inside, attributes=dict(attributes), start_time=self._ns(began))
-        span.end(self._ns(ended))
+    def _attempt(
+        self,
+        attempt: Attempt,
+        tokens: int,
+        last_at: float,
+        ended: float,
+        about: Mapping[str, AttributeValue],
+        inside: Context,
+        before: Span | None,
+    ) -> Span:
+        """The time of a sequence on one worker, linked to that on the worker `before`, which it has lost.
+
+        The worker's durations are reckoned back from its first token, whose arrival the gateway's clock measured:
+        clocks of two machines are never compared. None begins before the worker got the sequence.
+        """
+        about = dict(about) | {"baton.worker": attempt.worker, "baton.incarnation": attempt.incarnation}
+        lost = {"error.type": attempt.cause} if attempt.cause else {}
+        until = attempt.lost_at or max(last_at, attempt.sent_at) if attempt.first_at or attempt.lost_at else ended
+        span = self._span("worker", attempt.sent_at, until, {**about, **lost}, inside, before)
+        started, parts = attempt.started, set_span_in_context(span)
+        if started is not None:
+            slot_at = max(attempt.first_at - started.prefill_us / 1e6, attempt.sent_at)
+            queued_at = max(slot_at - started.queue_us / 1e6, attempt.sent_at)
+            tokenized_at = max(queued_at - started.tokenize_us / 1e6, attempt.sent_at)
+            prompt = {"baton.prompt_tokens": started.prompt_tokens, "baton.cached_tokens": started.cached_tokens}
+            self._span("tokenize", tokenized_at, queued_at, about, parts)
+            self._span("queue", queued_at, slot_at, about, parts)
+            self._span("prefill", slot_at, attempt.first_at, about | prompt, parts)
+            output_at = attempt.last_at if attempt.lost_at else last_at
+            self._span("decode", attempt.first_at, output_at, about | {"baton.completion_tokens": tokens}, parts)
+        return span
+
+    def _span(
+        self,
+        name: str,
+        began: float,
+        ended: float,
+        attributes: Mapping[str, AttributeValue],
+        inside: Context,
+        link: Span | None = None,
+    ) -> Span:
+        links = [] if link is None else [Link(link.get_span_context())]
+        span = self._tracer.start_span(
+            name, inside, attributes=dict(attributes), links=links, start_time=self._ns(began)
+        )
+        if "error.type" in attributes:
+            span.set_status(Status(StatusCode.ERROR, str(attributes["error.type"])))
+        span.end(self._ns(max(began, ended)))
+        return span
 
     def _ns(self, at: float) -> int:
         return round(at * 1e9) + self._clock_to_ns

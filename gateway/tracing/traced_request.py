@@ -4,6 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.events import StartedStream
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A sequence on one incarnation of a worker. Owned by the sequence until it has ended."""
+
+    worker: str
+    incarnation: int
+    sent_at: float
+    """The time at which the worker got it."""
+    resumed: int
+    """Tokens of the answer that it got with it."""
+    started: StartedStream | None = None
+    """Its way to the first token there; None if it had none, or of a worker that does not report it."""
+    first_at: float = 0.0
+    """The time of that token; 0 without one."""
+    lost_at: float = 0.0
+    """The time at which the loss of the worker was noticed; 0 if it kept it to its end."""
+    last_at: float = 0.0
+    """The time of the last token from a worker that it lost."""
+    cause: str = ""
+    """Why it lost the worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -20,21 +44,17 @@ class TracedSequence:
     """One sequence."""
 
     index: int
-    worker: str
     finish: str
     opened_at: float
-    first_at: float
-    """0 if it has no token."""
+    queued_s: float
+    """Seconds for which it waited in the gateway for its first worker."""
     last_at: float
-    queue_s: float | None
-    """Measured by its last worker; None if it did not end well."""
-    prefill_s: float | None
-    """As `queue_s`."""
-    prompt_tokens: int
+    """The time of its last token; of its opening without one."""
     completion_tokens: int
-    cached_tokens: int
+    attempts: Sequence[Attempt]
+    """In the order of time; of many the first ones and the last."""
     replays: Sequence[Replay]
-    """The last one included."""
+    """As `attempts`."""
 
 
 @dataclass(frozen=True, slots=True)

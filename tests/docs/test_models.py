@@ -28,8 +28,8 @@ def test_the_commands_of_a_page_one_after_the_other(lines: list[str], tmp_path: 
     hub = HubServer()
     hub.add(MODEL, make_checkpoint(tmp_path / "published"))
     port = str(port_for_later())
-    with hub.serve(), serving([*SERVE[:-4], "--port", port]) as server:
-        read_until(server, "Stop it")
+    with hub.serve(), serving([*SERVE[:-2], "--port", port]) as server:
+        read_until(server, "ready")
         baton = Commands(hub, tmp_path / "home")
         for line in lines:
             ended = baton.run(*shlex.split(line)[1:], given="/exit\n", BATON_BACKEND="scripted", BATON_PORT=port)

@@ -26,6 +26,7 @@ from protocol.events import (
     PromptToken,
     Ready,
     ReasoningSegment,
+    StartedStream,
     Step,
     TextSegment,
     Tokenized,
@@ -186,6 +187,9 @@ EVENTS: dict[str, Event] = {
             Delta(2, (7,), segments=(ToolCallSegment(0, "weather", '{"city"'),)),
         ),
         GAUGES,
+    ),
+    "step_started": Step(
+        (Delta(1, (12,), " Paris"),), GAUGES, (StartedStream(1, 150, 2000, 31000, 40, 32), StartedStream(2))
     ),
     "step_idle": Step(()),
     "prompt_logprobs": PromptLogprobs(

@@ -22,7 +22,7 @@ from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.engine.scoring import score
-from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end
+from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end, sequence_start
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
@@ -252,12 +252,13 @@ class BatchEngine:
         self._scheduler.prefilled(scheduled)
         if scheduled.sample is None:
             return
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
         if token is not None:
             # Neither a prefix that was recomputed nor the sequence's own is a hit.
             if sequence.reused and not sequence.preemptions:
                 self._stats.record_prefix_hit(sequence.reused)
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+                self._step.starts.append(sequence_start(sequence, now))
             self._accept(sequence, token, row_logprobs, now)
         elif sequence.reused:
             self._start_over(sequence)

@@ -7,7 +7,7 @@ from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
-from workers.engine.step_result import SequenceEnd
+from workers.engine.step_result import SequenceEnd, SequenceStart
 from workers.sampling.sample_spec import SampleSpec
 
 
@@ -150,6 +150,18 @@ def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:
     ):
         return "stop"
     return "length" if len(sequence.tokens) >= sequence.max_length else None
+
+
+def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
+    """Return the report of a sequence that has its first new token at `now`, by the clock of `submitted_at`."""
+    admitted = now if sequence.admitted_at is None else sequence.admitted_at
+    return SequenceStart(
+        sequence.request.stream,
+        admitted - sequence.submitted_at,
+        now - admitted,
+        sequence.prefill_length,
+        sequence.reused or 0,
+    )
 
 
 def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> SequenceEnd:

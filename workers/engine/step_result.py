@@ -44,6 +44,21 @@ class PromptPart(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """A sequence has its first new token. Times are in seconds."""
+
+    stream: int
+    queue_s: float
+    """Time from `submit` to the slot."""
+    prefill_s: float
+    """Time from the slot to the token."""
+    prompt_tokens: int
+    """Prompt and resumed tokens."""
+    cached_tokens: int
+    """Those of them whose cache rows were taken from another sequence."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEnd:
     """Successful end of a sequence: its only terminal event. Times are in seconds."""
 
@@ -83,6 +98,8 @@ class StepResult:
     """A call of the runner failed in this step, or a row had non-finite logits."""
     prompt_parts: tuple[PromptPart, ...] = ()
     """Those of a sequence come before its first token."""
+    starts: tuple[SequenceStart, ...] = ()
+    """Of sequences whose first new token is among the tokens."""
 
 
 class RunningStep:
@@ -91,6 +108,7 @@ class RunningStep:
     def __init__(self) -> None:
         self.tokens: list[Token] = []
         self.prompt_parts: list[PromptPart] = []
+        self.starts: list[SequenceStart] = []
         self.ends: list[SequenceEnd] = []
         self.failures_in_a_row = 0
         """Consecutive failed steps. Steps with non-finite logits count only if the model has none that are finite."""
@@ -146,10 +164,10 @@ class RunningStep:
                 replace(failure, code=ErrorCode.STEP) if failure.code is ErrorCode.NOT_FINITE else failure
                 for failure in self._failures
             ]
-        parts = tuple(self.prompt_parts)
-        result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed, parts)
+        parts, starts = tuple(self.prompt_parts), tuple(self.starts)
+        result = StepResult(tuple(self.tokens), tuple(self.ends), tuple(self._failures), failed, parts, starts)
         self.failures_in_a_row = self.failures_in_a_row + 1 if self._failed else 0
-        self.tokens, self.prompt_parts, self.ends, self._failures = [], [], [], []
+        self.tokens, self.prompt_parts, self.starts, self.ends, self._failures = [], [], [], [], []
         self._failed = self._non_finite = False
         return result
 

@@ -22,6 +22,8 @@ class OpenSequence:
     """The request field of the constraint."""
     prompt_tokens: int
     completion_tokens: int
+    tokenize_s: float = 0.0
+    """Seconds from the receipt of the request to its admission."""
     has_output: bool = False
     """A token was generated."""
     stopped: bool = False

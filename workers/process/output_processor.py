@@ -23,6 +23,7 @@ from protocol.events import (
     Finished,
     Gauges,
     Segment,
+    StartedStream,
     Step,
     Tokenized,
     Usage,
@@ -209,6 +210,9 @@ class OutputProcessor:
         if queue_s <= 0:
             return _refused(stream, ErrorCode.QUEUE_TIMEOUT, "the request waited in the queue for too long", "")
         self._live[stream] = live
+        now = self._clock()
+        since = now if arrived is None else arrived
+        live.tokenize_s = now - since
         if limits.deadline_ms:
             self._deadlines.add(since + limits.deadline_ms / 1000, stream)
         request = EngineRequest(
@@ -251,8 +255,9 @@ class OutputProcessor:
         if output.step is not None:
             for part in output.step.prompt_parts:
                 self._report_prompt(part, done)
+            started = self._started(output.step)
             deltas = self._deltas(output.step, done)
-            done.frames.append(Step(deltas, self.with_reached(output.gauges)))
+            done.frames.append(Step(deltas, self.with_reached(output.gauges), started))
             ends, failures = output.step.ends + ends, output.step.failures + failures
         failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _TEXT_FAILED) for stream in done.text_errors)
         for end in ends:
@@ -290,6 +295,23 @@ class OutputProcessor:
         defaults = self._sampling_defaults
         given = {name: defaults[name] for name in submit.unset if name in defaults}
         return replace(submit.sampling, **given) if given else submit.sampling
+
+    def _started(self, step: StepResult) -> tuple[StartedStream, ...]:
+        """Report how sequences came to their first token, before it is added to them."""
+        if not step.starts:
+            return ()
+        return tuple(
+            StartedStream(
+                each.stream,
+                round(live.tokenize_s * 1e6),
+                round(each.queue_s * 1e6),
+                round(each.prefill_s * 1e6),
+                each.prompt_tokens,
+                each.cached_tokens,
+            )
+            for each in step.starts
+            if (live := self._live.get(each.stream)) is not None and not live.has_output
+        )
 
     def _deltas(self, step: StepResult, done: ProcessedOutput) -> tuple[Delta, ...]:
         touched: dict[int, OpenSequence] = {}

@@ -199,7 +199,7 @@ class Placement:
         """Put a sequence that lost its worker into the queue, or end it if the loss is attributed to it."""
         try:
             self.settle(sequence, "lost_again")
-            sequence.leave(cause, reason)
+            sequence.leave(cause, reason, self._loop.time())
             if attributed:
                 self._quarantine(sequence, reason)
             else:
@@ -383,7 +383,7 @@ class Placement:
             if not sequence.had_turn:
                 self.charges.begin(sequence)
                 sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
-            sequence.place(submit, handle.name, handle.kind, hello.context)
+            sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
             handle.place(sequence, submit)
         sequences[0].request.placed(handle.name, hello.config_digest)
         self.idle.clear()

@@ -28,6 +28,7 @@ from protocol.events import (
     Ready,
     ReasoningSegment,
     Segment,
+    StartedStream,
     Step,
     TextSegment,
     Tokenized,
@@ -436,3 +437,12 @@ def test_a_query_is_answered_once(want: str, answer: Tokenized) -> None:
 def test_an_answer_has_what_was_asked_for(want: str, answer: Tokenized) -> None:
     with pytest.raises(PeerLied, match="query"):
         queried(want).check(answer, 0.0)
+
+
+def test_a_first_token_is_reported_once_and_of_a_sequence_that_it_has() -> None:
+    check = asked(max_tokens=9)
+    check.check(structs.replace(delta(), started=(StartedStream(1, 5, 6, 7),)), 0.0)
+    with pytest.raises(PeerLied, match="stream 1 started twice"):
+        check.check(structs.replace(delta(), started=(StartedStream(1),)), 0.0)
+    with pytest.raises(PeerLied, match="stream 2 is not one that it has"):
+        check.check(structs.replace(delta(), started=(StartedStream(2),)), 0.0)

@@ -5,10 +5,11 @@ import pytest
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.generation.delta import OutputDelta, StopReason, TextDelta
 from gateway.generation.request import OutputOptions
+from gateway.routing.failure import Cause
 from gateway.routing.request_group import RequestGroup
-from gateway.routing.sequence import LiveSequence
+from gateway.routing.sequence import MAX_REPLAYS, LiveSequence
 from protocol.commands import Submit
-from protocol.events import Delta, Logprobs, TokenLogprob, Usage
+from protocol.events import Delta, Logprobs, StartedStream, TokenLogprob, Usage
 from protocol.request import Limits, Sampling, TextInput, TokensInput
 
 
@@ -77,7 +78,7 @@ def test_what_exceeds_the_limit_is_not_taken() -> None:
 
 def test_the_limit_without_one_of_its_own_is_the_context_of_the_worker() -> None:
     one = sequence(max_tokens=None)
-    one.place(one.submit_as(7, 0.0), "w", ("b", "digest"), 3)
+    one.place(one.submit_as(7, 0.0), "w", ("b", "digest"), 3, incarnation=1, now=0.0)
     assert one.push(Delta(7, (1, 2, 3), "x"))
     assert not one.push(Delta(7, (4,), "y"))
 
@@ -85,13 +86,13 @@ def test_the_limit_without_one_of_its_own_is_the_context_of_the_worker() -> None
 def test_only_a_worker_of_another_kind_than_the_first_one_continues_it_differently() -> None:
     one = sequence()
     for kind in ("a", "b"):
-        one.place(one.submit_as(7, 0.0), "w", ("b", kind), 64)
+        one.place(one.submit_as(7, 0.0), "w", ("b", kind), 64, incarnation=1, now=0.0)
     assert (one.kind, one.continued) == (("b", "b"), False), "nothing was delivered before"
     one.push(Delta(7, (1,), "x"))
-    one.place(one.submit_as(8, 0.0), "w", ("b", "b"), 64)
+    one.place(one.submit_as(8, 0.0), "w", ("b", "b"), 64, incarnation=1, now=0.0)
     assert not one.continued
-    one.place(one.submit_as(9, 0.0), "w", ("b", "c"), 64)
-    one.place(one.submit_as(10, 0.0), "w", ("b", "b"), 64)
+    one.place(one.submit_as(9, 0.0), "w", ("b", "c"), 64, incarnation=1, now=0.0)
+    one.place(one.submit_as(10, 0.0), "w", ("b", "b"), 64, incarnation=1, now=0.0)
     assert (one.kind, one.continued) == (("b", "b"), True)
 
 
@@ -104,3 +105,18 @@ def test_an_end_is_taken_once_and_drops_the_prompt() -> None:
     assert take(one, with_tokens=True) == [TextDelta(0, "", (), (), StopReason.LENGTH)]
     with pytest.raises(RuntimeError, match="ended twice"):
         one.cancel()
+
+
+def test_the_attempts_of_a_sequence_are_kept_for_its_trace_within_a_bound() -> None:
+    one = sequence()
+    for number in range(MAX_REPLAYS + 3):
+        one.place(one.submit_as(number, 0.0), "w", ("b", "a"), 64, incarnation=number, now=float(number))
+        one.started(StartedStream(number), number + 0.25)
+        one.push(Delta(number, (7,), "x"))
+        one.last_at = number + 0.5
+        one.leave(Cause.KILLED, "killed", number + 0.75)
+    assert [attempt.incarnation for attempt in one.attempts] == [*range(MAX_REPLAYS), MAX_REPLAYS + 2]
+    last = one.attempts[-1]
+    at = float(MAX_REPLAYS + 2)
+    assert (last.sent_at, last.first_at, last.last_at, last.lost_at) == (at, at + 0.25, at + 0.5, at + 0.75)
+    assert (last.cause, last.resumed) == ("killed", MAX_REPLAYS + 2)

@@ -24,7 +24,8 @@ from gateway.daemon import TracesUnavailable, run_daemon
 from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from gateway.tracing.otlp import MAX_SEQUENCES, OtlpTraces
-from gateway.tracing.traced_request import Replay, TracedRequest, TracedSequence
+from gateway.tracing.traced_request import Attempt, Replay, TracedRequest, TracedSequence
+from protocol.events import StartedStream
 from tests.attacks.server import attacked_server
 from tests.gateway.harness.real import Real, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION
@@ -58,6 +59,7 @@ async def test_a_request_is_a_span_with_its_parts_inside() -> None:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         answer = await real.client.post("/v1/completions", json=COMPLETION | {"max_tokens": 3}, headers=headers)
         assert answer.status_code == 200
+        incarnation = real.status().incarnation
         await flush(traces)
     (whole,) = found.named("text_completion tiny")
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, PARENT)
@@ -80,13 +82,19 @@ async def test_a_request_is_a_span_with_its_parts_inside() -> None:
         "gen_ai.usage.output_tokens": 3,
         "baton.outcome": "answered",
     }
-    parts = {span.name: span for span in found.children(whole)}
-    assert set(parts) == {"queue", "prefill", "decode"}
-    assert parts["queue"].end_time_unix_nano == parts["prefill"].start_time_unix_nano
-    assert parts["prefill"].end_time_unix_nano == parts["decode"].start_time_unix_nano
-    assert whole.start_time_unix_nano <= parts["queue"].start_time_unix_nano
-    assert parts["decode"].end_time_unix_nano <= whole.end_time_unix_nano
-    assert attributes(parts["decode"]) == {"baton.sequence": 0, "baton.worker": "a", "baton.completion_tokens": 3}
+    (worker,) = found.children(whole)
+    assert worker.name == "worker"
+    parts = found.children(worker)
+    assert [span.name for span in parts] == ["tokenize", "queue", "prefill", "decode"]
+    assert [span.end_time_unix_nano for span in parts[:-1]] == [span.start_time_unix_nano for span in parts[1:]]
+    assert whole.start_time_unix_nano <= worker.start_time_unix_nano <= parts[0].start_time_unix_nano
+    assert parts[-1].end_time_unix_nano <= worker.end_time_unix_nano <= whole.end_time_unix_nano
+    about = {"baton.sequence": 0, "baton.worker": "a", "baton.incarnation": incarnation}
+    assert [attributes(span) for span in (worker, parts[0], parts[1])] == [about] * 3
+    prompt = {"baton.prompt_tokens": usage["prompt_tokens"], "baton.cached_tokens": 0}
+    assert attributes(parts[2]) == about | prompt
+    assert attributes(parts[3]) == about | {"baton.completion_tokens": 3}
+    assert not worker.links
     assert found.service["service.name"] == "baton"
     assert found.service["service.version"] == "1.2.3"
 
@@ -102,7 +110,7 @@ async def test_a_chat_has_the_name_of_its_operation_and_a_stream_is_traced_to_it
     assert not whole.parent_span_id
 
 
-async def test_a_replay_is_a_span_over_the_gap() -> None:
+async def test_a_request_whose_worker_was_killed_shows_both_and_the_gap() -> None:
     body = COMPLETION | {"max_tokens": 40, "stream": True}
     async with traced("a", "b", rate=100.0) as (real, traces, found):
         async with real.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -111,14 +119,52 @@ async def test_a_replay_is_a_span_over_the_gap() -> None:
                 lines += 1
                 if lines == 9:
                     busy = next(each for each in real.workers if each.status.gauges.slots_active)
+                    incarnation = busy.status.incarnation
                     os.kill(pid_of(busy.status), signal.SIGKILL)
         await flush(traces)
     (whole,) = found.named("text_completion tiny")
+    lost, other = [span for span in found.children(whole) if span.name == "worker"]
     (replay,) = [span for span in found.children(whole) if span.name == "replay"]
+    assert attributes(lost) == {
+        **{"baton.sequence": 0, "baton.worker": busy.name, "baton.incarnation": incarnation},
+        "error.type": "killed",
+    }
+    assert lost.status.code == lost.status.STATUS_CODE_ERROR
+    assert attributes(other)["baton.worker"] == {"a": "b", "b": "a"}[busy.name]
+    links = [[link.span_id for link in span.links] for span in (lost, other, replay)]
+    assert links == [[], [lost.span_id], [lost.span_id]]
+    inside = [{span.name: span for span in found.children(worker)} for worker in (lost, other)]
+    assert [[*each] for each in inside] == [["tokenize", "queue", "prefill", "decode"]] * 2
+    parts = {name: [each[name] for each in inside] for name in inside[0]}
+    first, second = (attributes(span)["baton.completion_tokens"] for span in parts["decode"])
+    assert (first > 0, first + second) == (True, 40)
+    prompts = [attributes(span)["baton.prompt_tokens"] for span in parts["prefill"]]
+    assert prompts[1] == prompts[0] + first, "the delivered tokens are prefilled there"
     assert attributes(replay) == {"baton.sequence": 0, "baton.cause": "killed"}
-    assert whole.start_time_unix_nano < replay.start_time_unix_nano < replay.end_time_unix_nano
-    assert replay.end_time_unix_nano < whole.end_time_unix_nano
+    assert parts["decode"][0].end_time_unix_nano == replay.start_time_unix_nano < replay.end_time_unix_nano
+    assert replay.end_time_unix_nano == parts["decode"][1].start_time_unix_nano
     assert attributes(whole)["gen_ai.usage.output_tokens"] == 40
+
+
+async def test_a_worker_that_is_killed_before_the_first_token_is_a_span_too() -> None:
+    """Its request was in its queue. The other one, which had its only slot, moves as well."""
+    body = COMPLETION | {"max_tokens": 30}
+    async with traced("a", slots=1, rate=50.0) as (real, traces, found):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(lambda: real.client.post("/v1/completions", json=body))
+            await real.until(lambda: bool(real.status().gauges.queue_depth))
+            os.kill(pid_of(real.workers[0].status), signal.SIGKILL)
+        await flush(traces)
+    wholes = found.named("text_completion tiny")
+    lost = [
+        span for whole in wholes for span in found.children(whole) if attributes(span).get("error.type") == "killed"
+    ]
+    assert len(lost) == 2
+    assert sorted(len(found.children(span)) for span in lost) == [0, 4]
+    again = [span for span in found.named("worker") if span.links]
+    assert {span.links[0].span_id for span in again} == {span.span_id for span in lost}
+    assert all(attributes(span)["baton.incarnation"] > attributes(lost[0])["baton.incarnation"] for span in again)
 
 
 async def test_a_refused_request_is_a_span_with_its_reason() -> None:
@@ -208,19 +254,30 @@ def scripted(
     }
 
 
+def attempt(
+    worker: str, sent_at: float, first_at: float, us: tuple[int, int, int] | None = None, resumed: int = 0
+) -> Attempt:
+    """A worker that took so many microseconds for tokenization, queue and prefill."""
+    started = None if us is None else StartedStream(1, us[0], us[1], us[2], 4)
+    return Attempt(worker, 1, sent_at, resumed, started, first_at)
+
+
 def sequence(
-    queue_s: float | None, prefill_s: float | None, *replays: Replay, first_at: float = NOW - 6
+    *attempts: Attempt, queued_s: float = 0.0, last_at: float = NOW - 1, replays: tuple[Replay, ...] = ()
 ) -> TracedSequence:
-    return TracedSequence(0, "b", "stop", NOW - 9, first_at, NOW - 1, queue_s, prefill_s, 4, 8, 0, replays)
+    return TracedSequence(0, "stop", NOW - 9, queued_s, last_at, 8, attempts, replays)
 
 
 def test_times_are_those_of_the_clock_and_end_now() -> None:
     """Whatever the wall clock was when the request came."""
     before = time.time_ns()
     with collector() as found:
-        spans = scripted(found, sequence(0.5, 1.5))
+        spans = scripted(found, sequence(attempt("a", NOW - 8.5, NOW - 6, (250_000, 500_000, 1_500_000)), queued_s=0.5))
     assert spans == {
         "text_completion m": (NOW - 10, NOW),
+        "admission": (NOW - 9, NOW - 8.5),
+        "worker": (NOW - 8.5, NOW - 1),
+        "tokenize": (NOW - 8.25, NOW - 8),
         "queue": (NOW - 8, NOW - 7.5),
         "prefill": (NOW - 7.5, NOW - 6),
         "decode": (NOW - 6, NOW - 1),
@@ -228,31 +285,53 @@ def test_times_are_those_of_the_clock_and_end_now() -> None:
     assert before <= found.named("text_completion m")[0].end_time_unix_nano <= time.time_ns()
 
 
-def test_the_parts_do_not_begin_before_their_sequence() -> None:
+@pytest.mark.parametrize("us", [(0, 5_000_000, 2_000_000), (9 << 40, 1_000_000, 2_000_000)])
+def test_the_parts_do_not_begin_before_the_worker_got_the_sequence(us: tuple[int, int, int]) -> None:
+    """However long the worker says that they took."""
     with collector() as found:
-        spans = scripted(found, sequence(5.0, 2.0))
-    assert (spans["queue"], spans["prefill"]) == ((NOW - 9, NOW - 8), (NOW - 8, NOW - 6))
-
-
-def test_queue_and_prefill_of_the_last_worker_are_in_the_gap_that_it_ended() -> None:
+        spans = scripted(found, sequence(attempt("a", NOW - 9, NOW - 6, us)))
+    assert spans["prefill"] == (NOW - 8, NOW - 6)
+    assert spans["queue"] == (NOW - 9, NOW - 8)
+    assert spans["tokenize"] == (NOW - 9, NOW - 9)
     with collector() as found:
-        spans = scripted(found, sequence(0.25, 0.5, Replay(NOW - 5, NOW - 3, "killed")))
-    assert spans["replay"] == (NOW - 5, NOW - 3)
-    assert (spans["queue"], spans["prefill"]) == ((NOW - 3.75, NOW - 3.5), (NOW - 3.5, NOW - 3))
-    assert spans["decode"] == (NOW - 6, NOW - 1)
+        spans = scripted(found, sequence(attempt("a", NOW - 9, NOW - 6, (0, 0, 9 << 40))))
+    assert (spans["queue"], spans["prefill"]) == ((NOW - 9, NOW - 9), (NOW - 9, NOW - 6))
 
 
-def test_a_replay_before_the_first_token_ends_with_it() -> None:
+def test_each_worker_of_a_sequence_has_its_own_parts() -> None:
+    first = attempt("a", NOW - 9, NOW - 6, (0, 0, 1_000_000))
+    first.lost_at, first.last_at, first.cause = NOW - 4.5, NOW - 5, "killed"
+    second = attempt("b", NOW - 4, NOW - 3, (100_000, 150_000, 500_000), resumed=3)
+    replay = Replay(NOW - 5, NOW - 3, "killed")
     with collector() as found:
-        spans = scripted(found, sequence(0.25, 0.5, Replay(NOW - 9, NOW - 7, "killed")))
-    assert spans["prefill"] == (NOW - 6.5, NOW - 6), "the prompt was reported first"
+        scripted(found, sequence(first, second, replays=(replay,)))
+    lost, other = found.named("worker")
+    (gap,) = found.named("replay")
+    (end,) = [span.end_time_unix_nano for span in found.named("text_completion m")]
+    assert [
+        (attributes(span)["baton.worker"], span.name) for span in (*found.children(lost), *found.children(other))
+    ] == [(name, part) for name in ("a", "b") for part in ("tokenize", "queue", "prefill", "decode")]
+
+    def times(spans: list[Any]) -> list[tuple[float, float]]:
+        return [
+            (round((span.start_time_unix_nano - end) / 1e9, 3), round((span.end_time_unix_nano - end) / 1e9, 3))
+            for span in spans
+        ]
+
+    assert times([lost, other, gap]) == [(-9, -4.5), (-4, -1), (-5, -3)]
+    assert times(found.named("decode")) == [(-6, -5), (-3, -1)]
+    assert times(found.named("prefill")) == [(-7, -6), (-3.5, -3)]
+    assert [attributes(span)["baton.completion_tokens"] for span in found.named("decode")] == [3, 5]
+    assert [link.span_id for span in (other, gap) for link in span.links] == [lost.span_id] * 2
 
 
 def test_what_no_worker_measured_is_no_span() -> None:
+    """As of a sequence that ends in its worker's queue, or waits for a worker until its end."""
     with collector() as found:
-        assert set(scripted(found, sequence(None, None))) == {"text_completion m", "decode"}
+        spans = scripted(found, sequence(attempt("a", NOW - 9, 0.0), last_at=NOW - 9))
+    assert spans == {"text_completion m": (NOW - 10, NOW), "worker": (NOW - 9, NOW)}
     with collector() as found:
-        assert set(scripted(found, sequence(None, None, first_at=0.0))) == {"text_completion m"}
+        assert set(scripted(found, sequence(last_at=NOW - 9))) == {"text_completion m"}
 
 
 async def test_what_a_caller_does_not_sample_is_not_exported() -> None:
@@ -302,3 +381,17 @@ async def test_a_server_that_does_not_start_leaves_no_thread() -> None:
 def test_an_endpoint_is_a_url(url: str) -> None:
     with pytest.raises(GatewaySettingsError, match=r"otlp_traces_endpoint is .*; it must be a URL"):
         GatewaySettings(otlp_traces_endpoint=url)
+
+
+async def test_every_attribute_is_in_the_table_of_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    table = page.partition("\n| Attribute | Spans | Meaning |\n")[2].partition("\n\n")[0]
+    listed = {line.split("`")[1] for line in table.splitlines()[1:]}
+    body = COMPLETION | {"max_tokens": 30}
+    async with traced("a", slots=1, rate=100.0) as (real, traces, found):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: real.client.post("/v1/completions", json=body))
+            await real.until(lambda: bool(real.status().gauges.slots_active))
+            os.kill(pid_of(real.workers[0].status), signal.SIGKILL)
+        await flush(traces)
+    assert {name for span in found.spans for name in attributes(span)} == listed

@@ -53,6 +53,22 @@ def test_an_idle_engine_does_nothing() -> None:
     assert bench.runner.calls == 0
 
 
+def test_a_first_token_is_reported_with_the_way_to_it() -> None:
+    bench = make(slots=1, step_tokens=8)
+    bench.submit(0, 5, max_tokens=2)
+    bench.submit(1, 12, max_tokens=4, resume=(7, 8))
+    starts = []
+    for now in range(1, 12):
+        bench.now = float(now)
+        starts.append(bench.engine.step().starts)
+    ((first,), (second,)) = [each for each in starts if each]
+    assert (first.stream, first.prompt_tokens, first.cached_tokens) == (0, 5, 0)
+    assert (second.stream, second.prompt_tokens) == (1, 14)
+    assert first.queue_s + first.prefill_s == 1.0 + starts.index((first,))
+    assert second.queue_s + second.prefill_s == 1.0 + starts.index((second,))
+    assert second.queue_s >= 2.0, "it waited for the only slot"
+
+
 def test_times_are_of_queue_prefill_and_decode() -> None:
     bench = make(slots=1, step_tokens=8)
     bench.submit(0, 5, max_tokens=1)

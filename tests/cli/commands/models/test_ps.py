@@ -70,7 +70,7 @@ def test_the_models_of_a_server_are_shown_as_it_describes_them() -> None:
 def test_the_models_of_a_running_server_are_shown(place: str, tmp_path: Path) -> None:
     unix = ("--no-tcp", "--unix-socket", str(tmp_path / "baton.sock")) if place == "a Unix socket" else ()
     with serving((*SERVE, "--workers", "2", *unix)) as server:
-        lines = read_until(server, "Stop it")
+        lines = read_until(server, "ready")
         url = f"unix:{tmp_path / 'baton.sock'}" if unix else url_of(lines)
         models = json.loads(ps("--url", url, "--json").stdout)["models"]
         table = ps("--url", url).stdout.splitlines()

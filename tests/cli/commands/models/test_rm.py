@@ -38,7 +38,7 @@ def test_what_a_worker_serves_is_not_removed(baton: Commands, by: str) -> None:
     named = f"{by}{commit}" if by.endswith("@") else by
     serve = ("-m", "cli", "serve", "org/random", "--name", "other", "--backend", "scripted", "--port", "0")
     with serving(serve, baton.environment) as server:
-        read_until(server, "Stop it")
+        read_until(server, "ready")
         refused = baton.run("rm", named, "--yes")
         assert refused.returncode == 1
         assert f"serves {named}; stop its server first" in refused.stderr

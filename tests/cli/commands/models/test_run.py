@@ -82,7 +82,7 @@ def test_a_running_server_that_serves_the_model_is_used(baton: Commands, variabl
     keys = {"BATON_API_KEY": "secret"}
     serve = [word for word in SERVE if word not in ("--port", "0")]
     with serving([*serve, "--name", "org/tiny"], baton.environment | variables | keys) as server:
-        read_until(server, "Stop it")
+        read_until(server, "ready")
         used = baton.run("run", "org/tiny", "Hello", "-n", "3", **keys, **variables)
         assert (used.returncode, len(used.stdout), [*baton.snapshots()]) == (0, 4, []), used.stderr
         named = baton.run(
@@ -95,7 +95,7 @@ def test_engine_options_are_those_of_a_server_of_its_own(baton: Commands, variab
     """Beside one that serves the model already."""
     serve = [word for word in SERVE if word not in ("--port", "0")]
     with serving([*serve, "--name", "org/random"], baton.environment | variables) as server:
-        read_until(server, "Stop it")
+        read_until(server, "ready")
         own = baton.run("run", "org/random", "Hello", "-n", "3", "--context", "64", **SCRIPTED, **variables)
         assert (own.returncode, len([*baton.snapshots()])) == (0, 1), own.stderr
 

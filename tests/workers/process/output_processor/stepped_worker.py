@@ -8,7 +8,7 @@ from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.step_result import SequenceEnd, SequenceFailure, StepResult, Token
+from workers.engine.step_result import SequenceEnd, SequenceFailure, SequenceStart, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
@@ -35,9 +35,13 @@ def request_of(result: SubmitResult) -> EngineRequest:
 
 
 def step(
-    *tokens: tuple[int, int], ends: Sequence[SequenceEnd] = (), failures: Sequence[SequenceFailure] = ()
+    *tokens: tuple[int, int],
+    ends: Sequence[SequenceEnd] = (),
+    failures: Sequence[SequenceFailure] = (),
+    starts: Sequence[SequenceStart] = (),
 ) -> EngineOutput:
-    result = StepResult(tuple(Token(*token) for token in tokens), tuple(ends), tuple(failures), bool(failures))
+    taken = tuple(Token(*token) for token in tokens)
+    result = StepResult(taken, tuple(ends), tuple(failures), bool(failures), (), tuple(starts))
     return EngineOutput(result, (), (), GAUGES)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Failed, Finished, Gauges, Step
+from protocol.events import Delta, Failed, Finished, Gauges, StartedStream, Step
 from protocol.request import ChatInput, Message, Sampling, TokensInput
 from tests.workers.process.output_processor.stepped_worker import (
     GAUGES,
@@ -19,7 +19,7 @@ from tests.workers.process.output_processor.stepped_worker import (
     step,
     submit,
 )
-from workers.engine.step_result import SequenceFailure
+from workers.engine.step_result import SequenceFailure, SequenceStart
 from workers.faults.plan import raising
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
@@ -108,6 +108,21 @@ def test_open_sampling_parameters_are_those_of_the_checkpoint() -> None:
     filled = request_of(table.admit(submit(1, sampling=sampling, unset=open_ones))).sampling
     assert filled == Sampling(temperature=0.5, top_k=7, top_p=0.9)
     assert request_of(table.admit(submit(2, sampling=sampling))).sampling == sampling
+
+
+def test_the_way_to_the_first_token_is_reported_once() -> None:
+    """Tokenization is what passed before the admission; the engine knows the rest."""
+    now = [5.0]
+    table = processor(clock=lambda: now[0])
+    request_of(table.admit(submit(), arrived=4.75))
+    start = SequenceStart(1, 0.002, 0.03, 12, 8)
+    unknown = SequenceStart(9, 0.0, 0.0, 1, 0)
+    (first,) = table.process(step((1, 97), starts=[start, unknown])).frames
+    assert isinstance(first, Step)
+    assert first.started == (StartedStream(1, 250_000, 2000, 30_000, 12, 8),)
+    (second,) = table.process(step((1, 97), starts=[start])).frames
+    assert isinstance(second, Step)
+    assert second.started == ()
 
 
 def test_times_are_milliseconds() -> None:
