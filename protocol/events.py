@@ -223,8 +223,8 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
 
 
 class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How a sequence came to its first new token on this worker: durations by the worker's clock, one after the other,
-    in microseconds."""
+    """Way of a sequence to its first new token on this worker: durations by the worker's clock, one after the other, in
+    microseconds."""
 
     stream: StreamId
     tokenize_us: Count = 0

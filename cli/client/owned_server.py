@@ -31,8 +31,8 @@ from gateway.http.listener import BindError
 
 HOST = "127.0.0.1"
 POLICY = RestartPolicy(max_failures=None, window_s=1.0, first_delay_s=0.05, max_delay_s=0.25)
-"""Of a server that is started to be broken: treats each failure as a first one. The default policy would wait longer
-and longer, and then give the worker up."""
+"""Policy of a server that is started to be broken: treats each failure as a first one. The default policy would wait
+longer and longer, and then give the worker up."""
 
 Launcher = Callable[[Settings, ChosenModel], Sequence[WorkerLaunch]]
 """Returns the workers to start. It is pickled: a module's function, or a method or partial with picklable arguments."""

@@ -99,7 +99,7 @@ class StepResult:
     prompt_parts: tuple[PromptPart, ...] = ()
     """Those of a sequence come before its first token."""
     starts: tuple[SequenceStart, ...] = ()
-    """Of sequences whose first new token is among the tokens."""
+    """Sequences whose first new token is among the tokens."""
 
 
 class RunningStep:

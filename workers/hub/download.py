@@ -24,7 +24,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a download would do."""
+    """Effect of a download that has not begun."""
 
     commit: str
     """The commit that the revision is now."""

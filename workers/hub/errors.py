@@ -1,4 +1,4 @@
-"""What can go wrong with the hub: one cause for each, which the text names together with the next step."""
+"""Errors of the hub and its cache: each has one cause, and a text with the next step."""
 
 import errno
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ class HubCause(StrEnum):
     GATED = "gated"
     REVISION_NOT_FOUND = "revision not found"
     DISABLED = "disabled"
-    INCOMPLETE = "incomplete"
+    NO_CHECKPOINT = "no checkpoint"
     DISK_FULL = "disk full"
     NOT_WRITABLE = "cache not writable"
-    NO_CHECKPOINT = "no checkpoint"
+    INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
 
 

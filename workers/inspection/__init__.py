@@ -1,1 +1,1 @@
-"""What runs and what could run on this machine, without loading it."""
+"""Checks of models and workers on this machine, which load nothing."""

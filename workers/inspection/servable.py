@@ -10,14 +10,14 @@ from workers.process.spec import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """What a worker of a spec would serve, or why it would not."""
+    """Answer to the question whether a worker of a spec could serve its checkpoint."""
 
     backend: str = ""
     family: str = ""
     context: int = 0
     """Tokens of prompt and answer together."""
     text: bool = True
-    """Whether the checkpoint has a tokenizer. Without one a worker takes and returns token ids only."""
+    """The checkpoint has a tokenizer. Without one a worker takes and returns token ids only."""
     problem: str = ""
     """Why it cannot be served; empty if it can."""
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served is known without loading it."""
+"""A checkpoint is judged without loading it."""
 
 import os
 from pathlib import Path
