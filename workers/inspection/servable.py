@@ -28,7 +28,7 @@ class Servable:
         try:
             backend = choose_backend(spec)
             path, config = open_checkpoint(spec)
-            options = options_of(spec, config)
+            options = options_of(spec, backend, config)
         except LoadRefused as error:
             return cls(problem=str(error))
         text = (Path(path) / "tokenizer.json").is_file()
