@@ -23,9 +23,9 @@ import msgspec
 import structlog
 
 from actors.process.logs import configure_logging
+from actors.process.parent_death import ParentWatch, die_with_parent
 from actors.transport.endpoint import EndpointError
 from protocol.errors import ByeReason
-from workers.host.parent_death import ParentWatch, die_with_parent
 from workers.load_options import Progress
 from workers.process.exit_codes import EXIT_CODES, WorkerExit
 from workers.process.loading import Loaded, load

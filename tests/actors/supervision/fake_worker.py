@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 
+from actors.process.parent_death import die_with_parent
 from actors.transport.link import Link
 from actors.transport.message import number_frame
 from protocol.bounds import MAX_FRAME_BYTES, MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
@@ -29,7 +30,6 @@ from protocol.events import (
     Step,
     Usage,
 )
-from workers.host.parent_death import die_with_parent
 
 BUSY = Gauges(slots_active=1, steps=1)
 

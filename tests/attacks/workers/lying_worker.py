@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from actors.process.parent_death import die_with_parent
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys, Link
 from protocol.bounds import PROTOCOL_VERSION
@@ -34,7 +35,6 @@ from protocol.events import (
     TokenLogprob,
     Usage,
 )
-from workers.host.parent_death import die_with_parent
 
 SLOTS = 4
 MIB = 1 << 20

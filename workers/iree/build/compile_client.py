@@ -11,9 +11,9 @@ from typing import Self
 
 import msgspec
 
+from actors.process.parent_death import tied
 from baton_serve.start import module_command
 from workers.errors import LoadRefused
-from workers.host.parent_death import tied
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
 from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError
 from workers.iree.build.recipe import Recipe

@@ -9,8 +9,8 @@ from pathlib import Path
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
+from actors.process.parent_death import tied
 from workers.errors import LoadRefused
-from workers.host.parent_death import tied
 from workers.iree.build.cache import MAX_BYTES, CacheError, GraphCache
 
 COMPILE_SECONDS = 600.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.host.parent_death import LOWEST_PRIORITY, ParentWatch, tied
+from actors.process.parent_death import LOWEST_PRIORITY, ParentWatch, tied
 
 PATIENCE_S = 100.0
 ROOT = Path(__file__).parents[3]
@@ -82,7 +82,7 @@ def test_a_tied_command_dies_with_its_parent() -> None:
     """The parent starts a command, prints its id, and is killed."""
     program = (
         "import subprocess, sys\n"
-        "from workers.host.parent_death import tied\n"
+        "from actors.process.parent_death import tied\n"
         "command = [sys.executable, '-c', 'import os; print(os.getpid(), flush=True); os.read(0, 1)']\n"
         "subprocess.run(tied(command), stdin=subprocess.PIPE, check=False)\n"
     )
