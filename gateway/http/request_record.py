@@ -83,7 +83,7 @@ class RequestRecords:
     def begin(self, scope: Scope) -> RequestRecord:
         """Make the record of a request, which `record_of` finds in its scope."""
         record = scope[_KEY] = RequestRecord(scope, self._route(scope["path"]), self._noted)
-        if self._traces is not None and scope["method"] == "POST":
+        if self._traces is not None and scope.get("method") == "POST":
             route = "" if record.route == OTHER else record.route
             record.trace = self._traces.begin(scope["headers"], route, record.received)
         return record

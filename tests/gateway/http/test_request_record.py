@@ -193,3 +193,13 @@ async def test_a_flood_of_refusals_is_no_flood_of_traces() -> None:
         record.reason = RefusalCode.INVALID_API_KEY
         record.started(401)
     assert traces.found == [(401, "invalid_api_key")] * BURST
+
+
+async def test_what_is_no_valid_http_has_no_trace() -> None:
+    """It has neither a method nor headers."""
+    traces = Refused()
+    records = RequestRecords((), lambda *labels: None, LogLimit(lambda: 0.0), traces)
+    record = records.begin({"path": "", "baton.request_id": "r1"})
+    record.reason = ErrorCode.INVALID
+    record.started(400)
+    assert traces.found == []
