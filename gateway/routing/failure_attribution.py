@@ -97,7 +97,9 @@ def record(sequence: LiveSequence, failure: WorkerFailure) -> None:
 
 def suspect(sequence: LiveSequence) -> bool:
     """The next death may be attributed to it."""
-    return len(sequence.failures) >= MAX_TRIES - 1 or any(failure.within for failure in sequence.failures)
+    failures = sequence.failures
+    # All sequences of a worker are looked at for each one that is placed, and few have had a failure.
+    return bool(failures) and (len(failures) >= MAX_TRIES - 1 or any(failure.within for failure in failures))
 
 
 def attributed_failures(sequence: LiveSequence) -> list[WorkerFailure]:
