@@ -7,6 +7,7 @@ from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
+from h11._writers import ChunkedWriter
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Request
 from hypercorn.protocol.events import Event as StreamEvent
@@ -168,12 +169,23 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn has no types
         return 2 * self._settings.max_body_bytes
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """See `H11Protocol`."""
-        if not self._over:
+        """See `H11Protocol`. Each token of a stream passes here: its chunk is framed (RFC 9112, 7.1) without h11, which
+        takes ten times as long, and whose state a chunk does not change."""
+        if self._over:
+            return
+        connection = self.connection
+        if (
+            type(event) is Body
+            and event.data
+            and type(connection._writer) is ChunkedWriter
+            and connection.our_state is h11.SEND_BODY
+        ):
+            await self._write(b"%x\r\n%b\r\n" % (len(event.data), event.data))
+        else:
             await super().stream_send(event)
 
     async def _send_h11_event(self, event: h11.Event) -> None:
-        """See `H11Protocol`. The bytes go to the connection without an event: each token of a stream passes here."""
+        """See `H11Protocol`. The bytes go to the connection without an event."""
         try:
             data = self.connection.send(event)
         except h11.LocalProtocolError:
