@@ -11,7 +11,7 @@ import anyio.to_thread
 import structlog
 from msgspec import Struct
 
-from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, OnFailure, Terminated, TooManyAsks
+from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, M, OnFailure, Ref, Terminated, TooManyAsks
 from actors.join.listener import MAX_CONNECTIONS
 from actors.mailbox import MailboxFull
 from actors.process.descriptors import raise_limit
@@ -30,6 +30,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.messages import EndOperations, FleetGaveUp, StopAll
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.fleet.take_over import Predecessor, TakeOverFailed, take_over
+from gateway.fronts.listeners import FrontedListeners
 from gateway.garbage_collection import collect_when_idle
 from gateway.http.listener import BindError
 from gateway.http.listeners import Listeners, listen_on_all
@@ -118,7 +119,8 @@ async def _run(
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings, keys.weight, keys.priority_class)
-    descriptors = Descriptors.plan(raise_limit(), len(workers), MAX_CONNECTIONS if settings.listen_workers else 0)
+    children = len(workers) + (settings.gateways if settings.gateways > 1 else 0)
+    descriptors = Descriptors.plan(raise_limit(), children, MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
     listeners = _take_ports(settings, tls, joins) if predecessor is None else None
@@ -272,8 +274,10 @@ class _Daemon(Actor[DaemonMessage]):
 
     def use(self, listeners: Listeners) -> None:
         """Serve on these sockets, and announce the address of the first."""
-        self._listeners = listeners
         metrics = self._router.metrics
+        if self._settings.gateways > 1:
+            listeners = FrontedListeners(listeners, self._spawn, metrics)
+        self._listeners = listeners
         listeners.keep_from(self._descriptors.first_kept, metrics.connections_refused.inc)
         metrics.watch_connections(lambda: listeners.connections)
         host, port = listeners.address
@@ -281,6 +285,9 @@ class _Daemon(Actor[DaemonMessage]):
             self._on_listening(host, port)
         unix = listeners.unix
         _log.info("listening", host=host, port=port, unix_socket=str(unix.path) if unix is not None else "")
+
+    def _spawn(self, name: str, actor: Actor[M]) -> Ref[M]:
+        return self.context.spawn(name, actor)
 
     async def _watch_signals(self) -> None:
         wanted = [signal.SIGINT, signal.SIGTERM]

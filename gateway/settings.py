@@ -49,6 +49,9 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
 
+    gateways: int = 1
+    """Processes that serve HTTP. With 1 it is this one; otherwise they are its fronts (`gateway.fronts`)."""
+
     tls_cert: str = ""
     """A PEM file with the server's certificate and those between it and its root; with `tls_key` the port speaks
     HTTPS."""
@@ -150,6 +153,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
+            "gateways": (1, 64),
             "max_body_bytes": (1, 12 * 1024 * 1024),
             "max_total_body_bytes": (1, 1 << 50),
             "max_body_values": (1024, 1 << 24),
@@ -189,6 +193,7 @@ class GatewaySettings:
             ("max_choices", "max_streams_per_worker", "no worker could take such a request"),
             ("max_body_bytes", "max_total_body_bytes", "no such body could be taken"),
             ("max_answer_bytes", "max_total_answer_bytes", "no such answer could be kept"),
+            ("gateways", "max_connections", "some of them could have no connection"),
         ):
             value, bound = getattr(self, name), getattr(self, most)
             if value > bound:

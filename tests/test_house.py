@@ -47,6 +47,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
         "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
+        "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
         | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
@@ -54,7 +55,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
         | {"openapi"},
         "daemon": _GATEWAY_BASE
-        | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "app"},
+        | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
+        | {"app"},
     },
     "gateway.responses": {
         "errors": set(),

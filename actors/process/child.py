@@ -63,10 +63,16 @@ class ChildProcess:
 
     @classmethod
     def spawn(
-        cls, command: Sequence[str], on_line: OnLine, on_exit: OnExit, env: Mapping[str, str] | None = None
+        cls,
+        command: Sequence[str],
+        on_line: OnLine,
+        on_exit: OnExit,
+        env: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> "ChildProcess":
         """Start `command`. `on_line` gets each line of its stderr; `on_exit` is called on the event loop after the last
-        one: when it has exited, or could not be made to. Raises `SpawnFailed`."""
+        one: when it has exited, or could not be made to. It inherits `descriptors`, under the same numbers. Raises
+        `SpawnFailed`."""
         oom_kills = OomKills.now()
         try:
             popen = subprocess.Popen(
@@ -75,6 +81,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=descriptors,
                 env=None if env is None else dict(env),
                 bufsize=0,
             )

@@ -19,7 +19,9 @@ from structlog.typing import EventDict, Processor
 MAX_FIELDS = 64
 """Fields of one worker line that are carried on; the rest are left out."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-_RESERVED = frozenset({"event", "level", "timestamp", "worker", "incarnation", "self", "exc_info", "stack_info"})
+_RESERVED = frozenset(
+    {"event", "level", "timestamp", "worker", "incarnation", "front", "self", "exc_info", "stack_info"}
+)
 
 get_logger = structlog.get_logger
 
@@ -97,12 +99,22 @@ def _exc_info(error: BaseException) -> tuple[type[BaseException], BaseException,
 def forward(line: bytes, worker: str, incarnation: int) -> None:
     """Say one line of a worker's stderr again: a JSON object as the event that it is, anything else as raw text."""
     logger = get_logger("worker").bind(worker=worker, incarnation=incarnation)
+    if (text := _repeat(line, logger)) is not None:
+        logger.info("worker_output", text=text)
+
+
+def forward_front(line: bytes, front: int) -> None:
+    """Say one line of a front's stderr again, likewise."""
+    logger = get_logger("front").bind(front=front)
+    if (text := _repeat(line, logger)) is not None:
+        logger.info("front_output", text=text)
+
+
+def _repeat(line: bytes, logger: Any) -> str | None:
+    """Log the event that a line is. Returns the text of one that is no event, unless it is empty."""
     fields = _parse(line)
     if fields is None:
-        text = line.decode("utf-8", "replace").translate(_CONTROLS).strip()
-        if text:
-            logger.info("worker_output", text=text)
-        return
+        return line.decode("utf-8", "replace").translate(_CONTROLS).strip() or None
     level = LEVELS.get(str(fields.get("level")), logging.INFO)
     extra = {
         str(key)[:64]: value
@@ -110,6 +122,7 @@ def forward(line: bytes, worker: str, incarnation: int) -> None:
         if key not in _RESERVED and not key.startswith("_")
     }
     logger.log(level, str(fields["event"])[:1024], **extra)
+    return None
 
 
 _CONTROLS = dict.fromkeys((*range(32), 127), " ")

@@ -189,6 +189,13 @@ class Settings(BaseSettings):
     standby: int = _field(
         0, SERVER, "Number of additional workers that are loaded and ready to replace a lost one.", ge=0, le=64
     )
+    gateways: int = _field(
+        _GATEWAY.gateways,
+        SERVER,
+        "Number of processes that serve HTTP; beyond 1 the server's own process only routes, for thousands of streams.",
+        ge=1,
+        le=64,
+    )
     api_key: str = _field(
         _GATEWAY.api_key, SERVER, "Key that clients must send as a bearer token; empty requires none.", "KEY"
     )

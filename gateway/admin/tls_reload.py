@@ -39,6 +39,7 @@ class TlsReload:
         try:
             async with self._reading:
                 self._tls.adopt(await anyio.to_thread.run_sync(self._tls.read))  # they may be on a network
+                await self._tls.spread()
         except TlsInvalid as error:
             _log.error("tls_not_reloaded", problem=str(error))
             raise RequestError(RefusalCode.TLS_NOT_RELOADED, str(error)) from error

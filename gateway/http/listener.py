@@ -66,6 +66,8 @@ class Listener(Acceptor):
         self.refusal = b""
         """The response to connections over the bound; set by the server."""
         self.max_connections = sys.maxsize
+        self.accepts_per_turn = ACCEPTS_PER_TURN
+        """Connections that are accepted in one turn of the event loop. Fewer, if other processes accept as well."""
         self.tls: Tls | None = None
         """The TLS of its connections. Those in a handshake count."""
         self.handshakes = Handshakes()
@@ -79,9 +81,10 @@ class Listener(Acceptor):
         """Calls of `accept` in this turn of the event loop."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See `Acceptor.accept`. Raises `BlockingIOError` after `ACCEPTS_PER_TURN` in one turn of the event loop, or
+        """See `Acceptor.accept`. Raises `BlockingIOError` after `accepts_per_turn` in one turn of the event loop, or
         `ENCRYPTED_ACCEPTS_PER_TURN` with TLS, where asyncio would accept as many as the queue holds."""
-        if self._accepts == (ACCEPTS_PER_TURN if self.tls is None else ENCRYPTED_ACCEPTS_PER_TURN):
+        most = self.accepts_per_turn if self.tls is None else min(self.accepts_per_turn, ENCRYPTED_ACCEPTS_PER_TURN)
+        if self._accepts == most:
             raise BlockingIOError(errno.EAGAIN, "the others are accepted in the next turn")
         if not self._accepts:
             asyncio.get_running_loop().call_soon(self._next_turn)

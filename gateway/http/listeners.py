@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 
 import anyio
+from starlette.types import ASGIApp
 
 from gateway.http.conventions import Application
 from gateway.http.listener import BindError, Listener
@@ -74,11 +75,12 @@ class Listeners:
         *,
         shutdown: anyio.Event,
         grace_s: Callable[[], float],
+        probes: ASGIApp | None = None,
     ) -> None:
         """Serve `app` on all sockets. See `gateway.http.server.serve`."""
 
         async def serve_one(listener: Listener) -> None:
-            await serve(app, settings, shutdown=shutdown, listener=listener, grace_s=grace_s)
+            await serve(app, settings, shutdown=shutdown, listener=listener, grace_s=grace_s, probes=probes)
 
         try:
             async with anyio.create_task_group() as group:

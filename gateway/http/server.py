@@ -92,11 +92,12 @@ class _LastResponses:
 _Connect = Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection]
 
 
-def _connecting(app: Application, config: Config, listener: Listener, settings: GatewaySettings) -> _Connect:
+def _connecting(
+    app: Application, probes_only: ASGIApp, config: Config, listener: Listener, settings: GatewaySettings
+) -> _Connect:
     """The factory of a listener's connections. Those over the bound, and all after `retire`, serve one request."""
     usual = _LastResponses(WholeBodies(app, settings.body_timeout_s), lambda: listener.retired)
-    only = ProbesOnly(app, listener, settings)
-    probes = _LastResponses(WholeBodies(only, settings.body_timeout_s), lambda: True)
+    probes = _LastResponses(WholeBodies(probes_only, settings.body_timeout_s), lambda: True)
     spare_config = copy(config)
     spare_config.keep_alive_timeout = min(config.keep_alive_timeout, SPARE_S)
 
@@ -164,11 +165,14 @@ async def serve(
     shutdown: anyio.Event,
     listener: Listener,
     grace_s: Callable[[], float] | None = None,
+    probes: ASGIApp | None = None,
 ) -> None:
     """Serve `app` on `listener`, which it closes, until `shutdown` is set and the connections are done.
 
-    The connections then get `grace_s()` seconds (default: `flush_s`).
+    The connections then get `grace_s()` seconds (default: `flush_s`). `probes` serves those beyond `max_connections`;
+    by default it is `app` for probes alone.
     """
+    probes = probes or ProbesOnly(app, listener.note_refused, settings)
     listener.refusal = b"" if listener.tls is not None else refusal(app.conventions.default.errors)
     config = Config()
     config.h11_max_incomplete_size = settings.max_header_bytes
@@ -185,7 +189,7 @@ async def serve(
         group.start_soon(_leave, shutdown, leave, hard, config, grace_s)
         # A cancellation, too, is an ordinary shutdown for the connections.
         with hard:
-            await _run(_connecting(app, config, listener, settings), config, listener, leave)
+            await _run(_connecting(app, probes, config, listener, settings), config, listener, leave)
         group.cancel_scope.cancel()
 
 

@@ -1,6 +1,7 @@
 """TLS of the HTTP port: the certificate, its key, and what clients negotiate."""
 
 import ssl
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,9 @@ class Tls:
         """The context of the listening socket. It is replaced for each handshake, also for clients that name no server:
         OpenSSL calls back for all."""
         self.context.sni_callback = self._choose
+        self.spread: Callable[[], Awaitable[None]] = _nobody_else
+        """Lets the other processes that serve with the certificate read it again, after `adopt`. Raises `TlsInvalid`.
+        Set by the fronts."""
 
     def read(self) -> Certificate:
         """Read the files again, for `adopt`. Takes the time of a handshake, and may be called in any thread. Raises
@@ -96,6 +100,10 @@ class Tls:
 
     def _refuse_password(self) -> str:
         raise TlsInvalid(f"tls_key: {self._key} is encrypted; the server needs a key without a passphrase")
+
+
+async def _nobody_else() -> None:
+    """No other process serves with the certificate."""
 
 
 def tls_of(settings: GatewaySettings) -> Tls | None:

@@ -1,13 +1,14 @@
 """Prometheus metrics: the workers' counters, the gateway's gauges, and histograms of latency."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import Metric, Sample
 
+from gateway.metrics.front_collector import FrontCollector
 from gateway.metrics.histogram import Histogram
 from gateway.metrics.key_collector import KeyCollector, KeyUse
-from gateway.metrics.samples import Observed, Samples, Waiting
+from gateway.metrics.samples import FrontSample, Observed, Samples, Waiting
 from gateway.metrics.vllm_collector import VllmCollector
 from gateway.metrics.worker_collector import HISTOGRAMS, LABELS, WorkerCollector
 from gateway.settings import MetricsNames
@@ -32,6 +33,8 @@ class Metrics:
         self._registry.register(WorkerCollector(samples, waiting, refused, self._observed))
         self._keys = KeyCollector()
         self._registry.register(self._keys)
+        self._fronts = FrontCollector()
+        self._registry.register(self._fronts)
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
@@ -112,6 +115,10 @@ class Metrics:
     def watch_keys(self, uses: Callable[[], Mapping[str, KeyUse]]) -> None:
         """Set the function that returns the use of the API keys by name, which is called at every scrape."""
         self._keys.uses = uses
+
+    def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
+        """Set the function that returns the fronts, which is called at every scrape."""
+        self._fronts.samples = samples
 
     def watch_streams(self, state: str, count: Callable[[], float]) -> None:
         """Set the function that counts the resumable streams in a state, which is called at every scrape."""

@@ -31,6 +31,19 @@ class WorkerSample:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontSample:
+    """One front at one scrape."""
+
+    front: int
+    ready: bool
+    connections: int
+    restarts: int
+    cpu_s: float
+    memory_bytes: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The histograms of one worker, in seconds or tokens, and `ended`, its counter of ends by outcome."""
 

@@ -5,14 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 import structlog
 
@@ -21,7 +18,6 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerState, WorkerStatus
 from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.http.listener import BindError
 from gateway.http.server import listen
@@ -30,6 +26,7 @@ from gateway.keys.record import KeyLimits, make_key, make_record
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.scheduling import PriorityClass
+from tests.gateway.harness.daemon import daemon
 from tests.gateway.harness.real import launch
 from tests.gateway.harness.serving import COMPLETION, events
 from workers.faults.plan import Fault
@@ -37,70 +34,6 @@ from workers.faults.plan import Fault
 pytestmark = pytest.mark.anyio
 
 LONG = COMPLETION | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
-
-
-@dataclass
-class Watched:
-    """The test's view of a daemon in its own process."""
-
-    endpoints: list[str] = field(default_factory=list)
-    pids: set[int] = field(default_factory=set)
-    states: dict[str, WorkerState] = field(default_factory=dict)
-    base: str = ""
-    ready: anyio.Event = field(default_factory=anyio.Event)
-    expected: int = 0
-    ended: anyio.Event = field(default_factory=anyio.Event)
-
-    def saw(self, status: WorkerStatus) -> None:
-        self.states[status.name] = status.state
-        if status.pid is not None:
-            self.pids.add(status.pid)
-        if list(self.states.values()).count(WorkerState.READY) == self.expected:
-            self.ready.set()
-
-    def spied(self, each: WorkerLaunch) -> WorkerLaunch:
-        def command(endpoint: str, incarnation: int) -> Any:
-            self.endpoints.append(endpoint.removeprefix("ipc://"))
-            return each.command(endpoint, incarnation)
-
-        return replace(each, command=command)
-
-    def assert_nothing_left(self) -> None:
-        assert self.pids
-        for pid in self.pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        assert self.endpoints
-        for path in map(Path, self.endpoints):
-            assert not path.exists()
-            assert not path.parent.exists()
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(self.base + "/health/live", trust_env=False)
-
-
-@asynccontextmanager
-async def daemon(
-    *launches: WorkerLaunch, deadlines: Deadlines | None = None, **settings: Any
-) -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
-    """A daemon in this process, ready; the test ends it by a signal, and nothing may be left then."""
-    watched = Watched(expected=len(launches))
-
-    def listening(host: str, port: int) -> None:
-        watched.base = f"http://{host}:{port}"
-
-    async def run() -> None:
-        workers = [watched.spied(each) for each in launches]
-        chosen = GatewaySettings(port=0, **settings)
-        await run_daemon(chosen, workers, on_status=watched.saw, on_listening=listening, deadlines=deadlines)
-        watched.ended.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-        await watched.ready.wait()
-        async with httpx.AsyncClient(base_url=watched.base, timeout=60, trust_env=False) as client:
-            yield watched, client
-        await watched.ended.wait()
-    watched.assert_nothing_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
@@ -319,6 +252,7 @@ PROGRAM = """
 import anyio, sys
 from gateway.daemon import run_daemon
 from gateway.settings import GatewaySettings
+from tests.gateway.harness.daemon import Watched, daemon
 from tests.gateway.harness.real import launch
 
 def status(status):

@@ -19,12 +19,12 @@ from gateway.settings import GatewaySettings
 from actors.supervision.deadlines import Deadlines
 from tests.gateway.harness.real import launch
 
-port, grace_s, *door = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+port, grace_s, gateways, *door = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 doors = {"listen_workers": door[0], "keys_dir": door[1]} if door else {}
 
 async def main():
     await run_daemon(
-        GatewaySettings(port=port, shutdown_grace_s=grace_s, keep_alive_s=2, **doors),
+        GatewaySettings(port=port, shutdown_grace_s=grace_s, keep_alive_s=2, gateways=gateways, **doors),
         [launch("w0", rate=100)],
         deadlines=Deadlines(suspended=600, hang=600, heartbeat=600),
         on_listening=lambda host, port: print("port", port, flush=True),
@@ -40,9 +40,9 @@ anyio.run(main)
 
 
 @contextmanager
-def gateway(port: int = 0, *door: str, grace_s: float = 0.0) -> Iterator["subprocess.Popen[str]"]:
+def gateway(port: int = 0, *door: str, grace_s: float = 0.0, gateways: int = 1) -> Iterator["subprocess.Popen[str]"]:
     """With a `door`: its address, and the folder of its keys."""
-    argv = [sys.executable, "-c", PROGRAM, str(port), str(grace_s), *door]
+    argv = [sys.executable, "-c", PROGRAM, str(port), str(grace_s), str(gateways), *door]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     with process:
         try:

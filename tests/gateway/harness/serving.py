@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,10 +62,11 @@ async def serving(
     slots: int = 4,
     make: Callable[[str], FakeWorker] | None = None,
     trusted: ssl.SSLContext | bool = False,
+    server: Callable[..., Awaitable[None]] = serve,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """A gateway on a free port with fake workers of these names (one, `w0`, by default). `trusted`: what its client
-    trusts, over TLS."""
+    trusts, over TLS. `server` does what `serve` does."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     keys = ApiKeys(chosen)
     router = Router(chosen, keys.weight, keys.priority_class)
@@ -82,7 +83,7 @@ async def serving(
             group.start_soon(responses.background.run)
 
             async def run_server() -> None:
-                await serve(app, chosen, shutdown=shutdown, listener=listener)
+                await server(app, chosen, shutdown=shutdown, listener=listener)
                 served.set()
 
             group.start_soon(run_server)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.responses.store.sqlite import SqliteStore
+from tests.gateway.harness.daemon import daemon
 from tests.gateway.harness.real import launch
-from tests.gateway.test_daemon import daemon
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,223 @@
+"""The windows between a front and the gateway, and the ends of an exchange, without a link."""
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from starlette.types import Message
+
+from gateway.fronts.exchange import RelayedExchange
+from gateway.fronts.frames import (
+    BODY_WINDOW,
+    PART_BYTES,
+    RESPONSE_WINDOW,
+    BodyPart,
+    BodyTaken,
+    ClientLeft,
+    ExchangeEnded,
+    ExchangeOpened,
+    ResponseDelivered,
+    ResponsePart,
+    ResponseStarted,
+    ResponseTaken,
+)
+from gateway.fronts.inbox import GATEWAY_FRAMES, FrameInbox
+from gateway.fronts.relay import Relay, RelayedRequest
+
+pytestmark = pytest.mark.anyio
+
+OPENED = ExchangeOpened(7, "POST", "/p", b"/p", b"", [], "1.1", "http", None, None, False)
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "method": "GET",
+    "path": "/p",
+    "raw_path": b"/p",
+    "query_string": b"",
+    "headers": [],
+    "http_version": "1.1",
+    "scheme": "http",
+    "client": None,
+    "server": None,
+}
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Sent:
+    """An outbox whose frames the test reads."""
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+
+    def put(self, frame: Any, size: int = 0) -> None:
+        self.frames.append(frame)
+
+    def bytes(self) -> int:
+        return sum(len(frame.body) for frame in self.frames if isinstance(frame, ResponsePart | BodyPart))
+
+
+def body(size: int, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": b"x" * size, "more_body": more}
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_an_app_waits_while_a_client_takes_nothing() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+
+    async def app() -> None:
+        await exchange.send(START)
+        for _ in range(1000):
+            await exchange.send(body(1000))
+
+    task = asyncio.ensure_future(app())
+    await turns()
+    assert RESPONSE_WINDOW <= sent.bytes() < RESPONSE_WINDOW + 1000
+    exchange.taken(2000)
+    await turns()
+    assert RESPONSE_WINDOW + 2000 <= sent.bytes() < RESPONSE_WINDOW + 3000
+    exchange.leave()
+    await task
+    assert sent.bytes() < RESPONSE_WINDOW + 3000, "nothing is sent to a client that has left"
+
+
+async def test_a_large_piece_is_sent_in_parts_within_the_window() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(exchange.send(body(10 * PART_BYTES + 1, more=False)))
+    for _ in range(20):
+        await turns()
+        parts = [frame for frame in sent.frames if isinstance(frame, ResponsePart)]
+        held = sum(len(frame.body) for frame in parts)
+        assert held <= RESPONSE_WINDOW + PART_BYTES
+        sent.frames.clear()
+        exchange.taken(held)
+        if parts and not parts[-1].more:
+            break
+    assert not task.done(), "the last byte was not delivered"
+    exchange.delivered()
+    await task
+    assert (await exchange.receive())["type"] == "http.disconnect"
+
+
+@pytest.mark.parametrize("parts", [[body(3)], [], [body(0)]], ids=["a part", "none", "empty"])
+async def test_a_response_that_is_not_whole_is_ended(parts: list[Message]) -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    for message in (START, *parts):
+        await exchange.send(message)
+    exchange.end()
+    assert sent.frames[-1] == ExchangeEnded(7)
+
+
+async def test_a_body_is_read_to_its_end_before_the_client_counts_as_gone() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    exchange.add(BodyPart(7, b"ab", True))
+    exchange.add(BodyPart(7, b"c", False))
+    exchange.leave()
+    found = [await exchange.receive() for _ in range(3)]
+    assert [message.get("body") for message in found] == [b"ab", b"c", None]
+    assert sent.frames == [BodyTaken(7, 2), BodyTaken(7, 1)]
+
+
+async def test_a_front_sends_no_more_of_a_body_than_its_window() -> None:
+    sent = Sent()
+    request = RelayedRequest(7, sent)  # type: ignore[arg-type]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x" * PART_BYTES, "more_body": True}
+
+    task = asyncio.ensure_future(request.forward_body(receive))
+    await turns()
+    assert sent.bytes() == BODY_WINDOW
+    request.read(1)
+    await turns()
+    assert sent.bytes() == BODY_WINDOW + PART_BYTES
+    task.cancel()
+
+
+async def test_a_front_reports_what_the_connection_takes() -> None:
+    sent = Sent()
+    relay = Relay(sent)  # type: ignore[arg-type]
+    given: list[Message] = []
+    gate = anyio.Event()
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        given.append(message)
+        if message["type"] == "http.response.body":
+            await gate.wait()
+
+    task = asyncio.ensure_future(relay(SCOPE, receive, send))
+    await turns()
+    number = sent.frames[0].exchange
+    relay.take(ResponseStarted(number, 200, []))
+    half = RESPONSE_WINDOW // 2
+    relay.take(ResponsePart(number, b"x" * half, True))
+    await turns()
+    assert sent.frames[1:] == [], "the connection has taken nothing"
+    relay.take(ResponsePart(number, b"y", True))
+    relay.take(ResponsePart(number, b"z", False))
+    gate.set()
+    await task
+    assert sent.frames[1:] == [ResponseTaken(number, half), ResponseDelivered(number)]
+    assert [message.get("body") for message in given] == [None, b"x" * half, b"yz"]
+    relay.take(ResponsePart(number, b"late", True))
+
+
+async def test_a_response_that_is_broken_off_does_not_wait_for_its_client() -> None:
+    sent = Sent()
+    relay = Relay(sent)  # type: ignore[arg-type]
+
+    async def wait(message: Message | None = None) -> Any:
+        await anyio.sleep_forever()
+
+    task = asyncio.ensure_future(relay(SCOPE, wait, wait))
+    await turns()
+    number = sent.frames[0].exchange
+    relay.take(ResponsePart(number, b"x", True))
+    await turns()
+    relay.take(ResponsePart(number, b"y", True))
+    await turns()
+    assert not task.done(), "its client may take it yet"
+    relay.take(ExchangeEnded(number))
+    await task
+    assert sent.frames[1:] == [ClientLeft(number)]
+
+
+async def test_a_client_that_leaves_ends_the_exchange_in_the_front() -> None:
+    sent = Sent()
+    request = Relay(sent)  # type: ignore[arg-type]
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    await request(SCOPE, receive, send)
+    assert sent.frames[1:] == [ClientLeft(sent.frames[0].exchange)]
+
+
+async def test_one_turn_handles_a_bounded_number_of_frames() -> None:
+    handled: list[int] = []
+    inbox: FrameInbox[Any] = FrameInbox(lambda frame: handled.append(frame.exchange), GATEWAY_FRAMES)
+    inbox.add([ClientLeft(number) for number in range(GATEWAY_FRAMES)])
+    inbox.add([ClientLeft(number) for number in range(GATEWAY_FRAMES, 3 * GATEWAY_FRAMES)])
+    assert len(handled) == GATEWAY_FRAMES
+    counts = [len(handled)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        counts.append(len(handled))
+    assert max(after - before for before, after in pairwise(counts)) <= GATEWAY_FRAMES
+    assert handled == list(range(3 * GATEWAY_FRAMES))
