@@ -32,7 +32,8 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead
 from workers.process.spec import ScriptedSpec, WorkerSpec
 
-Kind = Literal["gateway", "bare"]
+Kind = Literal["gateway", "bare", "vllm", "mlx_lm"]
+"""The last two are programs of their own: `vllm_front.py` and `mlx_front.py`."""
 
 
 class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,11 @@ class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     rate: Annotated[float, Meta(ge=0.0)]
     """Tokens a second of each stream; 0 is as fast as possible."""
     tokens: Annotated[int, Meta(ge=1)]
-    """Tokens of each stream of the bare app; the gateway's clients state theirs."""
+    """Tokens of each stream of the bare app; the clients of the others state theirs."""
+    gateways: Annotated[int, Meta(ge=1)] = 1
+    """Processes of the gateway that serve HTTP."""
+    model: str = ""
+    """A checkpoint, whose configuration and tokenizer vLLM needs."""
 
 
 async def run_gateway(spec: ServerSpec) -> None:
@@ -72,7 +77,7 @@ async def run_gateway(spec: ServerSpec) -> None:
         if status.state == "ready":
             print("PORT", port, flush=True)
 
-    settings = GatewaySettings(port=0, shutdown_grace_s=0)
+    settings = GatewaySettings(port=0, shutdown_grace_s=0, gateways=spec.gateways)
     launch = WorkerLaunch("w0", "scripted", worker_command(worker))
     await run_daemon(settings, [launch], on_status=status, on_listening=listening)
 

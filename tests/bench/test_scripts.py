@@ -69,7 +69,7 @@ def test_every_child_names_the_script_that_starts_it(child: str) -> None:
 def test_scripts_and_children_are_found() -> None:
     assert {"bench/engine.py", "bench/kernels/paging.py", "bench/peers/llama_cpp.py"} <= SCRIPTS.keys()
     assert CHILDREN.keys() == {
-        "bench/gateway_load/servers.py",
+        *(f"bench/gateway_load/{name}.py" for name in ("servers", "mlx_front", "vllm_front")),
         "bench/links/children.py",
         "bench/gpu/stages.py",
         *(f"bench/peers/children/{name}.py" for name in ("baton", "onnxruntime_genai", "openvino_genai", "vllm_cpu")),

@@ -77,7 +77,11 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
     ],
     "bench/gateway.py": [
-        *(rf"^ +4 +{rate}( +{P}){{6}}( +{P}x){{2}}$" for rate in (r"50\.0", "flat out")),
+        *(
+            rf"^ +4 +{rate} +gateway {count}( +{P}){{7}}( +{P}x){{2}}$"
+            for rate in (r"50\.0", "flat out")
+            for count in (1, 2)
+        ),
         r'^\{"open": 8, "errors": 0,',
     ],
     "bench/gpu_check.py": [
