@@ -85,7 +85,7 @@ class FrontPulse(Struct, frozen=True, array_like=True, tag="p"):
     refused: int
     """Connections that it has rejected, since its start."""
     lag_s: float
-    """The longest lag of its event loop since the last pulse."""
+    """The longest lag of its event loop in the last minute."""
     cpu_s: float
     """Processor time that it has used, since its start."""
     memory_bytes: int

@@ -65,7 +65,6 @@ class Front(Actor[FrontMessage]):
         self._restarts = 0
         self._earlier_cpu_s = 0.0
         """Processor time of the processes before this one."""
-        self._lag_s = 0.0
         self._retired: RetireConnections | None = None
         self._leaving = anyio.Event()
         """It is not started again."""
@@ -80,10 +79,9 @@ class Front(Actor[FrontMessage]):
     def sample(self) -> FrontSample:
         """Its state for a scrape."""
         pulse = self._pulse
-        lag_s, self._lag_s = self._lag_s, 0.0
         cpu_s = self._earlier_cpu_s + pulse.cpu_s
         return FrontSample(
-            self._spec.number, self._ready, pulse.connections, self._restarts, cpu_s, pulse.memory_bytes, lag_s
+            self._spec.number, self._ready, pulse.connections, self._restarts, cpu_s, pulse.memory_bytes, pulse.lag_s
         )
 
     def started(self) -> None:
@@ -96,7 +94,6 @@ class Front(Actor[FrontMessage]):
                 _log.info("front_ready", front=self._spec.number)
             case FrontPulse():
                 self._note_refused(message.refused - self._pulse.refused)
-                self._lag_s = max(self._lag_s, message.lag_s)
                 self._pulse = message
             case InvalidHttpRefused(request_id, status, code):
                 record = self._app.records.begin({"path": "", "baton.request_id": request_id})

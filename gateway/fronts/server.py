@@ -120,7 +120,7 @@ class FrontServer:
             pulse = FrontPulse(
                 self._listeners.connections,
                 self._refused,
-                self._lag.take(),
+                self._lag.longest(),
                 time.process_time(),
                 process.memory_info().rss,
             )
@@ -155,7 +155,6 @@ def _adopted(spec: FrontSpec, settings: GatewaySettings, tls: Tls | None) -> Lis
         found.append(adopt(spec.tcp, settings, tls))
     if spec.unix is not None:
         found.append(adopt_unix(spec.unix, settings))
-        found[-1].file = None  # the gateway removes it
     for each in found:
         each.accepts_per_turn = ACCEPTS_PER_TURN
     return Listeners(*found)

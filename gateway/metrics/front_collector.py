@@ -29,7 +29,7 @@ class FrontCollector(Collector):
         yield _gauge("baton_front_memory_bytes", "Resident memory of the front", samples, lambda s: s.memory_bytes)
         yield _gauge(
             "baton_front_event_loop_lag_seconds",
-            "Longest time since the last scrape for which the front's event loop kept a callback waiting",
+            "Longest time of the last minute for which the front's event loop kept a callback waiting",
             samples,
             lambda s: s.lag_s,
         )
