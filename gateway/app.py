@@ -24,6 +24,7 @@ from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.http.tls import Tls
 from gateway.keys.api_keys import ApiKeys
+from gateway.models.messages import LoaderMessage
 from gateway.ollama.dialect import ollama_dialect
 from gateway.openai.dialect import openai_dialect
 from gateway.openapi.endpoint import OpenApiEndpoint
@@ -51,6 +52,7 @@ def create_app(
     responses: ResponseService | None = None,
     traces: RequestTraces | None = None,
     tls: Tls | None = None,
+    models: Ref[LoaderMessage] | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -58,13 +60,14 @@ def create_app(
     `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
     that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
+    `models` loads and unloads models; without it they stay as they are.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     """
     openai = openai_dialect(router, settings)
     dialects = (
         responses_dialect(responses or ResponseService(settings), settings),
         anthropic_dialect(router, settings),
-        ollama_dialect(router, settings),
+        ollama_dialect(router, settings, models),
         *dialects,
     )
     # On paths that several dialects have, a client sends its key in the header of its own.
@@ -114,12 +117,13 @@ def create_app(
         Route("/version", status.version),
         Route("/metrics", status.metrics),
         Route("/admin/workers", status.workers),
+        Route("/admin/models", status.models),
         Route("/admin/gateway", status.gateway),
         Route(LIVE_PATH, live, methods=["GET"]),
         *WorkerKill(router, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
-        *(Admin(fleet, settings).routes() if fleet is not None else ()),
+        *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),
         *PageFiles(settings).routes(),
     ]
     routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))

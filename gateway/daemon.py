@@ -1,7 +1,9 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
 import asyncio
+import math
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
@@ -37,6 +39,9 @@ from gateway.http.listeners import Listeners, listen_on_all
 from gateway.http.tls import Tls, tls_of
 from gateway.keys.api_keys import ApiKeys
 from gateway.loop_lag import LoopLag
+from gateway.models.loader import ModelLoader
+from gateway.models.messages import LoaderMessage
+from gateway.models.terms import ModelTerms, most_workers
 from gateway.responses.service import ResponseService
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.settings import GatewaySettings
@@ -76,11 +81,16 @@ async def run_daemon(
     keys: ApiKeys | None = None,
     tls: Tls | None = None,
     manager: ServiceManager | None = None,
+    models: Sequence[ModelTerms] = (),
+    memory_budget: float = math.inf,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
     With a `predecessor` connections are taken only when the workers are ready, from its own socket; then it is asked to
     leave.
+
+    `models` are the terms of the models of the workers, which share the memory of `memory_budget` bytes; by default all
+    are loaded at the start, and stay.
 
     `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
     worker. `keys` and `tls` are by default those of the settings. `manager` is notified of the end, and that the event
@@ -96,7 +106,7 @@ async def run_daemon(
     with closing(ResponseService(settings)) as responses:
         async with _exported_traces(settings) as traces:
             await _run(
-                *(settings, workers, responses, traces, keys, tls, manager),
+                *(settings, workers, models, memory_budget, responses, traces, keys, tls, manager),
                 *(predecessor, on_status, on_listening, policy, deadlines),
             )
 
@@ -104,6 +114,8 @@ async def run_daemon(
 async def _run(
     settings: GatewaySettings,
     workers: Sequence[WorkerLaunch],
+    models: Sequence[ModelTerms],
+    memory_budget: float,
     responses: ResponseService,
     traces: "OtlpTraces | None",
     keys: ApiKeys,
@@ -119,7 +131,10 @@ async def _run(
     if folders := sweep():  # of gateways that were killed
         _log.info("stale_sockets_removed", folders=folders)
     router = Router(settings, keys.weight, keys.priority_class)
-    children = len(workers) + (settings.gateways if settings.gateways > 1 else 0)
+    counts = Counter(each.model for each in workers)
+    models = models or [ModelTerms(name=name) for name in counts]
+    most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
+    children = most + (settings.gateways if settings.gateways > 1 else 0)
     descriptors = Descriptors.plan(raise_limit(), children, MAX_CONNECTIONS if settings.listen_workers else 0)
     _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
     joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
@@ -127,9 +142,10 @@ async def _run(
     async with ActorSystem() as system:
         routes = system.spawn("router", router)
         limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
-        fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits)
+        loader = system.spawn("models", ModelLoader(router, models, memory_budget))
+        fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits, models=loader)
         daemon = _Daemon(
-            *(settings, router, fleet, joins, descriptors, on_listening, predecessor, keys, tls, manager),
+            *(settings, router, fleet, loader, joins, descriptors, on_listening, predecessor, keys, tls, manager),
             *(responses, traces),
         )
         if listeners is not None:
@@ -199,6 +215,7 @@ class _Daemon(Actor[DaemonMessage]):
         settings: GatewaySettings,
         router: Router,
         fleet: Fleet,
+        models: Ref[LoaderMessage],
         joins: RemoteJoin | None,
         descriptors: Descriptors,
         on_listening: Callable[[str, int], None] | None,
@@ -215,6 +232,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._settings = settings
         self._router = router
         self._supervised = fleet
+        self._models = models
         self._joins = joins
         self._descriptors = descriptors
         self._on_listening = on_listening
@@ -324,6 +342,7 @@ class _Daemon(Actor[DaemonMessage]):
             responses=self._responses,
             traces=self._traces,
             tls=self._tls,
+            models=self._models,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

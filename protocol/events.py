@@ -137,6 +137,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     """Estimated duration of a step with a full budget of prompt tokens, from the warm-up; 0 if unknown."""
     kv_capacity: Count = 0
     """Tokens that all sequences together can have in the KV cache; 0 if unknown."""
+    memory_bytes: Count = 0
+    """Bytes of its weights, and of its KV cache when that is full; 0 if unknown."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

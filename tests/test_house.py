@@ -44,19 +44,20 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
         "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
-        "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
+        "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming", "models"},
         "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
-        "fleet": _GATEWAY_BASE | {"routing", "http", "streaming"},
+        "models": _GATEWAY_BASE | {"routing"},
+        "fleet": _GATEWAY_BASE | {"routing", "http", "streaming", "models"},
         "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
         | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
         "app": _GATEWAY_BASE
         | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
-        | {"openapi"},
+        | {"openapi", "models"},
         "daemon": _GATEWAY_BASE
         | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
-        | {"app"},
+        | {"app", "models"},
     },
     "gateway.responses": {
         "errors": set(),

@@ -2,6 +2,7 @@
 certificate."""
 
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -30,6 +31,7 @@ Grace = Annotated[
 ModelName = Annotated[
     str, typer.Option("--model-name", help="Only workers of this model.", metavar="NAME", show_default=False)
 ]
+Model = Annotated[str, typer.Argument(help="Name or alias of the model.", metavar="NAME")]
 OF_SETTINGS = ""
 """Stands for the server on the host and port of the settings."""
 
@@ -98,6 +100,45 @@ def reload(
 
     with Administration.of(url, settings) as client:
         client.operate("/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def models(settings: Settings, url: Url = OF_SETTINGS) -> None:
+    """List the models with their state and the memory that they take."""
+    from cli.client.administration import Administration
+    from cli.terminal.model_table import show_models
+
+    with Administration.of(url, settings) as client:
+        show_models(client.get("/admin/models")["models"])
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def load(settings: Settings, model: Model, url: Url = OF_SETTINGS) -> None:
+    """Load a model now, and not with its first request."""
+    _change(settings, "load", model, url, None)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
+def unload(settings: Settings, model: Model, url: Url = OF_SETTINGS, grace_s: Grace = None) -> None:
+    """Unload a model when its streams have ended. Its next request loads it again."""
+    _change(settings, "unload", model, url, grace_s)
+
+
+@app.command("reload-model")
+@takes_settings("api_key", "admin_key")
+def reload_model(settings: Settings, model: Model, url: Url = OF_SETTINGS, grace_s: Grace = None) -> None:
+    """Unload a model when its streams have ended, and load it again. Requests wait meanwhile."""
+    _change(settings, "reload", model, url, grace_s)
+
+
+def _change(settings: Settings, change: str, model: str, url: str, grace_s: float | None) -> None:
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        client.operate(f"/admin/models/{quote(model)}/{change}", grace_s)
 
 
 @app.command("reload-keys")

@@ -3,7 +3,6 @@
 import functools
 import os
 import sys
-from collections.abc import Sequence
 
 import anyio
 import structlog
@@ -15,13 +14,12 @@ from actors.transport.endpoint import is_loopback
 from cli.client.predecessor import HttpPredecessor
 from cli.client.server_url import socket_path
 from cli.config.errors import CommandFailed
-from cli.config.launch import gateway_settings, worker_launches
-from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.launch import gateway_settings
+from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
 from gateway.daemon import TracesUnavailable, WorkersGaveUp, run_daemon
-from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
@@ -51,20 +49,17 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             "after the other server has released them"
         )
     predecessor = _predecessor(settings) if take_over else None
-    launches = []
-    if settings.workers or settings.standby:
-        model = ChosenModel.choose(settings)
-        check_model(worker_spec(settings, model))
-        launches = worker_launches(settings, model)
-    elif not settings.listen_workers:
+    served = ServedModels.of(settings)
+    if not served.launches and not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
     ready_message = ReadyMessage(settings)
-    display = choose_display([launch.name for launch in launches], ready_message)
+    at_start = [launch.name for launch in served.launches if not launch.on_demand]
+    display = choose_display(at_start, ready_message)
     with display:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
-            anyio.run(functools.partial(_serve, gateway, launches, ready_message, display, predecessor, keys, tls))
+            anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
         except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
             raise CommandFailed(str(error)) from error
 
@@ -81,7 +76,7 @@ def _predecessor(settings: Settings) -> HttpPredecessor:
 
 async def _serve(
     gateway: GatewaySettings,
-    launches: Sequence[WorkerLaunch],
+    served: ServedModels,
     ready_message: ReadyMessage,
     display: LoadingDisplay,
     predecessor: HttpPredecessor | None,
@@ -103,19 +98,23 @@ async def _serve(
             _log.warning("open_to_all_pages", remedy="set BATON_API_KEY, or list the origins")
         if ready_message.postponed is not None:
             changed(ready_message.postponed)
-        if not launches:  # workers that join may be started after this unit
+        if all(launch.on_demand for launch in served.launches):  # or workers that join may be started after this unit
             manager.ready()
+            if served.launches:
+                display.ready_on_demand([each.name for each in served.terms])
 
     collect_rarely()
     await run_daemon(
         gateway,
-        launches,
+        served.launches,
         on_status=changed,
         on_listening=listening,
         manager=manager,
         predecessor=predecessor,
         keys=keys,
         tls=tls,
+        models=served.terms,
+        memory_budget=served.budget,
     )
 
 

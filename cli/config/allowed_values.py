@@ -14,8 +14,13 @@ WORDS_OF_SWITCHES = "true or false"
 
 def of_setting(field: FieldInfo) -> str:
     """Describe the values of a setting."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and extra.get("allowed"):
+        return str(extra["allowed"])
     bounds = {name: getattr(each, name) for each in field.metadata for name in _BOUNDS if hasattr(each, name)}
     kind = field.annotation
+    if type(None) in get_args(kind):  # a setting that may be left out
+        kind = next(each for each in get_args(kind) if each is not type(None))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is tuple:

@@ -17,8 +17,10 @@ from workers.checkpoints.checkpoint import CheckpointError, same_text
 from workers.process.spec import WorkerSpec
 
 
-def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
-    """Return the workers that the gateway starts: w0, w1 and so on, then the standby workers.
+def worker_launches(
+    settings: Settings, model: ChosenModel, first: int = 0, *, on_demand: bool = False
+) -> list[WorkerLaunch]:
+    """Return the workers that the gateway starts: w0, w1 and so on from `first`, then the standby workers.
 
     Standby workers get no share of the cores, since they compute nothing.
     """
@@ -29,16 +31,18 @@ def worker_launches(settings: Settings, model: ChosenModel) -> list[WorkerLaunch
             worker_command(spec),
             standby=number >= settings.workers,
             like=functools.partial(like_command, spec),
+            on_demand=on_demand,
         )
-        for number, spec in enumerate(worker_specs(settings, model))
+        for number, spec in enumerate(worker_specs(settings, model, first))
     ]
 
 
-def worker_specs(settings: Settings, model: ChosenModel) -> list[WorkerSpec]:
-    """Return the spec of each of the server's own workers."""
+def worker_specs(settings: Settings, model: ChosenModel, first: int = 0) -> list[WorkerSpec]:
+    """Return the spec of each of the server's own workers for a model."""
+    places = [*range(settings.workers), *[None] * settings.standby]
     return [
-        worker_spec(settings, model, f"w{number}", settings.workers, number if number < settings.workers else None)
-        for number in range(settings.workers + settings.standby)
+        worker_spec(settings, model, f"w{first + number}", settings.workers, place)
+        for number, place in enumerate(places)
     ]
 
 

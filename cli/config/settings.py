@@ -11,6 +11,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
 from gateway.settings import GatewaySettings, MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
@@ -24,8 +25,9 @@ _GATEWAY = GatewaySettings()
 MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
 
 
-def _field(default: Any, panel: str, help: str, metavar: str = "", **bounds: Any) -> Any:
-    return Field(default, description=help, json_schema_extra={"panel": panel, "metavar": metavar}, **bounds)
+def _field(default: Any, panel: str, help: str, metavar: str = "", allowed: str = "", **bounds: Any) -> Any:
+    extra: dict[str, Any] = {"panel": panel, "metavar": metavar, "allowed": allowed}
+    return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 
 class Settings(BaseSettings):
@@ -195,6 +197,24 @@ class Settings(BaseSettings):
         "Number of processes that serve HTTP; beyond 1 the server's own process only routes, for thousands of streams.",
         ge=1,
         le=64,
+    )
+    models: Annotated[tuple[ModelSettings, ...], NoDecode] = _field(
+        (),
+        SERVER,
+        "Model of a server with several, instead of MODEL; loaded by its first request. Repeatable. [[models]] in the "
+        "file has its settings.",
+        "NAME=PATH",
+        allowed="a list of NAME=PATH, or of tables",
+        max_length=MAX_MODELS,
+    )
+    memory_budget: int = _field(
+        0,
+        SERVER,
+        "Bytes of memory of all loaded models: weights and full KV caches; 0 is 90 % of the machine's, or none with "
+        "one model.",
+        "BYTES",
+        ge=0,
+        le=MAX_COUNT,
     )
     api_key: str = _field(
         _GATEWAY.api_key, SERVER, "Key that clients must send as a bearer token; empty requires none.", "KEY"
@@ -450,6 +470,15 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""
         return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _parse_models(cls, value: Any) -> Any:
+        """Take `NAME=PATH` for a table. In a variable, entries are separated by commas."""
+        given = cls._split(value)
+        if not isinstance(given, list):
+            return given
+        return [from_text(each) if isinstance(each, str) else each for each in given]
 
     @field_validator("*", mode="before")
     @classmethod

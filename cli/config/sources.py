@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from cli.config import allowed_values
+from cli.config.model_settings import ModelSettings
 from cli.config.settings import ENV_PREFIX, Settings, flag
 
 DEFAULT_FILE = Path("baton.toml")
@@ -71,11 +72,31 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None) -> Iterable[str]:
     for problem in error.errors():
         name = str(problem["loc"][0])
+        if name == "models" and (inner := _inner(problem["loc"])):
+            yield _explain_model(inner, problem["type"], problem["input"], _source(name, given, file))
+            continue
         if problem["type"] == "extra_forbidden":
             yield f"{file}: {name} is not a setting{_did_you_mean(name, Settings.model_fields)}"
             continue
         where = _source(name, given, file)
         yield f"{where}: must be {_allowed(name, problem['type'])}{_instead(name, problem['input'])}"
+
+
+def _inner(location: tuple[int | str, ...]) -> tuple[int, str] | None:
+    """The number of a model and the name of its setting, if an error is about one."""
+    match location:
+        case (_, int(number), str(field), *_):
+            return number, field
+    return None
+
+
+def _explain_model(inner: tuple[int, str], kind: str, value: Any, where: str) -> str:
+    number, name = inner
+    at = f"{where}[{number}].{name}"
+    field = ModelSettings.model_fields.get(name)
+    if field is None or kind == "extra_forbidden":
+        return f"{at} is not a setting of a model{_did_you_mean(name, ModelSettings.model_fields)}"
+    return f"{at}: must be {allowed_values.of_setting(field)}, not {allowed_values.shown(value)}"
 
 
 def _source(name: str, given: Mapping[str, Any], file: Path | None) -> str:

@@ -19,9 +19,11 @@ SETTLED = {WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED}
 
 
 class LoadingDisplay(Protocol):
-    """Gets every change of every worker, on the event loop. Prints the announcement once, when one is ready."""
+    """Gets every change of every worker, on the event loop. Prints the announcement once, when one is ready, or without
+    waiting for one if all models are loaded by their first request."""
 
     def worker_changed(self, status: WorkerStatus) -> None: ...
+    def ready_on_demand(self, models: Sequence[str]) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,6 +85,10 @@ class LogLines:
             self._announced = True
             _log.info("ready", **fields)
 
+    def ready_on_demand(self, models: Sequence[str]) -> None:
+        self._announced = True
+        _log.info("ready", url=self._ready.url, models=list(models))
+
 
 class Bars:
     """Shows a bar for each worker while it loads. The bars are removed when all workers have settled."""
@@ -119,6 +125,11 @@ class Bars:
             if status.state is WorkerState.READY and not self._announced and (text := self._ready.text(status)):
                 self._announced = True
                 self._console.print(text, markup=False, soft_wrap=True)
+
+    def ready_on_demand(self, models: Sequence[str]) -> None:
+        self._announced = True
+        with _showing(self._console):
+            self._console.print(self._ready.on_demand(models), markup=False, soft_wrap=True)
 
     def _update(self, status: WorkerStatus) -> None:
         loading = status.loading

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 
 from actors.supervision.worker import WorkerStatus
 from cli.client.server_url import base_url, socket_path
@@ -22,6 +23,11 @@ class ReadyMessage:
         """Set the address that the gateway listens on; `unix:PATH` is a host, too."""
         unix = bool(socket_path(host))
         self._url = host if unix else base_url(host, port, tls=bool(self._settings.tls_cert))
+
+    @property
+    def url(self) -> str:
+        """The address; empty if the gateway does not listen yet."""
+        return self._url
 
     @property
     def listens(self) -> bool:
@@ -63,6 +69,20 @@ class ReadyMessage:
                     self._url, model, chat=chat, key=bool(self._settings.api_key or self._settings.api_keys_file)
                 ),
                 *([f"Chat with it in a browser: {self._url}/"] if chat and not socket_path(self._url) else []),
+                "Stop it with Ctrl-C.",
+            ]
+        )
+
+    def on_demand(self, models: Sequence[str]) -> str:
+        """Return the message of a server whose models are loaded by their first requests."""
+        key = bool(self._settings.api_key or self._settings.api_keys_file)
+        return "\n".join(
+            [
+                f"Ready: {', '.join(models)} are served on {self._url}, each loaded by its first request",
+                "",
+                "Try it:",
+                "  " + curl_line(self._url, models[0], chat=True, key=key),
+                *([f"Chat in a browser: {self._url}/"] if not socket_path(self._url) else []),
                 "Stop it with Ctrl-C.",
             ]
         )

@@ -2,8 +2,8 @@
 reload of API keys."""
 
 import functools
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, get_args
 
 import anyio
 import anyio.to_thread
@@ -16,7 +16,16 @@ from starlette.routing import Route
 
 from actors.actor import Ref, ReplyTo
 from gateway.errors import RefusalCode, RequestError
-from gateway.fleet.messages import DrainOne, FleetMessage, LatestOperation, ReplaceAll, RestartAll, RestartOne
+from gateway.fleet.messages import (
+    ChangeModel,
+    DrainOne,
+    FleetMessage,
+    LatestOperation,
+    ModelChange,
+    ReplaceAll,
+    RestartAll,
+    RestartOne,
+)
 from gateway.fleet.operation import Busy, Operation
 from gateway.http.access.auth import KEYS_PATH
 from gateway.http.small_body import small_body
@@ -33,10 +42,11 @@ _log = structlog.get_logger("gateway.admin.endpoints")
 
 
 class Leave(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request to drain or restart one worker."""
+    """The body of a request to drain or restart one worker, or to load, unload or reload a model."""
 
     grace_s: Annotated[float, Meta(ge=0.0, le=MAX_GRACE_S)] | None = None
-    """Time for its sequences to finish, before they continue on other workers; None is `shutdown_grace_s`."""
+    """Time for its sequences to finish, before they continue on other workers, or before a model that was to be
+    unloaded stays; None is `shutdown_grace_s`."""
 
 
 class LeaveAll(Leave, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +70,12 @@ class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
 class Admin:
     """Operations on workers. Each method answers one route; an accepted request gets 202 with the operation."""
 
-    def __init__(self, fleet: Ref[FleetMessage], settings: GatewaySettings) -> None:
+    def __init__(
+        self, fleet: Ref[FleetMessage], settings: GatewaySettings, canonical: Callable[[str], str] = str
+    ) -> None:
+        """`canonical` returns the own name of the model with a name or alias."""
         self._fleet = fleet
+        self._canonical = canonical
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -72,6 +86,10 @@ class Admin:
             Route("/admin/workers/{name}/restart", self.restart, methods=["POST"]),
             Route("/admin/restart", self.restart_all, methods=["POST"]),
             Route("/admin/reload", self.reload, methods=["POST"]),
+            *(
+                Route(f"/admin/models/{{name:path}}/{change}", self._model(change), methods=["POST"])
+                for change in get_args(ModelChange)
+            ),
         ]
 
     async def operation(self, _: Request) -> Response:
@@ -93,7 +111,7 @@ class Admin:
     async def restart_all(self, request: Request) -> Response:
         """`POST /admin/restart`, with `?rolling` so that another worker is ready before one leaves."""
         leave = await small_body(request, LeaveAll, self._settings.body_timeout_s)
-        model, grace_s = leave.model, self._grace(leave)
+        model, grace_s = self._canonical(leave.model), self._grace(leave)
         if "rolling" in request.query_params:
             return await self._begin(functools.partial(ReplaceAll, model, grace_s, ""), "model", model)
         return await self._begin(functools.partial(RestartAll, model, grace_s), "model", model)
@@ -101,8 +119,18 @@ class Admin:
     async def reload(self, request: Request) -> Response:
         """`POST /admin/reload`."""
         wanted = await small_body(request, Reload, self._settings.body_timeout_s)
-        replace_all = functools.partial(ReplaceAll, wanted.model, self._grace(wanted), wanted.checkpoint)
-        return await self._begin(replace_all, "model", wanted.model)
+        model = self._canonical(wanted.model)
+        replace_all = functools.partial(ReplaceAll, model, self._grace(wanted), wanted.checkpoint)
+        return await self._begin(replace_all, "model", model)
+
+    def _model(self, change: ModelChange) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            """`POST /admin/models/{name}/load`, `unload` and `reload`."""
+            leave = await small_body(request, Leave, self._settings.body_timeout_s)
+            model = self._canonical(request.path_params["name"])
+            return await self._begin(functools.partial(ChangeModel, change, model, self._grace(leave)), "model", model)
+
+        return endpoint
 
     def _grace(self, leave: Leave) -> float:
         return self._settings.shutdown_grace_s if leave.grace_s is None else leave.grace_s

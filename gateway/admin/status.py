@@ -12,9 +12,13 @@ from starlette.responses import Response
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from baton_serve import __version__
 from gateway.metrics.metrics import CONTENT_TYPE
+from gateway.routing.model_catalog import ModelState
+from gateway.routing.model_description import ModelDescription
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
+
+MODEL_FIELDS = (*("id", "aliases", "state", "bytes", "last_used_s", "workers", "backend", "context", "keep_alive_s"),)
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -31,7 +35,7 @@ class Status:
 
     async def health(self, _: Request) -> Response:
         """`GET /health`: 200 when a model can be used, as `/health/ready` without its details."""
-        if any(self._progressing().values()) and not self._router.draining:
+        if self._can_serve(self._progressing()):
             return _json({"status": "ready"})
         return _json({"status": self._not_ready}, 503, self._retry)
 
@@ -44,19 +48,27 @@ class Status:
         return _json({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """`GET /health/ready`: 200 when a worker is ready and has made progress lately, and requests are admitted.
+        """`GET /health/ready`: 200 when requests are admitted, and a worker is ready and has made progress lately, or a
+        model is loaded when it is asked for.
 
-        `given_up` lists the workers that are not restarted.
+        `states` has the state of each model; `given_up` lists the workers that are not restarted.
         """
         given_up = [handle.name for handle in self._router.handles() if handle.status.state is WorkerState.GIVEN_UP]
         progressing = self._progressing()
-        if any(progressing.values()) and not self._router.draining:
-            return _json({"status": "ready", "models": progressing, "given_up": given_up})
-        return _json({"status": self._not_ready, "models": progressing, "given_up": given_up}, 503, self._retry)
+        states = {name: self._router.describe(name).state for name in progressing}
+        details = {"models": progressing, "states": states, "given_up": given_up}
+        if self._can_serve(progressing):
+            return _json({"status": "ready"} | details)
+        return _json({"status": self._not_ready} | details, 503, self._retry)
 
     @property
     def _not_ready(self) -> str:
         return "draining" if self._router.draining else "not ready"
+
+    def _can_serve(self, progressing: dict[str, bool]) -> bool:
+        catalog = self._router.pool.catalog
+        waits = any(each.loads and each.state is ModelState.UNLOADED for each in catalog)
+        return (any(progressing.values()) or waits) and not self._router.draining
 
     def _progressing(self) -> dict[str, bool]:
         """Return whether a worker of each model is ready and has made progress lately."""
@@ -75,6 +87,10 @@ class Status:
         now = asyncio.get_running_loop().time()
         return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
 
+    async def models(self, _: Request) -> Response:
+        """`GET /admin/models`."""
+        return _json({"models": [_model(self._router.describe(name)) for name in self._router.models()]})
+
     async def gateway(self, _: Request) -> Response:
         """`GET /admin/gateway`: the id of this process."""
         return _json({"pid": os.getpid()})
@@ -86,6 +102,10 @@ class Status:
             families.append(family)
             await anyio.lowlevel.checkpoint()
         return Response(b"".join(families), headers={"content-type": CONTENT_TYPE.decode()})
+
+
+def _model(described: ModelDescription) -> dict[str, Any]:
+    return {name: getattr(described, name) for name in MODEL_FIELDS}
 
 
 def _device(status: WorkerStatus) -> str | None:

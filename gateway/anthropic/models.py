@@ -57,7 +57,7 @@ class AnthropicModels:
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
-        name = request.path_params["id"]
+        name = self._router.canonical(request.path_params["id"])
         visible = self._visible(request)
         if name not in visible:
             return _refused(request, self._router.no_model(name, field="id", among=visible))
@@ -91,7 +91,8 @@ class AnthropicModels:
 
     def _visible(self, request: Request) -> list[str]:
         """The models that the client's key may use."""
-        return models_for(request_key(request.scope), self._router.models())
+        router = self._router
+        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
 
     def _model(self, name: str) -> dict[str, Any]:
         context = self._router.pool.context(name)

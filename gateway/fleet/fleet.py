@@ -26,6 +26,8 @@ from gateway.fleet.member import Member
 from gateway.fleet.operation import MAX_LINES, Busy, Operation, OperationFailed, OperationOutcome
 from gateway.fleet.rolling_restart import release_extras
 from gateway.fleet.steps import Steps
+from gateway.models.messages import LoaderMessage, ModelFailed, PinModel, UnpinModel, WorkerAdded, WorkerRemoved
+from gateway.routing.model_catalog import ModelState
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 
@@ -48,15 +50,17 @@ class Fleet(Actor[msg.FleetMessage]):
         on_status: Callable[[WorkerStatus], None] | None = None,
         policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
+        models: Ref[LoaderMessage] | None = None,
     ) -> None:
-        """`routes` is the router's own ref. `on_status` is called with each change of a worker. Raises `ValueError` for
-        a name twice."""
+        """`routes` is the router's own ref. `on_status` is called with each change of a worker. `models` starts and
+        stops the workers with their models; without it, they start at once. Raises `ValueError` for a name twice."""
         names = [launch.name for launch in launches]
         if len(set(names)) < len(names):
             raise ValueError(f"two workers have one name: {', '.join(sorted(names))}")
         self.members: dict[str, Member] = {}
         self._router = router
         self._routes = routes
+        self._models = models
         self._launches = launches
         self._on_status = on_status
         self._terms = Terms(policy, deadlines or Deadlines(), router.rejections)
@@ -85,7 +89,7 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._join(message)
             case msg.LatestOperation(answer):
                 answer.send(self._latest)
-            case msg.DrainOne() | msg.RestartOne() | msg.RestartAll() | msg.ReplaceAll():
+            case msg.DrainOne() | msg.RestartOne() | msg.RestartAll() | msg.ReplaceAll() | msg.ChangeModel():
                 self._begin(message)
             case msg.EndOperations():
                 self._operable = False
@@ -101,6 +105,7 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.RemoveWorker(worker):
                 self._router.remove(worker)  # first: it raises if the worker is in use
                 self.members.pop(worker).worker.ref.stop()
+                self._tell_models(WorkerRemoved(worker))
             case msg.Relieve(worker, by, relieved):
                 self._deferred.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
@@ -132,9 +137,19 @@ class Fleet(Actor[msg.FleetMessage]):
         self._router.add(member.worker, member.name, member.model, role)
         self.members[member.name] = member
         member.worker.ref.watch(self._routes)  # first: it is notified of a loss before all others
+        if self._models is not None and not member.remote:
+            member.worker.ref.watch(self._models, WorkerChanged)
         member.worker.ref.watch(self.context.ref, WorkerChanged)
-        if not self._stopping:
+        # An extra worker belongs to an operation, during which its model stays loaded.
+        starts = self._models is None or member.remote or member.extra_grace_s is not None
+        if not member.remote:
+            self._tell_models(WorkerAdded(member.worker, member.model, starts))
+        if starts and not self._stopping:
             member.worker.ref.tell(StartWorker())
+
+    def _tell_models(self, message: LoaderMessage) -> None:
+        if self._models is not None and self._models.end is None:
+            self._models.tell(message)
 
     def _use(self, member: Member, command: CommandLine, checkpoint: str) -> None:
         """Start a worker in this way from now on."""
@@ -163,7 +178,7 @@ class Fleet(Actor[msg.FleetMessage]):
     def _changed(self, status: WorkerStatus) -> None:
         if status.state is WorkerState.GIVEN_UP:
             left = sum(member.status.state is not WorkerState.GIVEN_UP for member in self.members.values())
-            if left:
+            if left or any(each.launch.on_demand for each in self.members.values() if each.launch is not None):
                 _log.error("worker_is_out", worker=status.name, left=left, reason=status.reason)
             else:  # the watchers log the reasons
                 self.context.notify(msg.FleetGaveUp(self._reasons()))
@@ -181,6 +196,8 @@ class Fleet(Actor[msg.FleetMessage]):
     def _stop(self, ended: ReplyTo[bool]) -> None:
         self._stopping, self._operable = True, False
         self._operating.cancel()
+        if self._models is not None:
+            self._models.stop()  # first: it would take the end of the workers for that of their models
         for member in self.members.values():
             member.worker.ref.stop()  # needs no room in a mailbox, and has no effect on one that has ended
         self._deferred.add(ended, lambda: None if any(each.status.running for each in self.members.values()) else True)
@@ -201,14 +218,21 @@ class Fleet(Actor[msg.FleetMessage]):
         else:
             self._latest = Operation(1 if latest is None else latest.number + 1, name)
             self._operating = operating = anyio.CancelScope()
-            steps = Steps(self.members, self.context.ref, self._terms.deadlines, message.grace_s)
-            self.context.start_soon(self._operate, script, steps, operating)
+            steps = Steps(self.members, self.context.ref, self._terms.deadlines, message.grace_s, self._models)
+            pinned = self._pinned(message)
+            for model in pinned:
+                self._tell_models(PinModel(model))
+            self.context.start_soon(self._operate, script, steps, operating, pinned)
             message.reply.send(self._latest)
 
     def _script(self, message: msg.OperationStart) -> tuple[str, Script]:
         """Its name, and what it does. Raises `KeyError` for a worker or a model that there is not."""
         members, pool = self.members, self._router.pool
         match message:
+            case msg.ChangeModel(change, model):
+                if pool.catalog.find(model) is None:
+                    raise KeyError(model)
+                return f"{change} of {model}", functools.partial(operations.change_model, change=change, model=model)
             case msg.DrainOne(worker):
                 return f"drain {worker}", functools.partial(operations.drain_one, member=members[worker])
             case msg.RestartOne(worker):
@@ -217,13 +241,25 @@ class Fleet(Actor[msg.FleetMessage]):
             raise KeyError(message.model)
         whose = message.model or "all"
         if isinstance(message, msg.RestartAll):
-            chosen = [each for each in members.values() if message.model in ("", each.model)]
+            absent = {each.name for each in pool.catalog if each.state is ModelState.UNLOADED and not message.model}
+            wanted = [each for each in members.values() if message.model in ("", each.model)]
+            chosen = [each for each in wanted if each.model not in absent]
             return f"restart of {whose}", functools.partial(operations.restart_all, members=chosen)
         models, checkpoint = [message.model] if message.model else pool.models(), message.checkpoint
         name = f"reload {whose} from {checkpoint}" if checkpoint else f"rolling restart of {whose}"
         return name, functools.partial(operations.replace_all, pool=pool, models=models, checkpoint=checkpoint)
 
-    async def _operate(self, script: Script, steps: Steps, operating: anyio.CancelScope) -> None:
+    def _pinned(self, message: msg.OperationStart) -> list[str]:
+        """The models whose workers an operation is about, which must not be unloaded meanwhile."""
+        match message:
+            case msg.ChangeModel() | msg.DrainOne():
+                return []
+            case msg.RestartOne(worker):
+                return [self.members[worker].model]
+            case _:
+                return [message.model] if message.model else self._router.models()
+
+    async def _operate(self, script: Script, steps: Steps, operating: anyio.CancelScope, pinned: Sequence[str]) -> None:
         """A task of the fleet. What it does is in its messages, and so is how it ended."""
         with operating:
             outcome, line = OperationOutcome.DONE, ""
@@ -232,13 +268,15 @@ class Fleet(Actor[msg.FleetMessage]):
                     await script(steps)
                 finally:
                     await release_extras(steps, self._router.pool)
-            except (OperationFailed, LaunchRefused) as error:
+            except (OperationFailed, LaunchRefused, ModelFailed) as error:
                 outcome, line = OperationOutcome.FAILED, str(error)
             except ActorStopped as error:  # its supervision has failed for good, which was logged
                 outcome, line = OperationOutcome.FAILED, f"{error}: restart the gateway"
             except Exception as error:  # noqa: BLE001  a bug ends this operation, not the gateway
                 _log.error("operation_failed", exc_info=error)
                 outcome, line = OperationOutcome.FAILED, f"internal error: {type(error).__name__}: {error}"
+            for model in pinned:
+                self._tell_models(UnpinModel(model))
             self.context.ref.tell(msg.OperationReport(line, outcome), urgent=True)
 
     def _report(self, line: str, outcome: OperationOutcome) -> None:
@@ -252,7 +290,7 @@ class Fleet(Actor[msg.FleetMessage]):
     # What others wait for, until the state of the workers allows an answer.
 
     def _unserved(self) -> str | None:
-        own = [member for member in self.members.values() if not member.remote]
+        own = [each for each in self.members.values() if each.launch is not None and not each.launch.on_demand]
         if not all(member.status.incarnation and member.status.state in SETTLED for member in own):
             return None
         if {each.model for each in own} == {each.model for each in own if each.status.state is WorkerState.READY}:

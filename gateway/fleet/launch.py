@@ -22,3 +22,5 @@ class WorkerLaunch:
     like: Callable[[str, str], CommandLine] | None = None
     """`like(name, checkpoint)` is the command of a worker that is like this one but for its name and, unless it is
     empty, its checkpoint. It may read files, and raises `LaunchRefused`. None: there are no others like it."""
+    on_demand: bool = False
+    """Its model is loaded by the first request, and not at the start."""

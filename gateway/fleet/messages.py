@@ -1,5 +1,7 @@
 """Messages to the fleet, and the notice that its watchers get."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from actors.actor import ReplyTo, Terminated
@@ -9,6 +11,8 @@ from actors.supervision.worker import WorkerChanged
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.member import Member
 from gateway.fleet.operation import Operation, OperationOutcome
+
+ModelChange = Literal["load", "unload", "reload"]
 
 # What operators ask for, one at a time. The reply is the operation as it begins, or `Busy`, or `KeyError` for a worker
 # or a model that there is not; its progress is asked for with `LatestOperation`.
@@ -45,6 +49,15 @@ class ReplaceAll(Struct, frozen=True):
     model: str
     grace_s: float
     checkpoint: str
+    reply: ReplyTo[Operation]
+
+
+class ChangeModel(Struct, frozen=True):
+    """Load, unload or reload a model. Its streams end first, within the grace, or it stays as it is."""
+
+    change: ModelChange
+    model: str
+    grace_s: float
     reply: ReplyTo[Operation]
 
 
@@ -116,7 +129,7 @@ class OperationReport(Struct, frozen=True):
     outcome: OperationOutcome = OperationOutcome.RUNNING
 
 
-OperationStart = DrainOne | RestartOne | RestartAll | ReplaceAll
+OperationStart = DrainOne | RestartOne | RestartAll | ReplaceAll | ChangeModel
 GatewayRequest = AwaitSettled | EndOperations | StopAll | JoinRequest
 OperationRequest = AddExtra | RemoveWorker | UseCommand | Relieve | OperationReport
 FleetMessage = OperationStart | LatestOperation | GatewayRequest | OperationRequest | WorkerChanged | Terminated

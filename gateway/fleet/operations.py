@@ -3,6 +3,7 @@
 from gateway.fleet.member import Member
 from gateway.fleet.rolling_restart import RollingRestart
 from gateway.fleet.steps import Steps
+from gateway.routing.model_catalog import ModelState
 from gateway.routing.worker_pool import WorkerPool
 
 
@@ -24,6 +25,9 @@ async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpo
     each is replaced by one that is ready before it drains. Those of other machines leave one after the other, and may
     join again when they serve the same checkpoint."""
     for model in models:
+        if _is_absent(pool, model):
+            await _use_later(steps, model, checkpoint)
+            continue
         await RollingRestart(steps, pool, model).run(checkpoint)
         for member in [each for each in steps.members.values() if each.remote and each.model == model]:
             if not checkpoint:
@@ -31,3 +35,26 @@ async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpo
                 continue
             await steps.dismiss(member)
             steps.report(f"{member.name} has left: it may join again with the same checkpoint")
+
+
+async def change_model(steps: Steps, change: str, model: str) -> None:
+    """Load, unload or reload a model."""
+    if change == "load":
+        await steps.load(model)
+    else:
+        await steps.unload(model, again=change == "reload")
+    steps.report(f"{model} is {change}ed")
+
+
+def _is_absent(pool: WorkerPool, model: str) -> bool:
+    """True for a model that none of its workers has loaded, until a request needs it."""
+    entry = pool.catalog.find(model)
+    return entry is not None and entry.state is ModelState.UNLOADED
+
+
+async def _use_later(steps: Steps, model: str, checkpoint: str) -> None:
+    """Let the workers of a model that is not loaded serve another checkpoint when it is."""
+    for member in [each for each in steps.members.values() if each.model == model and not each.remote]:
+        if checkpoint:
+            steps.use(member, await steps.command(member, member.name, checkpoint), checkpoint)
+    steps.report(f"{model} is not loaded" + (f": it will be loaded from {checkpoint}" if checkpoint else ""))

@@ -74,6 +74,7 @@ class RollingRestart:
         if like.launch is None:
             raise LaunchRefused(f"{like.name} is started on its own machine")
         launch = WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like)
+        await steps.reserve(self._model)
         extra = await steps.add_extra(launch, checkpoint or like.checkpoint)
         steps.report(f"{name} is started for the time")
         status = await steps.ready(extra)

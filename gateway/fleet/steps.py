@@ -1,5 +1,6 @@
 """Steps of operations. Each is a message to a worker or to the fleet, with a reply and a deadline."""
 
+import asyncio
 import functools
 from collections.abc import Callable, Mapping
 
@@ -15,6 +16,15 @@ from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.fleet.member import Member
 from gateway.fleet.messages import AddExtra, FleetMessage, OperationReport, Relieve, RemoveWorker, UseCommand
 from gateway.fleet.operation import OperationFailed
+from gateway.models.messages import (
+    KeepModel,
+    LoaderMessage,
+    LoadModel,
+    ReloadModel,
+    ReserveMemory,
+    StartOne,
+    UnloadModel,
+)
 
 MOVE_S = 5.0
 """Time beyond the grace of a drain, for the router to move the remaining sequences."""
@@ -30,10 +40,16 @@ class Steps:
     """The steps of one operation. They read what members there are, and change it by messages alone."""
 
     def __init__(
-        self, members: Mapping[str, Member], fleet: Ref[FleetMessage], deadlines: Deadlines, grace_s: float
+        self,
+        members: Mapping[str, Member],
+        fleet: Ref[FleetMessage],
+        deadlines: Deadlines,
+        grace_s: float,
+        models: Ref[LoaderMessage] | None = None,
     ) -> None:
         self.members = members
         self._fleet = fleet
+        self._models = models
         self._leave_s = MOVE_S + deadlines.stop + deadlines.term + END_S
         self._grace_s = grace_s
 
@@ -57,8 +73,10 @@ class Steps:
         before = member.status
         if before.running:
             await self.dismiss(member)
-        else:
+        elif self._models is None or member.remote:
             member.worker.ref.tell(StartWorker())
+        else:
+            await self._models.ask(functools.partial(StartOne, member.name), timeout=READY_S)
         return await self.ready(member, before.incarnation)
 
     async def ready(self, member: Member, after: int = 0) -> WorkerStatus:
@@ -84,6 +102,38 @@ class Steps:
         """Start another worker for the time of the operation."""
         extra = functools.partial(AddExtra, launch, checkpoint, self._grace_s)
         return await self._fleet.ask(extra, timeout=ANSWER_S)
+
+    async def reserve(self, model: str) -> None:
+        """Take memory for an extra worker until the end of the operation. Raises `OperationFailed` if there is none."""
+        if self._models is not None:
+            reserve = functools.partial(ReserveMemory, model)
+            if not await self._models.ask(reserve, timeout=ANSWER_S):
+                raise OperationFailed(
+                    f"memory_budget has no room for another worker of {model}: unload another model, or restart its "
+                    "workers one after the other, without --rolling"
+                )
+
+    async def load(self, model: str) -> None:
+        """Load a model. Raises `ModelFailed`."""
+        await self._change(functools.partial(LoadModel, model))
+
+    async def unload(self, model: str, *, again: bool) -> None:
+        """Unload a model when its streams have ended, and load it `again`. Raises `ModelFailed` when they have not
+        ended within the grace, and when it cannot be loaded."""
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._keep, model)
+        try:
+            await self._change(functools.partial(ReloadModel if again else UnloadModel, model))
+        finally:
+            timer.cancel()
+
+    async def _change(self, message: Callable[[ReplyTo[bool]], LoaderMessage]) -> None:
+        if self._models is None:
+            raise OperationFailed("models are not loaded and unloaded here")
+        await self._models.ask(message, timeout=READY_S)
+
+    def _keep(self, model: str) -> None:
+        if self._models is not None and self._models.end is None:
+            self._models.tell(KeepModel(model), urgent=True)
 
     async def remove(self, member: Member) -> None:
         """Drain a worker, and forget it."""

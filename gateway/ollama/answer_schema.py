@@ -58,7 +58,7 @@ class _OllamaLoaded(Struct, kw_only=True):
     model: str
     created_at: str
     done: Literal[True]
-    done_reason: Literal["load"]
+    done_reason: Literal["load", "unload"]
 
 
 class OllamaChatLoaded(_OllamaLoaded, forbid_unknown_fields=True, kw_only=True):

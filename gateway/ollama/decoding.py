@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
 from gateway.ollama.answer import OllamaAnswer
 from gateway.ollama.field_names import CHAT, GENERATE
+from gateway.ollama.residence import ModelResidence, keep_alive_s
 from gateway.ollama.schema import ModelOptions, OllamaChatBody, OllamaGenerateBody, OllamaMessage, OllamaTool, Think
 from gateway.ollama.unsupported import refuse_unsupported
 from gateway.routing.router import Router
@@ -44,9 +46,10 @@ HINTS = Hints(takes={"role": "system, user, assistant or tool", "think": "true, 
 class OllamaDecoder:
     """Decodes the bodies of the two endpoints. Every refusal is a `RequestError` that names its field."""
 
-    def __init__(self, router: Router, settings: GatewaySettings) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings, residence: ModelResidence) -> None:
         self._router = router
         self._settings = settings
+        self._residence = residence
         self._chat = msgspec.json.Decoder(OllamaChatBody)
         self._generate = msgspec.json.Decoder(OllamaGenerateBody)
 
@@ -82,18 +85,21 @@ class OllamaDecoder:
         return self._decoded(body, made, len(raw))
 
     def _loaded(self, body: OllamaChatBody | OllamaGenerateBody) -> AnsweredAtOnce:
-        """The answer to a body that asks for its model to be loaded, which all are."""
+        """The answer to a body that asks for its model to be loaded, or with a `keep_alive` of 0 to be unloaded."""
         refuse_unsupported(body)
+        keep_s = keep_alive_s(body.keep_alive)
         if (model := model_named(self._router, body.model)) not in self._router.models():
             raise self._router.no_model(model)
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
-        return AnsweredAtOnce(answer.line(int(time.time()), [], {"done": True, "done_reason": "load"}), model)
+        end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
+        first = partial(self._residence.change, model, keep_s)
+        return AnsweredAtOnce(answer.line(int(time.time()), [], end), model, first)
 
     def _decoded(self, body: OllamaChatBody | OllamaGenerateBody, made: Input, size: int) -> Decoded:
         refuse_unsupported(body)
         options = body.options or ModelOptions()
         refuse_unsupported(options, "options.")
-        model = model_named(self._router, body.model)
+        model, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
         context = self._router.pool.context(model)
         if context is not None and (options.num_ctx or 0) > context:
             raise invalid(
@@ -120,13 +126,15 @@ class OllamaDecoder:
             unset=unset_parameters(options),
         )
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
-        return Decoded(build_request(self._settings, wanted, size), answer)
+        admitted = None if keep_s is None else partial(self._residence.keep, model, keep_s)
+        return Decoded(build_request(self._settings, wanted, size), answer, admitted=admitted)
 
 
 def model_named(router: Router, name: str) -> str:
-    """The model of this name, or of this name without the tag that clients add to it."""
-    names = router.models()
-    return name.removesuffix(LATEST) if name not in names and name.removesuffix(LATEST) in names else name
+    """The own name of the model of this name or alias, with or without the tag that clients add to it."""
+    names, own = router.models(), router.canonical(name)
+    without = router.canonical(name.removesuffix(LATEST))
+    return without if own not in names and without in names else own
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:

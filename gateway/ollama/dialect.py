@@ -2,18 +2,21 @@
 
 import time
 
+from actors.actor import Ref
 from gateway.http.conventions import HttpConventions
+from gateway.models.messages import LoaderMessage
 from gateway.ollama.decoding import OllamaDecoder
 from gateway.ollama.errors import ERRORS
 from gateway.ollama.models import OllamaModels
+from gateway.ollama.residence import ModelResidence
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
 
 
-def ollama_dialect(router: Router, settings: GatewaySettings) -> Dialect:
-    """The dialect over a router's models."""
-    decoder = OllamaDecoder(router, settings)
+def ollama_dialect(router: Router, settings: GatewaySettings, models: Ref[LoaderMessage] | None = None) -> Dialect:
+    """The dialect over a router's models, which `models` loads and unloads; without it they stay as they are."""
+    decoder = OllamaDecoder(router, settings, ModelResidence(models, settings))
     return Dialect(
         conventions=HttpConventions(ERRORS),
         generation={"/api/chat": decoder.chat, "/api/generate": decoder.generate},

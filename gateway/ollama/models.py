@@ -1,5 +1,6 @@
 """The models, as Ollama's clients list and inspect them."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from gateway.settings import GatewaySettings
 OLLAMA_VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients refuse servers that are too old for them."""
 NEVER = "9999-12-31T23:59:59Z"
-"""The time at which a model is unloaded."""
+"""The time at which a model is unloaded that stays loaded."""
 
 
 class OllamaModels:
@@ -48,9 +49,7 @@ class OllamaModels:
     async def running(self, request: Request) -> Response:
         """`GET /api/ps`: the models that have a worker which is ready."""
         names = [name for name in self._visible(request) if any(each.ready for each in self._router.pool.of(name))]
-        rest = {"expires_at": NEVER, "size_vram": 0}
-        context = self._router.pool.context
-        return _json({"models": [self._model(name) | rest | {"context_length": context(name)} for name in names]})
+        return _json({"models": [self._model(name) | self._residence(name) for name in names]})
 
     async def show(self, request: Request) -> Response:
         """`POST /api/show`. Raises `RequestError` for an unknown model."""
@@ -81,21 +80,31 @@ class OllamaModels:
 
     def _visible(self, request: Request) -> list[str]:
         """The models that the client's key may use."""
-        return models_for(request_key(request.scope), self._router.models())
+        router = self._router
+        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+
+    def _residence(self, name: str) -> dict[str, Any]:
+        """When a model is unloaded if no request comes, and its context."""
+        described = self._router.describe(name)
+        expires = NEVER
+        if described.keep_alive_s is not None:
+            left_s = described.keep_alive_s - (described.last_used_s or 0.0)
+            expires = timestamp(int(time.time() + max(0.0, left_s)))
+        return {"expires_at": expires, "size_vram": 0, "context_length": described.context}
 
     def _capabilities(self, name: str) -> list[str]:
         """Ollama's names of what every worker of the model that has loaded it can do. Clients offer tools only to a
         model that has `tools`."""
-        ready = [handle.status.ready for handle in self._router.pool.of(name)]
-        loaded = [each.capabilities for each in ready if each is not None]
-        tools = bool(loaded) and all(each.tools for each in loaded)
-        thinking = bool(loaded) and all(each.reasoning for each in loaded)
+        known = self._router.describe(name).capabilities
+        tools, thinking = known is not None and known.tools, known is not None and known.reasoning
         return ["completion", *["tools"] * tools, *["thinking"] * thinking]
 
     def _model(self, name: str) -> dict[str, Any]:
         hellos = [handle.status.hello for handle in self._router.pool.of(name)]
         digest = next((hello.model_digest for hello in hellos if hello is not None), "")
-        return {"name": name, "model": name, "size": 0, "digest": digest, "details": _DETAILS}
+        described = self._router.describe(name)
+        details = _DETAILS | {"quantization_level": described.quantization}
+        return {"name": name, "model": name, "size": described.bytes, "digest": digest, "details": details}
 
 
 _DETAILS: dict[str, Any] = {
@@ -106,7 +115,7 @@ _DETAILS: dict[str, Any] = {
     "parameter_size": "",
     "quantization_level": "",
 }
-"""The fields that clients expect. The gateway does not know what is in a checkpoint."""
+"""The fields that clients expect. The gateway does not know what is in a checkpoint, only how it is quantized."""
 
 
 def _json(value: Any) -> Response:

@@ -116,8 +116,8 @@ class _OllamaFields(Struct, kw_only=True):
     """`"json"`, or a JSON schema."""
     options: ModelOptions | None = None
     think: Think | None = None
-    # Without effect: models are kept in memory.
     keep_alive: str | float | None = None
+    """Seconds, or a text such as "5m", without a request after which the model is unloaded; negative: never."""
     # Refused when they would change something: see `gateway.ollama.unsupported`.
     logprobs: Any = None
     shift: Any = None

@@ -151,14 +151,34 @@ class Completion(Struct, forbid_unknown_fields=True):
     baton: BatonExtension | UnsetType = UNSET
 
 
+class ModelCapabilities(Struct, forbid_unknown_fields=True):
+    """Features of a model that all of its workers have."""
+
+    chat: bool
+    """It has a chat template."""
+    tools: bool
+    reasoning: bool
+    structured_output: bool
+    logprobs: bool
+    infill: bool
+    vision: Literal[False]
+    embeddings: Literal[False]
+
+
 class Model(Struct, forbid_unknown_fields=True):
-    """One model."""
+    """One model. What only its workers know is null until they have loaded it for the first time."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
+    aliases: list[str]
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    backend: str | None
+    quantization: str
+    """As the server's settings have it; empty: that of the checkpoint."""
+    capabilities: ModelCapabilities | None
 
 
 class ModelList(Struct, forbid_unknown_fields=True):

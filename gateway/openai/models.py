@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from gateway.http.access.request_key import models_for, request_key
 from gateway.routing.router import Router
+from protocol.events import Capabilities
 
 
 class Models:
@@ -29,24 +30,47 @@ class Models:
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
-        name = request.path_params["id"]
+        name = self._router.canonical(request.path_params["id"])
         visible = self._visible(request)
         if name not in visible:
             raise self._router.no_model(name, field="id", among=visible)
         return _json(self._model(name))
 
     def _visible(self, request: Request) -> list[str]:
-        return models_for(request_key(request.scope), self._router.models())
+        router = self._router
+        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
 
     def _model(self, name: str) -> dict[str, Any]:
+        described = self._router.describe(name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
-            "max_model_len": self._router.pool.context(name),
+            "max_model_len": described.context,
             **self._router.pool.context_terms(name),
+            "aliases": described.aliases,
+            "state": described.state,
+            "backend": described.backend,
+            "quantization": described.quantization,
+            "capabilities": _capabilities(described.capabilities),
         }
+
+
+def _capabilities(known: Capabilities | None) -> dict[str, bool] | None:
+    """None for a model that was not loaded yet: what it can do is not known."""
+    if known is None:
+        return None
+    return {
+        "chat": known.chat,
+        "tools": known.tools,
+        "reasoning": known.reasoning,
+        "structured_output": known.grammar,
+        "logprobs": known.logprobs,
+        "infill": known.infill,
+        "vision": False,
+        "embeddings": False,
+    }
 
 
 def _json(value: Any) -> Response:

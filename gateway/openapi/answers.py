@@ -7,6 +7,8 @@ from msgspec import Struct
 from gateway.keys.record import KeyLimits
 from gateway.metrics.key_collector import KeyUse
 
+State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
 
 class Live(Struct, forbid_unknown_fields=True):
     """The event loop runs."""
@@ -15,10 +17,11 @@ class Live(Struct, forbid_unknown_fields=True):
 
 
 class Readiness(Struct, forbid_unknown_fields=True):
-    """Readiness to admit requests: for each model, whether a worker of it makes progress."""
+    """Readiness to admit requests: for each model, whether a worker of it makes progress, and its state."""
 
     status: Literal["ready", "not ready", "draining"]
     models: dict[str, bool]
+    states: dict[str, State]
     given_up: list[str]
     """Workers that are not restarted."""
 
@@ -39,6 +42,29 @@ class Workers(Struct, forbid_unknown_fields=True):
     """The state of every worker."""
 
     workers: list[dict[str, Any]]
+
+
+class ModelEntry(Struct, forbid_unknown_fields=True):
+    """A model of the server."""
+
+    id: str
+    aliases: list[str]
+    state: State
+    bytes: int
+    """Memory that it takes when it is loaded; 0 if unknown."""
+    last_used_s: float | None
+    """Seconds since its last request."""
+    workers: int
+    backend: str | None
+    context: int | None
+    keep_alive_s: float | None
+    """Seconds without a request after which it is unloaded; null: it stays."""
+
+
+class ModelEntries(Struct, forbid_unknown_fields=True):
+    """The models of the server."""
+
+    models: list[ModelEntry]
 
 
 class OperationState(Struct, forbid_unknown_fields=True):

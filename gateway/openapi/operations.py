@@ -38,6 +38,7 @@ from gateway.openapi.answers import (
     KeyUses,
     KilledWorker,
     Live,
+    ModelEntries,
     OperationAnswer,
     Readiness,
     TlsAnswer,
@@ -235,7 +236,7 @@ OPERATIONS: Operations = {
         _GENERATING,
     ),
     ("GET", "/api/tags"): _of_ollama("List the models, in the format of Ollama's API", OllamaTags),
-    ("GET", "/api/ps"): _of_ollama("List the models that have workers, in the format of Ollama's API", OllamaRunning),
+    ("GET", "/api/ps"): _of_ollama("List the models that are loaded, in the format of Ollama's API", OllamaRunning),
     ("POST", "/api/show"): _of_ollama(
         "Describe a model, in the format of Ollama's API", OllamaShow, OllamaShowBody, (RefusalCode.MODEL_NOT_FOUND,)
     ),
@@ -269,6 +270,10 @@ OPERATIONS: Operations = {
         errors=(*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.NO_PROCESS),
     ),
     ("GET", "/admin/workers"): _read("List the workers", Workers),
+    ("GET", "/admin/models"): _read("List the models with their state and memory", ModelEntries),
+    ("POST", "/admin/models/{name}/load"): _change("Load a model", Leave, _MODEL),
+    ("POST", "/admin/models/{name}/unload"): _change("Unload a model", Leave, _MODEL),
+    ("POST", "/admin/models/{name}/reload"): _change("Unload a model and load it again", Leave, _MODEL),
     ("GET", "/admin/operation"): _read("Describe the latest operation", OperationAnswer),
     ("POST", "/admin/workers/{name}/drain"): _change("Drain a worker", Leave, _WORKER),
     ("POST", "/admin/workers/{name}/restart"): _change("Restart a worker", Leave, _WORKER),

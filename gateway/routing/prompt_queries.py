@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import anyio
 from actors.supervision.worker import WorkerUnavailable
 from gateway.errors import RequestError
 from gateway.generation.prompt_query import PromptQuery
+from gateway.routing.model_catalog import Activity
+from gateway.routing.placement.placement import Placement
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from protocol.bounds import MAX_COUNT
@@ -40,15 +43,25 @@ class _Pending:
 class PromptQueries:
     """Owns the queries that workers have. Used on the event loop; the router passes on what the workers report."""
 
-    def __init__(self, pool: WorkerPool, error: Callable[[ErrorCode, str], RequestError]) -> None:
+    def __init__(
+        self, pool: WorkerPool, placement: Placement, error: Callable[[ErrorCode, str], RequestError], wait_s: float
+    ) -> None:
+        """A query waits up to `wait_s` seconds for its model to be loaded."""
         self._pool = pool
+        self._placement = placement
         self._error = error
+        self._wait_s = wait_s
         self._pending: dict[int, _Pending] = {}
+        self._waiting: Counter[str] = Counter()
+        """Queries that wait for a model to be loaded."""
+        self._news = anyio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def ask(self, query: PromptQuery, request_id: str) -> Tokenized:
         """Return the answer of any worker of the model; another one is asked when the first is lost. Raises
         `RequestError`."""
+        if self._awaits(query.model):
+            await self._loaded(query.model)
         refusal = self._error(ErrorCode.UNAVAILABLE, self._pool.excuse(query.model))
         asked: set[str] = set()
         with anyio.move_on_after(QUERY_S):
@@ -72,6 +85,35 @@ class PromptQueries:
         pending = self._pending.pop(event.query, None)
         if pending is not None:
             _settle(pending, event)
+            self._placement.stirred()
+
+    def activity(self, model: str) -> Activity:
+        """Count the queries of a model: those that workers have, and those that wait for it to be loaded."""
+        return Activity(sum(self._count(handle.name) for handle in self._pool.of(model)), self._waiting[model])
+
+    def model_changed(self) -> None:
+        """A model may be served now, or may not come."""
+        if self._waiting:
+            self._news.set()
+            self._news = anyio.Event()
+
+    def _awaits(self, model: str) -> bool:
+        """A model may come, and does not serve now."""
+        catalog = self._pool.catalog
+        return not self._placement.serves(model) and (catalog.loads(model) or catalog.held(model))
+
+    async def _loaded(self, model: str) -> None:
+        """Wait until a model is served, or will not be: the query then gets its answer, or the reason."""
+        self._waiting[model] += 1
+        self._placement.stirred()
+        try:
+            with anyio.move_on_after(self._wait_s):
+                while self._awaits(model):
+                    await self._news.wait()
+        finally:
+            self._waiting[model] -= 1
+            self._waiting = +self._waiting
+            self._placement.stirred()
 
     def lost(self, worker: str) -> None:
         """A worker was lost, and all that it had."""

@@ -1,8 +1,9 @@
 """Admits requests and routes them to workers, whose notices it takes."""
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -34,6 +35,8 @@ from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.delivery import Delivery
 from gateway.routing.failure import Cause, RequestFailure
+from gateway.routing.model_catalog import Activity
+from gateway.routing.model_description import ModelDescription, describe
 from gateway.routing.placement.placement import Placement
 from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
@@ -85,7 +88,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
-        self._queries = PromptQueries(self.pool, self._error)
+        self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
@@ -116,7 +119,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         with the name `client` (see `AdmissionTerms`), within these time limits or those of the settings. They wait
         while no worker has room for them. The `body` counts as often as workers get it: once for each sequence of a
         prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
-        model = request.model
+        if (model := self.canonical(request.model)) != request.model:
+            request = dataclasses.replace(request, model=model)
         body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
@@ -196,8 +200,10 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Ask any worker of a model about a prompt. Raises `RequestError`."""
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        if not self.pool.of(query.model):
+        if not self.pool.of(model := self.canonical(query.model)):
             raise self.no_model(query.model)
+        if model != query.model:
+            query = dataclasses.replace(query, model=model)
         return await self._queries.ask(query, request_id)
 
     def _submit(self, group: RequestGroup, wanted: SequenceRequest, tenant: str, limits: RequestTimeLimits) -> Submit:
@@ -258,6 +264,32 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._placement.remove(sequence)
         return sequences
 
+    # Models that are loaded and unloaded.
+
+    def watch_activity(self, stirred: Callable[[], None]) -> None:
+        """Set the function that is called when a model has become idle, or when requests begin or cease to wait for one
+        that does not serve them. It must do nothing but take note."""
+        self._placement.stirred = stirred
+
+    def activity(self, model: str) -> Activity:
+        """Count the requests of a model."""
+        sequences, queries = self._placement.activity(model), self._queries.activity(model)
+        return Activity(sequences.live + queries.live, sequences.waiting + queries.waiting)
+
+    def retire(self, workers: Iterable[str]) -> None:
+        """Give these workers, which have no sequences, none until their next incarnation."""
+        for worker in workers:
+            self.pool[worker].close()
+
+    def model_changed(self, model: str) -> None:
+        """Let what waits for a model go on, or end, after its entry in the catalog has changed."""
+        self._placement.serve(model)
+        self._queries.model_changed()
+
+    def canonical(self, name: str) -> str:
+        """The own name of the model with this name or alias; the name itself if there is none."""
+        return name if self.pool.of(name) else self.pool.catalog.canonical(name)
+
     # Notices of workers.
 
     def handle(self, message: WorkerNotice | Terminated) -> None:
@@ -299,6 +331,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         handle.refresh(status)
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)
+        self._queries.model_changed()
 
     def worker_lost(self, lost: IncarnationLost) -> None:
         """An incarnation is gone; what it held goes on elsewhere."""
@@ -365,6 +398,10 @@ class Router(Actor[WorkerNotice | Terminated]):
     @property
     def draining(self) -> bool:
         return self._draining
+
+    def describe(self, model: str) -> ModelDescription:
+        """Describe a model by its own name."""
+        return describe(self.pool, model, self._clock())
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""

@@ -17,7 +17,7 @@ from gateway.routing.failure_attribution import Exemptions, suspect
 from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
-from protocol.events import SILENT_S
+from protocol.events import SILENT_S, Capabilities
 
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
@@ -60,6 +60,8 @@ class WorkerHandle:
         """Slots of the worker that is there or was there last."""
         self.reached = 0
         """See `Gauges.reached`."""
+        self.capabilities: Capabilities | None = None
+        """Those that the worker had when it was ready last; None before."""
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self._closed = -1
@@ -184,6 +186,8 @@ class WorkerHandle:
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""
         self.counters.add(status.incarnation, status.gauges)
+        if status.ready is not None:
+            self.capabilities = status.ready.capabilities
         if status.hello is None:
             return
         self.slots = status.hello.slots

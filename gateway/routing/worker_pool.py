@@ -7,6 +7,7 @@ import structlog
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.metrics.samples import WorkerSample
 from gateway.routing.circuit_breaker import Circuit
+from gateway.routing.model_catalog import ModelCatalog
 from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
@@ -25,6 +26,7 @@ class WorkerPool:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._handles: dict[str, WorkerHandle] = {}
+        self.catalog = ModelCatalog()
 
     def __getitem__(self, worker: str) -> WorkerHandle:
         return self._handles[worker]
@@ -55,9 +57,11 @@ class WorkerPool:
         return [handle for handle in self if handle.model == model]
 
     def context(self, model: str) -> int | None:
-        """The tokens that a prompt and its answer may have together; None while no worker of the model reports it."""
+        """The tokens that a prompt and its answer may have together; None while neither a worker of the model nor the
+        catalog has it."""
         hellos = [handle.status.hello for handle in self.of(model)]
-        return max((hello.context for hello in hellos if hello is not None), default=None)
+        known = [hello.context for hello in hellos if hello is not None]
+        return max(known) if known else self.catalog.context(model)
 
     def context_terms(self, model: str) -> dict[str, int | str | None]:
         """Return the context that the model itself declares, and by what that of the worker with the most is bounded;
@@ -127,14 +131,23 @@ class WorkerPool:
             _log.info("stop_not_sent", worker=handle.name, reason=str(error))  # it is about to be lost anyway
 
     def hopeless(self, model: str) -> str | None:
-        """Why no worker of this model will recover by itself, in words; None while one may."""
+        """Why no worker of this model will recover by itself, in words; None while one may, or is started when a
+        request waits."""
+        if self.catalog.loads(model):
+            return None
         handles = self.of(model)
+        if (problem := self.catalog.problem(model)) and not any(handle.ready for handle in handles):
+            return problem
         if not all(_is_out(handle.status) for handle in handles):
             return None
         return "; ".join(f"worker {handle.name} is {_state(handle)}: {handle.status.reason}" for handle in handles)
 
     def excuse(self, model: str) -> str:
         """The error text for a client when there are no `candidates`."""
+        if problem := self.catalog.problem(model):
+            return f"model {model!r} could not be loaded: {problem}"
+        if self.catalog.loads(model):
+            return f"model {model!r} was not loaded in time"
         if self.hopeless(model) is not None:
             return f"the workers of model {model!r} are out of service"
         if any(handle.ready for handle in self.of(model)):

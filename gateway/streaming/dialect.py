@@ -89,6 +89,8 @@ class Decoded(NamedTuple):
     renderer: AnswerRenderer
     keep: Keep | None = None
     respond: Respond | None = None
+    admitted: Callable[[], None] | None = None
+    """Called when the request was admitted."""
 
 
 class AnsweredAtOnce(NamedTuple):
@@ -98,6 +100,8 @@ class AnsweredAtOnce(NamedTuple):
     """JSON."""
     model: str
     """The model that it is about."""
+    first: Callable[[], Awaitable[None]] | None = None
+    """What the answer waits for. Raises `RequestError`."""
 
 
 Decode = Callable[[bytes], Decoded | AnsweredAtOnce]

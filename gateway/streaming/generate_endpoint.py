@@ -70,8 +70,7 @@ class GenerateEndpoint:
             await self._resume.respond(exchange)
             return
         if isinstance(admitted, AnsweredAtOnce):
-            await exchange.respond(200, admitted.body)
-            exchange.close()
+            await self._at_once(exchange, admitted)
             return
         group, decoded = admitted
         if decoded.respond is not None:
@@ -98,7 +97,24 @@ class GenerateEndpoint:
         limits = RequestTimeLimits.of(exchange.header, self._settings)
         group = self._gate.open(exchange, request, body, limits)
         exchange.record.admitted = True
+        if decoded.admitted is not None:
+            decoded.admitted()
         return group, decoded
+
+    async def _at_once(self, exchange: HttpExchange, answered: AnsweredAtOnce) -> None:
+        async def answer(_: anyio.CancelScope) -> None:
+            try:
+                if answered.first is not None:
+                    await answered.first()
+            except RequestError as error:
+                await exchange.respond_error(error)
+            else:
+                await exchange.respond(200, answered.body)
+
+        try:
+            await exchange.while_connected(answer)
+        finally:
+            exchange.close()
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded) -> None:
         renderer = decoded.renderer

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from gateway.body_budget import HeldBody
@@ -29,11 +30,12 @@ class KeyGate:
             exchange.api_key.account.check()
 
     def check_model(self, exchange: HttpExchange, model: str) -> None:
-        """Raise `RequestError` for a model that the key may not use, which does not exist for it."""
-        key = exchange.api_key
+        """Raise `RequestError` for a model that the key may not use, which does not exist for it. `model` may be an
+        alias."""
+        key, router = exchange.api_key, self._router
         if key is not None and key.limits.models:
-            visible = models_for(key, self._router.models())
-            if model not in visible:
+            visible = models_for(key, router.models(), router.pool.catalog.aliases)
+            if router.canonical(model) not in visible:
                 raise self._router.no_model(model, among=visible)
 
     def admit_query(self, exchange: HttpExchange, model: str) -> Reservation | None:
@@ -52,6 +54,8 @@ class KeyGate:
         sequence has ended, however that comes about. Raises `RequestError`."""
         self.check_model(exchange, request.model)
         key, router = exchange.api_key, self._router
+        if (model := router.canonical(request.model)) != request.model:
+            request = replace(request, model=model)
         if key is None:
             return router.open(request, exchange.request_id, body, exchange.key, checked=False, limits=limits)
         charge = TokenCharge(request, router.pool.context(request.model))

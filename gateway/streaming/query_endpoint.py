@@ -47,7 +47,9 @@ class QueryEndpoint:
                 except RequestError as error:
                     await exchange.respond_error(error)
                 else:
-                    await exchange.respond(200, render(answer, self._router.pool.context(query.model)))
+                    await exchange.respond(
+                        200, render(answer, self._router.pool.context(self._router.canonical(query.model)))
+                    )
 
             await exchange.while_connected(answer)
         except RequestError as error:

@@ -35,6 +35,8 @@ class RunnerCapabilities:
     """In the size of a shared prefill call, the rows of each slot are rounded up to a multiple of this."""
     row_bytes: int = 0
     """Bytes of one cache row: keys and values of one token in all layers. 0 without a cache."""
+    weight_bytes: int = 0
+    """Bytes of the weights; 0 if unknown."""
     kv_rows: int = 0
     """Cache rows that fit into memory, in all slots together; 0 means the whole context of every slot."""
     quantization: str = ""

@@ -116,6 +116,21 @@ def spare_bytes() -> int:
     return int(psutil.virtual_memory().available) if free is None else free
 
 
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes of memory of the machine, or of a smaller limit of this process's cgroups."""
+    return min([psutil.virtual_memory().total, *_limits(root)])
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """Yield the limits of this process's cgroups."""
+    for folder in cgroups("memory", root=root):
+        for limit in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                yield int((folder / limit).read_text())
+            except (OSError, ValueError):
+                pass  # another cgroup version, or no limit
+
+
 def _available(root: Path) -> Iterator[int]:
     """Yield MemAvailable of /proc/meminfo, see proc(5)."""
     try:

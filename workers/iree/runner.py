@@ -81,6 +81,7 @@ class IreeRunner:
             exact_rows=isinstance(plan.ops, TiledOps),
             block_rows=plan.block or 1,
             row_bytes=row_bytes(plan),
+            weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
         )
 

@@ -115,6 +115,7 @@ class MlxRunner:
             # change with the number of rows.
             exact_rows=name == "cpu",
             row_bytes=row_bytes,
+            weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
         )

@@ -103,6 +103,11 @@ def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
     return rows_of(spec.kv_bytes, capabilities.row_bytes, capabilities.context)
 
 
+def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
+    """Return the bytes of the weights and of a KV cache with so many tokens; 0 if those of the weights are unknown."""
+    return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes if capabilities.weight_bytes else 0
+
+
 def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixPolicy:
     """Return what to retain of ended sequences."""
     most = spec.prefix_bytes // max(capabilities.row_bytes, 1) if spec.prefix_bytes else None

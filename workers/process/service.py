@@ -24,7 +24,7 @@ from workers.host.loop_calls import LoopCalls
 from workers.load_options import Progress
 from workers.process.engine_thread import EngineThread
 from workers.process.exit_codes import WorkerExit
-from workers.process.loading import Loaded, load
+from workers.process.loading import Loaded, load, memory_bytes
 from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
 from workers.process.prompts.prompt_query import failed_query
@@ -146,7 +146,8 @@ class WorkerService:
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
-        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms, loaded.engine.kv_capacity)])
+        memory = memory_bytes(loaded.engine.capabilities, loaded.engine.kv_capacity)
+        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms, loaded.engine.kv_capacity, memory)])
         # The gateway logs `worker_ready` at level info.
         self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 

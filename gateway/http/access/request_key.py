@@ -1,6 +1,6 @@
 """The API key of a request, as the middleware has noted it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.types import Scope
 
@@ -13,6 +13,8 @@ def request_key(scope: Scope) -> ApiKey | None:
     return found
 
 
-def models_for(key: ApiKey | None, names: Iterable[str]) -> list[str]:
-    """Those of the models that a client with this key may use."""
-    return [name for name in names if key is None or key.limits.allows(name)]
+def models_for(key: ApiKey | None, names: Iterable[str], aliases: Callable[[str], Iterable[str]]) -> list[str]:
+    """Those of the models that a client with this key may use: by their own name, or by one of their aliases."""
+    if key is None:
+        return list(names)
+    return [name for name in names if any(map(key.limits.allows, (name, *aliases(name))))]

@@ -62,6 +62,11 @@ class Turns:
     def __len__(self) -> int:
         return len(self._returned) + self._count
 
+    @property
+    def returned(self) -> int:
+        """The number of those that have had their turn."""
+        return len(self._returned)
+
     def __iter__(self) -> Iterator[LiveSequence]:
         """All of them, in order of admission."""
         new = (sequence for mine in self._new.values() for sequence in mine.by_order)

@@ -12,6 +12,7 @@ from gateway.key_weights import parse_weights
 from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
+from gateway.routing.model_catalog import Activity
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.turn_budget import TurnBudget
@@ -68,6 +69,9 @@ class Placement:
         self.idle = asyncio.Event()
         """No sequence is live."""
         self.idle.set()
+        self.stirred: Callable[[], None] = lambda: None
+        """Called when a model has no more sequences on its workers, or when sequences begin or cease to wait for a
+        model that does not serve them now. May be called inside any method."""
         self._settings = settings
         self._pool = pool
         self._metrics = metrics
@@ -101,7 +105,8 @@ class Placement:
         has room or others wait already. They do not wait for sequences that they preempt on a worker. Returns why
         neither is possible, or None."""
         self._urgencies.add(sequences[0].terms.urgency)
-        candidates = self._pool.candidates(model)
+        held = self._pool.catalog.held(model)
+        candidates = [] if held else self._pool.candidates(model)
         if candidates and not self.queue.count(model):
             with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
             if any(self._send(handle, sequences) for handle in with_room):
@@ -109,7 +114,7 @@ class Placement:
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if any(self._send(handle, sequences) for handle in self._preempting(model, candidates, sequences)):
             return None
-        if not candidates and not self._worth_waiting(model):
+        if not candidates and not held and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
             displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
@@ -171,8 +176,11 @@ class Placement:
         elif sequence in self.queue:
             self.queue.remove(sequence)
         self._note_idle()
+        model = sequence.request.model
         if sequence.worker:
-            self.serve(sequence.request.model)
+            self.serve(model)
+        if not self.serves(model) or not any(handle.live for handle in self._pool.of(model)):
+            self.stirred()
 
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
         """Drop a sequence of a worker whose removal failed."""
@@ -295,6 +303,8 @@ class Placement:
             # The other sequences of a failed request are about to be cancelled.
             if sequence.request.failure is not None or (kept and suspect(sequence)):
                 continue
+            if not sequence.had_turn and self._pool.catalog.held(model):
+                return
             if not self._sends.has_room(self.serve, model):
                 return
             if self._try(sequence, kept):
@@ -391,8 +401,11 @@ class Placement:
 
     def _wait(self, sequences: Iterable[LiveSequence]) -> None:
         for sequence in sequences:
-            self.queue.add(sequence, in_line=self._has_ready(sequence.request.model))
+            serves = self.serves(sequence.request.model)
+            self.queue.add(sequence, in_line=serves)
             self.idle.clear()
+            if not serves:
+                self.stirred()
 
     def _retry(self, model: str) -> None:
         """Serve again soon, as time alone makes room: a worker was full, or a circuit was open."""
@@ -402,6 +415,17 @@ class Placement:
 
     def _has_ready(self, model: str) -> bool:
         return any(handle.ready for handle in self._pool.of(model))
+
+    def serves(self, model: str) -> bool:
+        """A worker is ready, and takes new requests."""
+        return self._has_ready(model) and not self._pool.catalog.held(model)
+
+    def activity(self, model: str) -> Activity:
+        """Count the sequences of a model: those that have begun, and those that wait for their first worker."""
+        returned = self.queue.returned(model)
+        on_workers = sum(len(handle.live) for handle in self._pool.of(model))
+        lost = sum(sequence.request.model == model for sequence in self._lost)
+        return Activity(on_workers + lost + returned, self.queue.count(model) - returned)
 
     def _worth_waiting(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""

@@ -74,6 +74,11 @@ class WaitQueue:
         turns = self._turns.get(model)
         return len(turns) if turns is not None else 0
 
+    def returned(self, model: str) -> int:
+        """The number of those that have had a worker before."""
+        turns = self._turns.get(model)
+        return turns.returned if turns is not None else 0
+
     def of(self, model: str) -> tuple[LiveSequence, ...]:
         """The sequences that wait for a worker of this model, the one admitted first in front."""
         return tuple(self._turns.get(model, ()))

@@ -1,0 +1,92 @@
+"""Settings of one of several models: a table `[[models]]` of the file, or `--model NAME=PATH`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from gateway.models.terms import LoadTime
+from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
+from workers.precision import Quantize
+
+MAX_MODELS = 64
+MAX_ALIASES = 16
+MAX_KEEP_ALIVE_S = 10 * 365 * 86400.0
+OWN = ("backend", "device", "dtype", "quantize", "context", "max_batch_size", "kv_bytes", "threads", "threads_bind")
+"""Settings that a model may have for itself. Without them, those of the server hold."""
+NEVER = "never"
+
+
+def _no_switch(value: Any) -> Any:
+    """Refuse true and false as numbers."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed")
+    return value
+
+
+Number = BeforeValidator(_no_switch)
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+def _field(help: str, default: Any = None, allowed: str = "", **bounds: Any) -> Any:
+    return Field(default, description=help, json_schema_extra={"allowed": allowed}, **bounds)
+
+
+class ModelSettings(BaseModel):
+    """One model. What is None is the server's own setting."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = _field("Name that clients use; empty uses the model's own name.", "", max_length=MAX_NAME)
+    path: str = _field("Model directory or Hugging Face model id; empty selects the built-in model.", "")
+    aliases: tuple[ModelName, ...] = _field(
+        "Further names that clients may use.",
+        (),
+        f"a list of at most {MAX_ALIASES} names, each a text of 1 to {MAX_NAME} characters",
+        max_length=MAX_ALIASES,
+    )
+    load: LoadTime = _field("Load it at the start, or when the first request asks for it.", "first-use")
+    keep_alive_s: Annotated[float | Literal["never"] | None, Number] = _field(
+        "Seconds without a request after which it is unloaded, or never. Default: 300, and never for one that is "
+        "loaded at the start.",
+        allowed=f"a number from 0 to {int(MAX_KEEP_ALIVE_S)}, or {NEVER!r}",
+    )
+    priority: Annotated[int, Number] = _field(
+        "Models of a lower priority are unloaded first when another one needs their memory.", 0, ge=-100, le=100
+    )
+    memory_bytes: Annotated[int, Number] = _field(
+        "Bytes of memory that each worker counts; 0 estimates them, and takes over what the worker reports.",
+        0,
+        ge=0,
+        le=MAX_COUNT,
+    )
+    workers: Annotated[int, Number] = _field("Number of worker processes, each with the whole model.", 1, ge=1, le=64)
+    standby: Annotated[int, Number] = _field("Number of additional workers on standby.", 0, ge=0, le=64)
+    backend: Literal["auto", "iree", "mlx", "scripted"] | None = _field("Backend.")
+    device: str | None = _field("Device of the backend.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = _field("Number type of weights and KV cache.")
+    quantize: Quantize | None = _field("Quantize the weight matrices while loading.")
+    context: Annotated[int | None, Number] = _field("Maximum tokens of prompt and answer.", ge=0, le=MAX_TOKENS)
+    max_batch_size: Annotated[int | None, Number] = _field(
+        "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS
+    )
+    kv_bytes: Annotated[int | None, Number] = _field("Bytes of KV cache of each worker.", ge=0, le=MAX_COUNT)
+    threads: Annotated[int | None, Number] = _field("Compute threads of each worker.", ge=0, le=4096)
+    threads_bind: str | None = _field("CPUs of the compute threads.", min_length=1)
+
+    @field_validator("keep_alive_s")
+    @classmethod
+    def _in_range(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, float) and not 0 <= value <= MAX_KEEP_ALIVE_S:
+            raise ValueError("out of range")
+        return value
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings that it has for itself."""
+        return {name: value for name in OWN if (value := getattr(self, name)) is not None}
+
+
+def from_text(text: str) -> dict[str, str]:
+    """Parse `NAME=PATH` or `PATH`."""
+    name, equals, path = text.partition("=")
+    return {"name": name, "path": path} if equals else {"path": text}

@@ -1,0 +1,1 @@
+"""The models of one server: which are loaded, within a memory budget, and when they are unloaded."""

@@ -1,0 +1,324 @@
+"""The actor that loads and unloads models: it carries out what `gateway.models.residency` decides."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from actors.actor import Actor, ActorStopped, DeferredReplies, ReplyTo, Terminated
+from actors.mailbox import MailboxFull
+from actors.supervision.messages import StartWorker, StopWorker
+from actors.supervision.worker import WorkerChanged, WorkerState, WorkerStatus
+from actors.supervision.worker_actor import WorkerRef
+from gateway.models import messages as msg
+from gateway.models.residency import Decision, Hold, Load, Offer, Refuse, Release, Residency, Resident, Unload
+from gateway.models.terms import ModelTerms
+from gateway.routing.model_catalog import CatalogEntry, ModelState
+from gateway.routing.router import Router
+
+STOPPED_TEXT = "its workers were stopped, until somebody restarts one"
+_log = structlog.get_logger("gateway.models.loader")
+
+
+@dataclass(slots=True, eq=False)
+class _LocalWorker:
+    """A worker of this machine."""
+
+    ref: WorkerRef
+    model: str
+    after: int
+    """The incarnation before the one that was asked for last: what is known of it says nothing of the next one."""
+    asked: bool = False
+    """It was asked to start."""
+    drained: bool = False
+    """Somebody has stopped it: it is not loaded with its model."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self.ref.status
+
+    @property
+    def begun(self) -> bool:
+        """What was asked for has begun."""
+        return self.status.incarnation > self.after
+
+    @property
+    def over(self) -> bool:
+        """It has begun and ended."""
+        return self.begun and not self.status.running
+
+    @property
+    def gone(self) -> bool:
+        """It does not run, and is not about to."""
+        return not self.status.running and (self.begun or not self.asked)
+
+    def start(self) -> None:
+        self.after, self.asked = self.status.incarnation, True
+        self.ref.ref.tell(StartWorker())
+
+
+@dataclass(slots=True)
+class _Workers:
+    """The workers of one model."""
+
+    all: dict[str, _LocalWorker] = field(default_factory=dict)
+
+    @property
+    def used(self) -> list[_LocalWorker]:
+        """Those that run while the model is loaded."""
+        return [each for each in self.all.values() if not each.drained]
+
+
+class ModelLoader(Actor[msg.LoaderMessage]):
+    """Owns which models are loaded, and the life in their entries of the router's catalog.
+
+    It starts and stops the workers of this machine that the fleet has told it of. Everything that it decides takes
+    effect within one message: no request gets to a worker between the decision to unload it and its end.
+    """
+
+    def __init__(self, router: Router, models: Sequence[ModelTerms], budget: float = math.inf) -> None:
+        """`budget`: bytes of all models. Raises `ValueError` for a name twice."""
+        self._router = router
+        self.residency = Residency(models, budget)
+        self._entries: dict[str, CatalogEntry] = {}
+        self._workers = {each.name: _Workers() for each in models}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._noted = False
+        """An `ActivityChanged` is on its way."""
+        self._deferred = DeferredReplies()
+        for each in models:
+            entry = CatalogEntry(each.name, each.aliases, each.context, each.backend, each.quantization, loads=True)
+            router.pool.catalog.add(entry)
+            self._entries[each.name] = entry
+
+    def started(self) -> None:
+        self._router.watch_activity(self._note_activity)
+
+    async def stopped(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def handle(self, message: msg.LoaderMessage) -> None:
+        """See `LoaderMessage`."""
+        match message:
+            case WorkerChanged(status):
+                self._changed(status)
+            case msg.WorkerAdded(worker, model, started):
+                self._add(worker, model, started)
+            case msg.WorkerRemoved(name):
+                for workers in self._workers.values():
+                    workers.all.pop(name, None)
+            case msg.StartOne(name, reply):
+                self._start_one(name, reply)
+            case msg.PinModel(model) if model in self.residency:
+                self.residency.pin(model)
+            case msg.UnpinModel(model) if model in self.residency:
+                self.residency.unpin(model)
+            case msg.ReserveMemory(model, reply):
+                reply.send(self._reserve(model))
+            case msg.LoadModel(model, reply) | msg.UnloadModel(model, reply) | msg.ReloadModel(model, reply):
+                self._operate(message, model, reply)
+            case msg.KeepModel(model) if model in self.residency:
+                self.residency.stay(model)
+            case msg.KeepAlive(model, seconds) if model in self.residency:
+                self.residency.keep_alive(model, seconds)
+            case msg.ActivityChanged():
+                self._noted = False
+            case msg.TimeCame():
+                self._timer = None
+            case Terminated():
+                return  # its last `WorkerChanged` said that it does not run
+        self._step()
+
+    # Requests of the fleet, of operators and of clients.
+
+    def _add(self, worker: WorkerRef, model: str, started: bool) -> None:
+        if model not in self.residency:
+            if not started:
+                worker.ref.tell(StartWorker())
+            return
+        # A worker that was just told to start has no incarnation yet, and is no less started.
+        added = self._workers[model].all[worker.name] = _LocalWorker(worker, model, worker.status.incarnation, started)
+        if not started and self.residency[model].state in (ModelState.LOADING, ModelState.LOADED):
+            added.start()
+
+    def _start_one(self, name: str, reply: ReplyTo[bool]) -> None:
+        each = next((workers.all[name] for workers in self._workers.values() if name in workers.all), None)
+        if each is None:
+            reply.fail(KeyError(name))
+            return
+        each.drained = False
+        resident = self.residency[each.model]
+        before = each.status.incarnation
+        if resident.state in (ModelState.LOADING, ModelState.LOADED):
+            each.start()
+        else:
+            self.residency.ask(each.model)
+        self._deferred.add(reply, lambda: _started(each, before, resident))
+
+    def _reserve(self, model: str) -> bool:
+        if model not in self.residency:
+            return True
+        workers = max(1, len(self._workers[model].used))
+        return self.residency.reserve(model, self.residency[model].bytes // workers)
+
+    def _operate(
+        self, message: msg.LoadModel | msg.UnloadModel | msg.ReloadModel, model: str, reply: ReplyTo[bool]
+    ) -> None:
+        if model not in self.residency:
+            reply.fail(KeyError(model))
+            return
+        resident = self.residency[model]
+        present = resident.state not in (ModelState.UNLOADED, ModelState.FAILED)
+        if not isinstance(message, msg.LoadModel):
+            self.residency.leave(model)
+        if isinstance(message, msg.UnloadModel):
+            unloads = resident.unloads + present
+            self._deferred.add(reply, lambda: _unloaded(resident, unloads))
+            return
+        loads = resident.loads + (resident.state is not ModelState.LOADED or resident.leaving)
+        self.residency.ask(model)
+        self._deferred.add(reply, lambda: _loaded(resident, loads))
+
+    # Facts about workers.
+
+    def _changed(self, status: WorkerStatus) -> None:
+        model = next((model for model, workers in self._workers.items() if status.name in workers.all), None)
+        if model is None:
+            return
+        workers, resident = self._workers[model], self.residency[model]
+        worker = workers.all[status.name]
+        if resident.state in (ModelState.LOADING, ModelState.LOADED) and worker.over:
+            worker.drained = worker.status.state is WorkerState.STOPPED
+        ready = [each for each in workers.used if each.begun and each.status.state is WorkerState.READY]
+        if resident.state in (ModelState.LOADING, ModelState.LOADED) and ready:
+            self.residency.loaded(model, self._loop.time(), _bytes(ready, len(workers.used)))
+        self._check_ends(model)
+
+    def _check_ends(self, model: str) -> None:
+        """Note the end of all workers of a model."""
+        workers, resident = self._workers[model], self.residency[model]
+        if resident.state is ModelState.UNLOADING:
+            if all(each.gone for each in workers.all.values()):
+                self.residency.ended(model)
+        elif resident.state in (ModelState.LOADING, ModelState.LOADED) and all(each.over for each in workers.used):
+            reasons = "; ".join(f"worker {each.ref.name}: {each.status.reason}" for each in workers.used)
+            retries = bool(reasons)
+            self._carry_out(self.residency.failed(model, reasons or STOPPED_TEXT, self._loop.time(), retries=retries))
+
+    # Decisions.
+
+    def _step(self) -> None:
+        """Carry out what follows from the facts so far, until nothing more does."""
+        activity = {name: self._router.activity(name) for name in self._workers}
+        while decisions := self.residency.step(self._loop.time(), activity):
+            self._carry_out(decisions)
+            for each in decisions:
+                if isinstance(each, Load | Unload):
+                    self._check_ends(each.model)
+            activity = {name: self._router.activity(name) for name in self._workers}
+        for resident in self.residency:
+            entry = self._entries[resident.name]
+            entry.state, entry.bytes = resident.state, resident.bytes
+            entry.last_used, entry.keep_alive_s = resident.last_used, resident.keep_alive_s
+        self._deferred.settle()
+        self._set_timer(self.residency.due)
+
+    def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            model = decision.model
+            entry, workers = self._entries[model], self._workers[model]
+            match decision:
+                case Load():
+                    _log.info("model_loads", model=model, bytes=self.residency[model].bytes)
+                    for each in workers.used:
+                        each.start()
+                case Unload():
+                    _log.info("model_unloads", model=model)
+                    self._router.retire(workers.all)
+                    for each in workers.all.values():
+                        if not each.gone:
+                            each.ref.ref.tell(StopWorker(), urgent=True)
+                case Hold():
+                    _log.info("model_held", model=model)
+                case Release():
+                    _log.info("model_released", model=model)
+                case Refuse(reason=reason):
+                    _log.error("model_failed", model=model, reason=reason)
+                case Offer():
+                    pass
+            entry.held = isinstance(decision, Hold)
+            entry.loads = not isinstance(decision, Refuse)
+            entry.problem = decision.reason if isinstance(decision, Refuse) else ""
+            self._router.model_changed(model)
+
+    # Wake-ups.
+
+    def _note_activity(self) -> None:
+        """Called by the router, inside its methods: decided is later in this turn of the event loop."""
+        if not self._noted:
+            self._noted = True
+            self._loop.call_soon(self._post, msg.ActivityChanged())
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due == math.inf else self._loop.call_at(due, self._post, msg.TimeCame())
+
+    def _post(self, message: msg.ActivityChanged | msg.TimeCame) -> None:
+        try:
+            self.context.ref.tell(message, urgent=True)
+        except ActorStopped:
+            pass
+        except MailboxFull:  # each of the messages that wait leads to a decision
+            self._noted = False
+
+
+def _started(worker: _LocalWorker, before: int, resident: Resident) -> bool | None:
+    """True once a later incarnation runs; None before. Raises `ModelFailed` if none will."""
+    if worker.status.incarnation > before:
+        return True
+    _check(resident)
+    return None
+
+
+def _unloaded(resident: Resident, unloads: int) -> bool | None:
+    """True once it was unloaded so often; None before. Raises `ModelFailed` if it stays."""
+    if resident.unloads >= unloads or _failed(resident):
+        return True
+    if resident.state is ModelState.LOADED and not resident.leaving:
+        raise _stays(resident)
+    return None
+
+
+def _loaded(resident: Resident, loads: int) -> bool | None:
+    """True once it was loaded so often; None before. Raises `ModelFailed` if it cannot be, or stays as it is."""
+    if resident.loads >= loads:
+        return True
+    _check(resident)
+    if resident.state is ModelState.LOADED and not resident.leaving:
+        raise _stays(resident)
+    return None
+
+
+def _stays(resident: Resident) -> msg.ModelFailed:
+    return msg.ModelFailed(f"model {resident.name!r} stays loaded: its streams have not ended in time")
+
+
+def _check(resident: Resident) -> None:
+    """Raises `ModelFailed` if it could not be loaded."""
+    if _failed(resident):
+        raise msg.ModelFailed(f"model {resident.name!r} could not be loaded: {resident.problem}")
+
+
+def _failed(resident: Resident) -> bool:
+    return resident.state is ModelState.FAILED and not resident.asked
+
+
+def _bytes(ready: Sequence[_LocalWorker], workers: int) -> int:
+    """The bytes of that many workers, by what the ready ones report; 0 if that is unknown."""
+    reported = [each.status.ready.memory_bytes for each in ready if each.status.ready is not None]
+    return max(reported, default=0) * workers

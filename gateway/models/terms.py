@@ -1,0 +1,44 @@
+"""The terms under which a server keeps one of its models."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LoadTime = Literal["start", "first-use"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTerms:
+    """A model that workers of this server run."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use."""
+    load: LoadTime = "start"
+    """Loaded when the server starts, or when a request asks for it."""
+    keep_alive_s: float = math.inf
+    """Seconds without a request after which it is unloaded; infinite: never for that reason."""
+    priority: int = 0
+    """Models of a lower priority are unloaded first when another one needs their memory."""
+    bytes: int = 0
+    """Memory of all of its workers together: weights and full KV caches, as far as that is known before it is loaded.
+    0 is unknown, and takes no part of the budget until a worker has reported it."""
+    fixed: bool = False
+    """`bytes` holds whatever its workers report."""
+    context: int | None = None
+    """Tokens of a prompt and its answer, as far as that is known before a worker runs."""
+    backend: str = ""
+    quantization: str = ""
+
+
+def most_workers(terms: Sequence[tuple[int, int]], budget: float) -> int:
+    """Return an upper bound of the workers that run at once within the budget. Each model has so many workers, which
+    take so many bytes together."""
+    left, total = budget, 0
+    for workers, needed in sorted(terms, key=lambda each: each[1] / max(1, each[0])):
+        if needed <= left:
+            left, total = left - needed, total + workers
+        else:
+            return total + math.ceil(workers * left / needed)
+    return total

@@ -1,0 +1,108 @@
+"""The models that the gateway knows: their names, what is known without a worker, and whether they are loaded."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ModelState(StrEnum):
+    """The state of a model."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    """It could not be loaded, or its workers were given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The requests of a model at one moment."""
+
+    live: int = 0
+    """Sequences and queries that a worker has, or had before it was lost."""
+    waiting: int = 0
+    """New ones that wait."""
+
+    @property
+    def busy(self) -> bool:
+        return self.live > 0 or self.waiting > 0
+
+
+@dataclass(slots=True, eq=False)
+class CatalogEntry:
+    """A model of this server. Its names are fixed; what follows is changed by `gateway.models.loader` alone."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    context: int | None = None
+    """Tokens of a prompt and its answer, as long as no worker reports it."""
+    backend: str = ""
+    quantization: str = ""
+    state: ModelState = ModelState.UNLOADED
+    loads: bool = False
+    """A request makes it load."""
+    held: bool = False
+    """Its new requests wait, although a worker is ready."""
+    problem: str = ""
+    """Why it could not be loaded; empty if it could, or was never tried."""
+    bytes: int = 0
+    """Memory that it takes when it is loaded."""
+    last_used: float = 0.0
+    """Time of the event loop of its last request; 0: there was none."""
+    keep_alive_s: float = math.inf
+
+
+class ModelCatalog:
+    """The entries by name, and the names that stand for them. Those of models that only remote workers serve have
+    none."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, CatalogEntry] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, entry: CatalogEntry) -> None:
+        """Raises `ValueError` for a name that is taken."""
+        for name in (entry.name, *entry.aliases):
+            if name in self._entries or name in self._aliases:
+                raise ValueError(f"two models have the name {name!r}")
+        self._entries[entry.name] = entry
+        self._aliases |= dict.fromkeys(entry.aliases, entry.name)
+
+    def __iter__(self) -> Iterator[CatalogEntry]:
+        return iter(self._entries.values())
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """The entry of a model by its own name."""
+        return self._entries.get(name)
+
+    def canonical(self, name: str) -> str:
+        """The own name of the model with this name or alias; the name itself if there is none."""
+        return self._aliases.get(name, name)
+
+    def aliases(self, model: str) -> tuple[str, ...]:
+        """Further names of a model."""
+        entry = self._entries.get(model)
+        return () if entry is None else entry.aliases
+
+    def loads(self, model: str) -> bool:
+        """True for a model that has no worker and gets one when a request waits for it."""
+        entry = self._entries.get(model)
+        return entry is not None and entry.loads
+
+    def held(self, model: str) -> bool:
+        """True for a model whose new requests have to wait."""
+        entry = self._entries.get(model)
+        return entry is not None and entry.held
+
+    def problem(self, model: str) -> str:
+        """Why a model could not be loaded; empty if it could."""
+        entry = self._entries.get(model)
+        return "" if entry is None else entry.problem
+
+    def context(self, model: str) -> int | None:
+        """Its context, as far as it is known without a worker."""
+        entry = self._entries.get(model)
+        return None if entry is None else entry.context
