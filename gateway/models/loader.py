@@ -32,6 +32,8 @@ class _LocalWorker:
     """The incarnation before the one that was asked for last: what is known of it says nothing of the next one."""
     asked: bool = False
     """It was asked to start."""
+    extra: bool = False
+    """It belongs to an operation, which has taken memory for it."""
     drained: bool = False
     """Somebody has stopped it: it is not loaded with its model."""
 
@@ -69,6 +71,11 @@ class _Workers:
     def used(self) -> list[_LocalWorker]:
         """Those that run while the model is loaded."""
         return [each for each in self.all.values() if not each.drained]
+
+    @property
+    def own(self) -> int:
+        """Their number, without extra ones."""
+        return sum(not each.extra for each in self.all.values())
 
 
 class ModelLoader(Actor[msg.LoaderMessage]):
@@ -140,8 +147,9 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             if not started:
                 worker.ref.tell(StartWorker())
             return
-        # A worker that was just told to start has no incarnation yet, and is no less started.
-        added = self._workers[model].all[worker.name] = _LocalWorker(worker, model, worker.status.incarnation, started)
+        # One that was just told to start may have no incarnation yet.
+        added = _LocalWorker(worker, model, worker.status.incarnation, asked=started, extra=started)
+        self._workers[model].all[worker.name] = added
         if not started and self.residency[model].state in (ModelState.LOADING, ModelState.LOADED):
             added.start()
 
@@ -162,8 +170,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
     def _reserve(self, model: str) -> bool:
         if model not in self.residency:
             return True
-        workers = max(1, len(self._workers[model].used))
-        return self.residency.reserve(model, self.residency[model].bytes // workers)
+        return self.residency.reserve(model, self.residency[model].bytes // max(1, self._workers[model].own))
 
     def _operate(
         self, message: msg.LoadModel | msg.UnloadModel | msg.ReloadModel, model: str, reply: ReplyTo[bool]
@@ -195,7 +202,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             worker.drained = worker.status.state is WorkerState.STOPPED
         ready = [each for each in workers.used if each.begun and each.status.state is WorkerState.READY]
         if resident.state in (ModelState.LOADING, ModelState.LOADED) and ready:
-            self.residency.loaded(model, self._loop.time(), _bytes(ready, len(workers.used)))
+            self.residency.loaded(model, self._loop.time(), _bytes(ready, workers.own))
         self._check_ends(model)
 
     def _check_ends(self, model: str) -> None:

@@ -120,7 +120,7 @@ class Residency:
         if len(self._residents) < len(models):
             raise ValueError("two models have one name")
         self.budget = budget
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._out: list[Decision] = []
         self.due = math.inf
         """The time at which `step` has something to do, if nothing changes before."""
@@ -247,8 +247,7 @@ class Residency:
                 return
             each.state, each.retry_at, each.problem = ModelState.UNLOADED, math.inf, ""
             self._out.append(Offer(each.name))
-        if activity.busy:
-            each.last_used = now
+        each.last_used = now if activity.busy else max(each.last_used, activity.last_used)
         absent = each.state in (ModelState.UNLOADED, ModelState.UNLOADING)
         if absent and (activity.busy or each.asked):
             each.wanted_since = now if each.wanted_since is None else each.wanted_since
@@ -304,8 +303,8 @@ class Residency:
                 self._unload(each)
             return set()
         assert for_.wanted_since is not None
-        if now < for_.wanted_since + self._patience_s:
-            self._wake(for_.wanted_since + self._patience_s)
+        if now < for_.wanted_since + self.patience_s:
+            self._wake(for_.wanted_since + self.patience_s)
             return set()
         chosen = _enough(self._by_worth(activity, busy=True), missing)
         if chosen is None:

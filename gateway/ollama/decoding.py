@@ -46,10 +46,10 @@ HINTS = Hints(takes={"role": "system, user, assistant or tool", "think": "true, 
 class OllamaDecoder:
     """Decodes the bodies of the two endpoints. Every refusal is a `RequestError` that names its field."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, residence: ModelResidence) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings, residence: ModelResidence | None = None) -> None:
         self._router = router
         self._settings = settings
-        self._residence = residence
+        self._residence = residence or ModelResidence(None, settings)
         self._chat = msgspec.json.Decoder(OllamaChatBody)
         self._generate = msgspec.json.Decoder(OllamaGenerateBody)
 

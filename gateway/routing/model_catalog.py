@@ -25,6 +25,8 @@ class Activity:
     """Sequences and queries that a worker has, or had before it was lost."""
     waiting: int = 0
     """New ones that wait."""
+    last_used: float = 0.0
+    """Time of the event loop at which one ended last; 0: none has."""
 
     @property
     def busy(self) -> bool:

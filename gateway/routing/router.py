@@ -274,7 +274,7 @@ class Router(Actor[WorkerNotice | Terminated]):
     def activity(self, model: str) -> Activity:
         """Count the requests of a model."""
         sequences, queries = self._placement.activity(model), self._queries.activity(model)
-        return Activity(sequences.live + queries.live, sequences.waiting + queries.waiting)
+        return Activity(sequences.live + queries.live, sequences.waiting + queries.waiting, sequences.last_used)
 
     def retire(self, workers: Iterable[str]) -> None:
         """Give these workers, which have no sequences, none until their next incarnation."""

@@ -1,5 +1,6 @@
 """A gateway over real worker processes with the scripted backend."""
 
+import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,9 @@ from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.fleet.messages import LatestOperation, StopAll
 from gateway.http.server import listen, serve
 from gateway.keys.api_keys import ApiKeys
+from gateway.models.loader import ModelLoader
+from gateway.models.terms import ModelTerms
+from gateway.routing.model_catalog import ModelState
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.tracing.traced_request import RequestTraces
@@ -94,6 +98,15 @@ class Real:
     router: WatchedRouter
     fleet: Fleet
     client: httpx.AsyncClient
+    loader: ModelLoader | None = None
+
+    def state(self, model: str) -> ModelState:
+        entry = self.router.pool.catalog.find(model)
+        assert entry is not None
+        return entry.state
+
+    async def until_state(self, model: str, state: ModelState) -> None:
+        await self.until(lambda: self.state(model) is state)
 
     @property
     def workers(self) -> list[WorkerRef]:
@@ -131,9 +144,12 @@ async def real_gateway(
     deadlines: Deadlines | None = None,
     ready: Sequence[str] = (),
     traces: RequestTraces | None = None,
+    models: Sequence[ModelTerms] = (),
+    budget: float = math.inf,
     **settings: Any,
 ) -> AsyncIterator[Real]:
-    """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind."""
+    """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind. With
+    `models`, those that are loaded on demand do not run at first."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     keys = ApiKeys(chosen)
     router = WatchedRouter(chosen, keys)
@@ -142,15 +158,19 @@ async def real_gateway(
     shutdown = anyio.Event()
     async with ActorSystem() as system:
         routes = system.spawn("router", router)
-        fleet = Fleet(router, routes, launches, policy=RestartPolicy(first_delay_s=0.01), deadlines=deadlines)
+        loader = ModelLoader(router, models, budget) if models else None
+        ref_of_models = None if loader is None else system.spawn("models", loader)
+        policy = RestartPolicy(first_delay_s=0.01)
+        fleet = Fleet(router, routes, launches, policy=policy, deadlines=deadlines, models=ref_of_models)
         ref = system.spawn("fleet", fleet)
         await ref.ask(LatestOperation, timeout=30)  # it has started
-        app = create_app(router, chosen, ref, keys=keys, traces=traces)
+        app = create_app(router, chosen, ref, keys=keys, traces=traces, models=ref_of_models)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: serve(app, chosen, shutdown=shutdown, listener=listener))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-                served = Real(port, router, fleet, client)
-                await served.ready(*ready)
+                served = Real(port, router, fleet, client, loader)
+                if ready or not models:
+                    await served.ready(*ready)
                 yield served
             await ref.ask(StopAll, timeout=30)
             shutdown.set()

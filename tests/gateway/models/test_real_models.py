@@ -1,0 +1,228 @@
+"""Models that are loaded and unloaded under requests, over real worker processes."""
+
+import json
+import re
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from gateway.models.terms import ModelTerms
+from gateway.routing.model_catalog import ModelState
+from tests.gateway.harness.real import Real, gather, launch, real_gateway
+from tests.gateway.harness.serving import COMPLETION, events
+from workers.faults.plan import Fault
+
+pytestmark = pytest.mark.anyio
+
+
+def lazy(name: str, bytes_: int = 0, **terms: Any) -> ModelTerms:
+    return ModelTerms(name=name, load="first-use", bytes=bytes_, **terms)
+
+
+async def complete(real: Real, model: str, **fields: Any) -> httpx.Response:
+    return await real.client.post("/v1/completions", json=COMPLETION | {"model": model} | fields)
+
+
+async def stream(real: Real, model: str, tokens: int, began: anyio.Event | None = None) -> list[int]:
+    """The token ids of a whole stream."""
+    body = COMPLETION | {"model": model, "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
+    async with real.client.stream("POST", "/v1/completions", json=body | {"return_token_ids": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        if began is not None:
+            began.set()
+        chunks = await events(response)
+    assert chunks[-1] == "[DONE]"
+    return [token for chunk in chunks[:-1] for choice in chunk["choices"] for token in choice["token_ids"]]
+
+
+async def operate(real: Real, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Start an operation, and wait for its end."""
+    answer = await real.client.post(path, json=body or {})
+    assert answer.status_code == 202, answer.text
+    operation: dict[str, Any] = answer.json()["operation"]
+    while operation["outcome"] == "running":
+        await anyio.sleep(0.01)
+        operation = (await real.client.get("/admin/operation")).json()["operation"]
+    return operation
+
+
+async def test_a_request_loads_its_model_and_leaves_others_alone() -> None:
+    models = [ModelTerms(name="a"), lazy("b", aliases=("bee",), context=512, quantization="int4")]
+    async with real_gateway(launch("w0", model="a"), launch("w1", model="b"), models=models, ready=["w0"]) as real:
+        listed = {each["id"]: each for each in (await real.client.get("/v1/models")).json()["data"]}
+        assert (listed["a"]["state"], listed["b"]["state"]) == ("loaded", "unloaded")
+        assert (listed["b"]["aliases"], listed["b"]["max_model_len"]) == (["bee"], 512)
+        assert (listed["b"]["quantization"], listed["b"]["capabilities"]) == ("int4", None)
+        assert listed["a"]["capabilities"]["tools"] is False
+        assert listed["a"]["capabilities"]["vision"] is False
+        assert (await real.client.get("/health/ready")).json()["states"] == {"a": "loaded", "b": "unloaded"}
+        answer = await complete(real, "bee")
+        assert (answer.status_code, answer.json()["model"]) == (200, "b")
+        assert real.state("b") is ModelState.LOADED
+        assert (await real.client.get("/v1/models/bee")).json()["capabilities"]["structured_output"] is True
+        assert (await complete(real, "c")).status_code == 404
+
+
+async def test_a_stream_gets_comments_while_its_model_loads() -> None:
+    models = [lazy("a")]
+    slow = launch("w0", model="a", load_seconds=0.5)
+    async with real_gateway(slow, models=models, waiting_comment_s=0.05) as real:
+        body = COMPLETION | {"model": "a", "stream": True}
+        async with real.client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            lines = [line async for line in response.aiter_lines()]
+    assert lines[0].startswith(":")
+    assert "data: [DONE]" in lines
+
+
+async def test_a_query_waits_for_its_model() -> None:
+    async with real_gateway(launch("w0", model="a"), models=[lazy("a", aliases=("b",))]) as real:
+        answer = await real.client.post("/tokenize", json={"model": "b", "prompt": "abc"})
+        assert (answer.status_code, answer.json()["count"]) == (200, 3)
+
+
+async def test_a_load_that_fails_answers_those_that_wait_with_the_reason_and_is_tried_again_later() -> None:
+    broken = launch("w0", model="a", faults=[Fault("refuse_load", incarnation=1)])
+    async with real_gateway(broken, launch("w1", model="b"), models=[lazy("a"), lazy("b")]) as real:
+        first, second = await gather(lambda: complete(real, "a"), lambda: complete(real, "a", stream=True))
+        for answer in (first, await complete(real, "a")):
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "unavailable"
+            assert "could not be loaded: worker w0" in answer.json()["error"]["message"]
+            assert "retry-after" in answer.headers
+        assert "could not be loaded" in second.text
+        assert (await complete(real, "b")).status_code == 200
+        assert real.state("a") is ModelState.FAILED
+        assert (await operate(real, "/admin/models/a/load"))["outcome"] == "done", "the second incarnation loads"
+        assert (await complete(real, "a")).status_code == 200
+
+
+async def test_an_idle_model_is_unloaded_and_its_process_ends() -> None:
+    async with real_gateway(launch("w0", model="a"), models=[lazy("a", keep_alive_s=0.1)]) as real:
+        assert (await complete(real, "a")).status_code == 200
+        await real.until_state("a", ModelState.UNLOADED)
+        assert real.status().pid is None
+        assert (await complete(real, "a")).status_code == 200
+
+
+async def test_the_least_recently_used_model_makes_room() -> None:
+    models = [lazy(name, 4) for name in "abc"]
+    workers = [launch(f"w{number}", model=name) for number, name in enumerate("abc")]
+    async with real_gateway(*workers, models=models, budget=8) as real:
+        for name in ("a", "b", "a", "c"):
+            assert (await complete(real, name)).status_code == 200
+        states = {each["id"]: each for each in (await real.client.get("/admin/models")).json()["models"]}
+        assert {name: each["state"] for name, each in states.items()} == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        assert states["a"] == states["a"] | {"aliases": [], "bytes": 4, "workers": 1, "keep_alive_s": None}
+        assert states["a"]["last_used_s"] >= states["c"]["last_used_s"]
+
+
+async def test_no_stream_is_lost_while_models_are_swapped_under_load() -> None:
+    """Two models that do not fit together have requests without a pause, and a third one has its own memory: each is
+    loaded and unloaded many times, by requests and by an operator, and every stream is whole."""
+    models = [lazy("a", 8), lazy("b", 8), lazy("c", 1)]
+    workers = [launch(f"w{number}", model=name, rate=500) for number, name in enumerate("abc")]
+    loads = {"a": 0, "b": 0, "c": 0}
+
+    async with real_gateway(*workers, models=models, budget=9, max_waiting_streams=256) as real:
+        assert real.loader is not None
+        real.loader.residency.patience_s = 0.2
+        expected = {name: await stream(real, name, 40) for name in "abc"}
+
+        async def client(name: str) -> None:
+            for _ in range(6):
+                assert await stream(real, name, 40) == expected[name]
+
+        async def operator() -> None:
+            for _ in range(4):
+                assert (await operate(real, "/admin/models/c/reload"))["outcome"] == "done"
+
+        clients = [lambda name=name: client(name) for name in "aabbc"]
+        await gather(*clients, operator)  # type: ignore[arg-type]
+        for name in "abc":
+            loads[name] = real.loader.residency[name].loads
+        metrics = (await real.client.get("/metrics")).text
+    assert loads["a"] >= 2
+    assert loads["b"] >= 2
+    assert loads["c"] >= 5
+    assert not re.search(r"^baton_replays_total.* [1-9]", metrics, flags=re.MULTILINE), "no stream was cut"
+
+
+async def test_an_operator_unloads_a_model_only_when_its_streams_have_ended() -> None:
+    worker = launch("w0", model="org/a", rate=200)
+    async with real_gateway(worker, models=[ModelTerms(name="org/a", aliases=("a",))], ready=["w0"]) as real:
+        began = anyio.Event()
+
+        async def unload() -> None:
+            await began.wait()
+            operation = await operate(real, "/admin/models/a/unload", {"grace_s": 0.05})
+            assert operation["outcome"] == "failed"
+            assert "stays loaded" in operation["lines"][-1]
+            assert real.state("org/a") is ModelState.LOADED
+            operation = await operate(real, "/admin/models/org/a/unload", {"grace_s": 30})
+            assert (operation["name"], operation["outcome"]) == ("unload of org/a", "done")
+
+        tokens, _ = await gather(lambda: stream(real, "a", 60, began), unload)
+        assert len(tokens) == 60
+        assert real.state("org/a") is ModelState.UNLOADED
+        assert (await real.client.get("/health")).status_code == 200
+        assert (await complete(real, "a")).status_code == 200
+        assert (await real.client.post("/admin/models/none/load", json={})).status_code == 404
+
+
+async def test_workers_are_drained_restarted_and_replaced_one_by_one_as_before() -> None:
+    workers = [launch("w0", model="a"), launch("w1", model="a"), launch("w2", model="b")]
+    models = [ModelTerms(name="a", bytes=4), lazy("b", 2)]
+    async with real_gateway(*workers, models=models, budget=6, ready=["w0", "w1"]) as real:
+        assert (await operate(real, "/admin/workers/w0/drain"))["outcome"] == "done"
+        assert (await complete(real, "a")).status_code == 200
+        assert (await operate(real, "/admin/workers/w1/drain"))["outcome"] == "done"
+        assert (await complete(real, "a")).status_code == 503
+        assert real.state("a") is ModelState.FAILED
+        assert (await operate(real, "/admin/workers/w1/restart"))["outcome"] == "done"
+        assert (await complete(real, "a")).status_code == 200
+        assert (await operate(real, "/admin/restart?rolling"))["outcome"] == "done"
+        assert real.state("b") is ModelState.UNLOADED
+        assert (await complete(real, "b")).status_code == 200
+        operation = await operate(real, "/admin/restart?rolling", {"model": "a"})
+        assert operation["outcome"] == "failed", "there is no memory for another worker"
+        assert "memory_budget" in operation["lines"][-1]
+        assert (await operate(real, "/admin/restart", {"model": "a"}))["outcome"] == "done"
+        assert (await operate(real, "/admin/models/b/unload"))["outcome"] == "done"
+        operation = await operate(real, "/admin/reload", {"checkpoint": "/other"})
+        assert operation["outcome"] == "done"
+        assert "b is not loaded: it will be loaded from /other" in operation["lines"]
+        assert (await complete(real, "b")).status_code == 200
+
+
+class TestOllama:
+    async def test_an_empty_prompt_loads_and_a_keep_alive_of_0_unloads(self) -> None:
+        async with real_gateway(launch("w0", model="a"), models=[lazy("a", aliases=("llama",))]) as real:
+            client = real.client
+            assert (await client.get("/api/ps")).json()["models"] == []
+            asked = {"model": "llama:latest", "keep_alive": "5m"}
+            loaded = await client.post("/api/generate", json=asked)
+            assert (loaded.status_code, loaded.json()["done_reason"]) == (200, "load")
+            (running,) = (await client.get("/api/ps")).json()["models"]
+            assert running["name"] == "a"
+            assert not running["expires_at"].startswith("9999")
+            assert [each["name"] for each in (await client.get("/api/tags")).json()["models"]] == ["a"]
+            unloaded = await client.post("/api/chat", json={"model": "a", "messages": [], "keep_alive": 0})
+            assert unloaded.json()["done_reason"] == "unload"
+            await real.until_state("a", ModelState.UNLOADED)
+
+    async def test_a_request_says_how_long_its_model_stays(self) -> None:
+        async with real_gateway(launch("w0", model="a"), models=[lazy("a")]) as real:
+            body = {"model": "a", "prompt": "hi", "stream": False, "keep_alive": 0}
+            answer = await real.client.post("/api/generate", json=body)
+            assert (answer.status_code, answer.json()["done"]) == (200, True)
+            await real.until_state("a", ModelState.UNLOADED)
+
+    async def test_a_model_that_cannot_be_loaded(self) -> None:
+        broken = launch("w0", model="a", faults=[Fault("refuse_load")])
+        async with real_gateway(broken, models=[lazy("a")]) as real:
+            answer = await real.client.post("/api/generate", json={"model": "a"})
+            assert answer.status_code == 503
+            assert "could not be loaded" in json.loads(answer.text)["error"]
