@@ -204,7 +204,7 @@ class Settings(BaseSettings):
         "Model of a server with several, instead of MODEL; loaded by its first request. Repeatable. [[models]] in the "
         "file has its settings.",
         "NAME=PATH",
-        allowed="a list of NAME=PATH, or of tables",
+        allowed=f"a list of at most {MAX_MODELS} models, each NAME=PATH or a table",
         max_length=MAX_MODELS,
     )
     memory_budget: int = _field(

@@ -36,7 +36,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         settings = Loaded(**given)
         return settings.from_sources({name: _source(name, given, file) for name in settings.model_fields_set})
     except ValidationError as error:
-        raise InvalidSettings("\n".join(_explain(error, given, file))) from error
+        raise InvalidSettings("\n".join(dict.fromkeys(_explain(error, given, file)))) from error
     except UnicodeDecodeError as error:
         raise InvalidSettings(f"{file} is not TOML: byte {error.start + 1} is not UTF-8") from error
     except ValueError as error:  # `tomllib.TOMLDecodeError`, or a number of more digits than Python reads

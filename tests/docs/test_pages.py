@@ -10,6 +10,7 @@ import pytest
 import typer.main
 from msgspec import Struct
 
+from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings, flag
 from cli.config.sources import load
 from cli.main import app
@@ -256,3 +257,8 @@ def test_the_folders_of_tests_without_counterpart_are_those_that_are_listed() ->
     names = {each.name if each.name in listed else each.relative_to(ROOT).as_posix() for each in alone}
     assert names == listed - {"golden"}
     assert list((ROOT / "tests").rglob("golden")), "has no modules"
+
+
+def test_every_setting_of_a_model_is_listed_as_it_is() -> None:
+    cells = [(row[0].strip("`"), row[2]) for row in table("Several models")[: len(ModelSettings.model_fields)]]
+    assert cells == [(name, field.description) for name, field in ModelSettings.model_fields.items()]

@@ -7,10 +7,11 @@ import pytest
 
 from actors.actor import ReplyTo
 from actors.supervision.worker import WorkerChanged, WorkerState
+from actors.system import ActorSystem
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.member import Member
-from gateway.fleet.messages import AwaitSettled, FleetMessage, Relieve
+from gateway.fleet.messages import AwaitSettled, FleetGaveUp, FleetMessage, Relieve
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
@@ -67,6 +68,28 @@ class Fakes:
 async def value(reply: ReplyTo[R]) -> R:
     assert reply.done
     return await reply.wait(0)
+
+
+class TestOnDemand:
+    """Workers whose models are loaded by their first request."""
+
+    async def test_they_are_not_waited_for_at_the_start(self) -> None:
+        fakes = Fakes("a")
+        fakes.add("later", model="second", launch=WorkerLaunch("later", "second", command, on_demand=True))
+        fakes.change("later", state=WorkerState.STOPPED, running=False, incarnation=0)
+        assert await value(fakes.settled()) == ""
+
+    @pytest.mark.parametrize("on_demand", [False, True])
+    async def test_a_fleet_gives_up_unless_a_model_may_be_loaded_again(self, on_demand: bool) -> None:
+        fakes = Fakes("a")
+        fakes.add("later", model="second", launch=WorkerLaunch("later", "second", command, on_demand=on_demand))
+        async with ActorSystem() as system:
+            watcher = Inbox()
+            ref = system.spawn("fleet", fakes.fleet)
+            ref.watch(watcher.ref, FleetGaveUp)
+            fakes.change("a", **GIVEN_UP)
+            fakes.change("later", **GIVEN_UP)
+        assert any(isinstance(each, FleetGaveUp) for each in watcher.messages) is not on_demand
 
 
 class TestRelieve:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gateway.keys.record import KeyLimits, KeyRecord, make_key, make_record
+from gateway.routing.model_catalog import CatalogEntry
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from tests.gateway.harness.fakes import FakeWorker
@@ -362,6 +363,32 @@ async def test_a_key_sees_the_models_that_it_may_use(tmp_path: Path) -> None:
             assert (await get("/v1/models/large", headers=headers)).status_code == 200
             assert (await get("/v1/models/tiny", headers=headers)).status_code == 404
         assert (await get("/v1/models?after_id=tiny", headers=version)).status_code == 404
+
+
+async def test_a_key_may_use_a_model_by_any_name_if_one_of_them_is_among_its_own(tmp_path: Path) -> None:
+    async with limited(tmp_path, "w0", "w1", make=of_model, models=("big",)) as served:
+        served.router.pool.catalog.add(CatalogEntry("large", ("big", "huge")))
+        served.router.pool.catalog.add(CatalogEntry("tiny", ("small",)))
+        for model in ("large", "big", "huge", "big:latest"):
+            answer = await served.client.post("/api/generate", json={"model": model})
+            assert answer.status_code == 200, model
+        for model in ("tiny", "small"):
+            assert (await served.client.post("/api/generate", json={"model": model})).status_code == 404
+        assert [each["id"] for each in (await served.client.get("/v1/models")).json()["data"]] == ["large"]
+        version = {"anthropic-version": "2023-06-01"}
+        for headers in ({}, version):
+            assert (await served.client.get("/v1/models/huge", headers=headers)).json()["id"] == "large"
+            assert (await served.client.get("/v1/models/small", headers=headers)).status_code == 404
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_alias_works_in_every_dialect(tmp_path: Path, path: str) -> None:
+    async with limited(tmp_path) as served:
+        served.router.pool.catalog.add(CatalogEntry("tiny", ("small",)))
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: served.client.post(path, json=BODIES[path] | {"model": "small"}))
+            await served.until(lambda: bool(served.worker.submits or served.worker.queries))
+            group.cancel_scope.cancel()
 
 
 async def test_a_reload_changes_limits_and_keeps_what_was_used(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Names and aliases of models, and what the gateway says of them."""
+
+import pytest
+
+from gateway.errors import RequestError
+from gateway.routing.model_catalog import CatalogEntry, ModelCatalog, ModelState
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from protocol.events import Capabilities, Ready
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.routing.test_worker_pool import plan
+
+pytestmark = pytest.mark.anyio
+
+
+def test_an_alias_stands_for_the_own_name() -> None:
+    catalog = ModelCatalog()
+    catalog.add(CatalogEntry("a", ("x", "y")))
+    catalog.add(CatalogEntry("b"))
+    assert [catalog.canonical(name) for name in ("a", "x", "y", "b", "c")] == ["a", "a", "a", "b", "c"]
+    assert (catalog.aliases("a"), catalog.aliases("c")) == (("x", "y"), ())
+
+
+@pytest.mark.parametrize(
+    "entry", [CatalogEntry("a"), CatalogEntry("x"), CatalogEntry("c", ("a",)), CatalogEntry("c", ("x",))]
+)
+def test_a_name_is_taken_once(entry: CatalogEntry) -> None:
+    catalog = ModelCatalog()
+    catalog.add(CatalogEntry("a", ("x",)))
+    with pytest.raises(ValueError, match="two models have the name"):
+        catalog.add(entry)
+
+
+async def test_requests_may_use_an_alias_unless_a_remote_worker_has_that_name() -> None:
+    router = Router(GatewaySettings())
+    FakeWorker("w0", model="a").join(router)
+    router.pool.catalog.add(CatalogEntry("a", ("tiny",)))
+    assert router.open(plan(), "r").model == "a"
+    FakeWorker("far", model="tiny").join(router)
+    assert router.open(plan(), "r").model == "tiny"
+
+
+async def test_new_requests_of_a_held_model_wait_and_those_that_have_begun_go_on() -> None:
+    router = Router(GatewaySettings())
+    worker, other = FakeWorker("w0").join(router), FakeWorker("w1").join(router)
+    entry = CatalogEntry("tiny", loads=True)
+    router.pool.catalog.add(entry)
+    begun = router.open(plan(), "r")
+    stirred: list[bool] = []
+    router.watch_activity(lambda: stirred.append(True))
+    entry.held = True
+    router.open(plan(), "r")
+    assert (router.activity("tiny").live, router.activity("tiny").waiting) == (1, 1)
+    assert stirred
+    (worker if begun.worker == "w0" else other).die()
+    assert begun.sequences[0].worker == ("w1" if worker.status.pid is None else "w0"), "it is replayed"
+    assert router.activity("tiny").waiting == 1
+    entry.held = False
+    router.model_changed("tiny")
+    assert (router.activity("tiny").live, router.activity("tiny").waiting) == (2, 0)
+
+
+async def test_a_model_that_could_not_be_loaded_refuses_with_the_reason() -> None:
+    router = Router(GatewaySettings())
+    worker = FakeWorker("w0").join(router)
+    router.pool.catalog.add(entry := CatalogEntry("tiny", loads=True))
+    worker.change(pid=None, ready=None, state=worker.status.state.STOPPED)
+    waiting = router.open(plan(), "r")
+    entry.loads, entry.problem = False, "it is damaged"
+    router.model_changed("tiny")
+    assert waiting.failure is not None
+    assert waiting.failure.text == "model 'tiny' could not be loaded: it is damaged"
+    with pytest.raises(RequestError, match="it is damaged"):
+        router.open(plan(), "r")
+
+
+async def test_a_model_keeps_its_capabilities_while_it_is_unloaded() -> None:
+    router = Router(GatewaySettings())
+    worker = FakeWorker("w0").join(router)
+    router.pool.catalog.add(entry := CatalogEntry("tiny", context=77, backend="iree"))
+    worker.change(ready=Ready(Capabilities(tools=True, reasoning=True)))
+    FakeWorker("w1").join(router).change(ready=Ready(Capabilities(tools=True)))
+    described = router.describe("tiny")
+    assert described.capabilities is not None
+    assert (described.state, described.workers, described.backend) == (ModelState.LOADED, 2, "scripted")
+    assert (described.capabilities.tools, described.capabilities.reasoning) == (True, False)
+    for handle in router.handles():
+        assert isinstance(handle.worker, FakeWorker)
+        handle.worker.change(hello=None, ready=None, pid=None, state=worker.status.state.STOPPED)
+    entry.state = ModelState.FAILED
+    described = router.describe("tiny")
+    assert described.capabilities is not None
+    assert (described.state, described.context, described.backend) == (ModelState.FAILED, 77, "iree")
+    assert described.capabilities.tools
+
+
+async def test_a_model_of_remote_workers_alone_is_described_by_them() -> None:
+    router = Router(GatewaySettings())
+    worker = FakeWorker("far").join(router)
+    described = router.describe("tiny")
+    assert (described.state, described.aliases, described.bytes, described.keep_alive_s) == ("loaded", (), 0, None)
+    worker.change(state=worker.status.state.LOADING)
+    assert router.describe("tiny").state is ModelState.LOADING
+    worker.change(state=worker.status.state.STOPPED, running=False)
+    assert router.describe("tiny").state is ModelState.UNLOADED
