@@ -46,7 +46,6 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
         "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming", "models"},
         "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
-        "models": _GATEWAY_BASE | {"routing"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming", "models"},
         "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},

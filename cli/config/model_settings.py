@@ -32,7 +32,7 @@ def _field(help: str, default: Any = None, allowed: str = "", **bounds: Any) -> 
 
 
 class ModelSettings(BaseModel):
-    """One model. What is None is the server's own setting."""
+    """One model. Without a value, a setting is the server's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

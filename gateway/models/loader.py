@@ -13,7 +13,17 @@ from actors.supervision.messages import StartWorker, StopWorker
 from actors.supervision.worker import WorkerChanged, WorkerState, WorkerStatus
 from actors.supervision.worker_actor import WorkerRef
 from gateway.models import messages as msg
-from gateway.models.residency import Decision, Hold, Load, Offer, Refuse, Release, Residency, Resident, Unload
+from gateway.models.residency import (
+    Decision,
+    HoldModel,
+    OfferModel,
+    RefuseModel,
+    ReleaseModel,
+    Residency,
+    Resident,
+    StartModel,
+    StopModel,
+)
 from gateway.models.terms import ModelTerms
 from gateway.routing.model_catalog import CatalogEntry, ModelState
 from gateway.routing.router import Router
@@ -43,7 +53,7 @@ class _LocalWorker:
 
     @property
     def begun(self) -> bool:
-        """What was asked for has begun."""
+        """An incarnation that was asked for last has begun."""
         return self.status.incarnation > self.after
 
     @property
@@ -224,7 +234,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         while decisions := self.residency.step(self._loop.time(), activity):
             self._carry_out(decisions)
             for each in decisions:
-                if isinstance(each, Load | Unload):
+                if isinstance(each, StartModel | StopModel):
                     self._check_ends(each.model)
             activity = {name: self._router.activity(name) for name in self._workers}
         for resident in self.residency:
@@ -239,27 +249,27 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             model = decision.model
             entry, workers = self._entries[model], self._workers[model]
             match decision:
-                case Load():
+                case StartModel():
                     _log.info("model_loads", model=model, bytes=self.residency[model].bytes)
                     for each in workers.used:
                         each.start()
-                case Unload():
+                case StopModel():
                     _log.info("model_unloads", model=model)
                     self._router.retire(workers.all)
                     for each in workers.all.values():
                         if not each.gone:
                             each.ref.ref.tell(StopWorker(), urgent=True)
-                case Hold():
+                case HoldModel():
                     _log.info("model_held", model=model)
-                case Release():
+                case ReleaseModel():
                     _log.info("model_released", model=model)
-                case Refuse(reason=reason):
+                case RefuseModel(reason=reason):
                     _log.error("model_failed", model=model, reason=reason)
-                case Offer():
+                case OfferModel():
                     pass
-            entry.held = isinstance(decision, Hold)
-            entry.loads = not isinstance(decision, Refuse)
-            entry.problem = decision.reason if isinstance(decision, Refuse) else ""
+            entry.held = isinstance(decision, HoldModel)
+            entry.loads = not isinstance(decision, RefuseModel)
+            entry.problem = decision.reason if isinstance(decision, RefuseModel) else ""
             self._router.model_changed(model)
 
     # Wake-ups.

@@ -16,49 +16,49 @@ MAX_RETRY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StartModel:
     """Start the workers of a model."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class StopModel:
     """Stop the workers of a model, none of which has a stream."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldModel:
     """Let new requests of a loaded model wait."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseModel:
     """Let those requests run."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Refuse the requests of a model: it could not be loaded."""
+class RefuseModel:
+    """RefuseModel the requests of a model: it could not be loaded."""
 
     model: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferModel:
     """Take requests of the model again: one makes another attempt."""
 
     model: str
 
 
-Decision = Load | Unload | Hold | Release | Refuse | Offer
+Decision = StartModel | StopModel | HoldModel | ReleaseModel | RefuseModel | OfferModel
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Resident:
 
     terms: ModelTerms
     bytes: int
-    """What it takes when it is loaded."""
+    """Memory that it takes when it is loaded."""
     last_used: float
     keep_alive_s: float
     state: ModelState = ModelState.UNLOADED
@@ -221,7 +221,7 @@ class Residency:
         each.wanted_since = None
         each.failures += 1
         each.retry_at = now + delay_s
-        self._out.append(Refuse(each.name, reason))
+        self._out.append(RefuseModel(each.name, reason))
 
     # Decisions.
 
@@ -237,7 +237,7 @@ class Residency:
         for each in self._residents.values():
             if each.state is ModelState.LOADED and (each in held) != each.held:
                 each.held = not each.held
-                self._out.append((Hold if each.held else Release)(each.name))
+                self._out.append((HoldModel if each.held else ReleaseModel)(each.name))
         return self._out
 
     def _observe(self, each: Resident, activity: Activity, now: float) -> None:
@@ -246,7 +246,7 @@ class Residency:
                 self._wake(each.retry_at)
                 return
             each.state, each.retry_at, each.problem = ModelState.UNLOADED, math.inf, ""
-            self._out.append(Offer(each.name))
+            self._out.append(OfferModel(each.name))
         each.last_used = now if activity.busy else max(each.last_used, activity.last_used)
         absent = each.state in (ModelState.UNLOADED, ModelState.UNLOADING)
         if absent and (activity.busy or each.asked):
@@ -292,7 +292,7 @@ class Residency:
             if missing > 0:
                 return self._make_room(each, missing - self._leaving_bytes(), activity, now)
             each.state, each.wanted_since = ModelState.LOADING, None
-            self._out.append(Load(each.name))
+            self._out.append(StartModel(each.name))
         return set()
 
     def _make_room(self, for_: Resident, missing: float, activity: Mapping[str, Activity], now: float) -> set[Resident]:
@@ -328,7 +328,7 @@ class Residency:
     def _unload(self, each: Resident) -> None:
         each.state, each.keep_alive_s = ModelState.UNLOADING, each.terms.keep_alive_s
         each.leaving = each.held = False
-        self._out.append(Unload(each.name))
+        self._out.append(StopModel(each.name))
 
     def _leaving_bytes(self) -> int:
         """The bytes that are about to become free."""

@@ -101,7 +101,7 @@ class AnsweredAtOnce(NamedTuple):
     model: str
     """The model that it is about."""
     first: Callable[[], Awaitable[None]] | None = None
-    """What the answer waits for. Raises `RequestError`."""
+    """Awaited before the answer is sent. Raises `RequestError`."""
 
 
 Decode = Callable[[bytes], Decoded | AnsweredAtOnce]

@@ -33,7 +33,7 @@ memory_bytes = 8_900_000_000
 """
 SERVE = ("-m", "cli", "serve", "--port")
 TOKENS = 12_000
-"""Of a stream that lasts longer than a load."""
+"""Tokens of a stream that lasts longer than a load."""
 
 
 def complete(url: str, model: str, **fields: Any) -> httpx.Response:

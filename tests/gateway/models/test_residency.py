@@ -13,13 +13,13 @@ from gateway.models.residency import (
     MAX_RETRY_S,
     PATIENCE_S,
     Decision,
-    Hold,
-    Load,
-    Offer,
-    Refuse,
-    Release,
+    HoldModel,
+    OfferModel,
+    RefuseModel,
+    ReleaseModel,
     Residency,
-    Unload,
+    StartModel,
+    StopModel,
 )
 from gateway.models.terms import ModelTerms, most_workers
 from gateway.routing.model_catalog import Activity, ModelState
@@ -51,18 +51,18 @@ class World:
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case Load(model):
+            case StartModel(model):
                 assert self.residency.used <= self.residency.budget, "nothing is loaded into memory that is not there"
-            case Unload(model):
+            case StopModel(model):
                 assert not self.live[model], "a model was unloaded under a live stream"
-            case Hold():
+            case HoldModel():
                 pass
-            case Release(model):
+            case ReleaseModel(model):
                 self._serve(model)
-            case Refuse(model):
+            case RefuseModel(model):
                 self.refused += [model] * self.waiting[model]
                 self.waiting[model] = 0
-            case Offer():
+            case OfferModel():
                 pass
 
     def _serve(self, model: str) -> None:
@@ -125,13 +125,13 @@ def lazy(name: str, bytes_: int = 0, **terms: float | int) -> ModelTerms:
 class TestLoading:
     def test_models_are_loaded_at_the_start_in_their_order(self) -> None:
         world = World(ModelTerms(name="a"), lazy("b"), ModelTerms(name="c"))
-        assert world.step() == [Load("a"), Load("c")]
+        assert world.step() == [StartModel("a"), StartModel("c")]
         assert world.step() == []
 
     def test_a_request_loads_its_model(self) -> None:
         world = World(lazy("a"), lazy("b"))
         assert world.step() == []
-        assert world.arrive("a") == [Load("a")]
+        assert world.arrive("a") == [StartModel("a")]
         world.progress("a")
         assert world.live == {"a": 1, "b": 0}
         assert world.state("b") is ModelState.UNLOADED
@@ -140,13 +140,13 @@ class TestLoading:
         world = World(lazy("a"))
         delay_s = FIRST_RETRY_S
         for _ in range(10):
-            assert world.arrive("a") == [Load("a")]
+            assert world.arrive("a") == [StartModel("a")]
             world.fail("a")
             assert world.refused.pop() == "a"
             assert (world.state("a"), world.residency.due) == (ModelState.FAILED, world.now + delay_s)
             world.arrive("a")
             assert world.refused.pop() == "a", "refused at once meanwhile"
-            assert world.later(delay_s) == [Offer("a")]
+            assert world.later(delay_s) == [OfferModel("a")]
             delay_s = min(2 * delay_s, MAX_RETRY_S)
         world.load("a")
         world.fail("a")
@@ -157,12 +157,12 @@ class TestLoading:
         world.arrive("a")
         world.fail("a")
         world.residency.ask("a")
-        assert world.step() == [Offer("a"), Load("a")]
+        assert world.step() == [OfferModel("a"), StartModel("a")]
 
     def test_a_model_that_never_fits_is_refused(self) -> None:
         world = World(lazy("a", 11), lazy("b", 10), budget=10)
-        assert world.arrive("a") == [Refuse("a", "it needs 11 bytes, and memory_budget is 10")]
-        assert world.arrive("b") == [Load("b")]
+        assert world.arrive("a") == [RefuseModel("a", "it needs 11 bytes, and memory_budget is 10")]
+        assert world.arrive("b") == [StartModel("b")]
 
 
 class TestIdle:
@@ -175,7 +175,7 @@ class TestIdle:
         world.finish("a")
         assert world.residency.due == world.now + 30
         assert world.later(29.9) == []
-        assert world.later(0.1) == [Unload("a")]
+        assert world.later(0.1) == [StopModel("a")]
         world.progress("a")
         assert world.state("a") is ModelState.UNLOADED
 
@@ -183,7 +183,7 @@ class TestIdle:
         world = World(lazy("a", keep_alive_s=30.0))
         world.load("a")
         world.residency.keep_alive("a", 0)
-        assert world.step() == [Unload("a")]
+        assert world.step() == [StopModel("a")]
         world.progress("a")
         world.load("a")
         assert world.later(29.9) == []
@@ -192,7 +192,7 @@ class TestIdle:
         world = World(lazy("a", keep_alive_s=30.0))
         world.load("a")
         assert world.later(29.9) == []
-        assert world.later(0.1) == [Unload("a")]
+        assert world.later(0.1) == [StopModel("a")]
 
     def test_a_pinned_one_stays(self) -> None:
         world = World(lazy("a", keep_alive_s=30.0), lazy("b", 1), budget=1)
@@ -200,9 +200,9 @@ class TestIdle:
         world.residency.pin("a")
         assert world.later(31) == []
         world.residency.leave("a")
-        assert world.step() == [Hold("a")]
+        assert world.step() == [HoldModel("a")]
         world.residency.unpin("a")
-        assert world.step() == [Unload("a")]
+        assert world.step() == [StopModel("a")]
 
 
 class TestMemory:
@@ -214,24 +214,24 @@ class TestMemory:
         world.arrive("a")
         world.later(1)
         world.finish("a")
-        assert world.arrive("c") == [Unload("b")]
-        assert world.progress("b") == [Load("c")]
+        assert world.arrive("c") == [StopModel("b")]
+        assert world.progress("b") == [StartModel("c")]
 
     def test_a_lower_priority_goes_first(self) -> None:
         world = World(lazy("a", 4, priority=1), lazy("b", 4), lazy("c", 4), budget=8)
         for name in ("a", "b"):
             world.load(name)
             world.later(1)
-        assert world.arrive("c") == [Unload("b")]
+        assert world.arrive("c") == [StopModel("b")]
 
     def test_as_many_as_are_needed_and_no_more(self) -> None:
         world = World(lazy("a", 3), lazy("b", 3), lazy("c", 3), lazy("d", 5), budget=9)
         for name in ("a", "b", "c"):
             world.load(name)
             world.later(1)
-        assert world.arrive("d") == [Unload("a"), Unload("b")]
+        assert world.arrive("d") == [StopModel("a"), StopModel("b")]
         assert world.progress("a") == []
-        assert world.progress("b") == [Load("d")]
+        assert world.progress("b") == [StartModel("d")]
 
     def test_nothing_is_unloaded_while_that_would_not_suffice(self) -> None:
         world = World(lazy("a", 4), lazy("b", 4), lazy("c", 8), budget=8)
@@ -239,7 +239,7 @@ class TestMemory:
         world.load("b")
         world.arrive("b")
         assert world.arrive("c") == []
-        assert world.finish("b") == [Unload("a"), Unload("b")]
+        assert world.finish("b") == [StopModel("a"), StopModel("b")]
 
     def test_a_busy_model_is_held_after_a_while_finishes_and_gets_its_turn_again(self) -> None:
         world = World(lazy("a", 8), lazy("b", 8), budget=8)
@@ -247,14 +247,14 @@ class TestMemory:
         world.arrive("a")
         assert world.arrive("b") == []
         assert world.residency.due == world.now + PATIENCE_S
-        assert world.later(PATIENCE_S) == [Hold("a")]
+        assert world.later(PATIENCE_S) == [HoldModel("a")]
         assert world.arrive("a") == [], "it waits"
-        assert world.finish("a") == [Unload("a")]
-        assert world.progress("a") == [Load("b")]
+        assert world.finish("a") == [StopModel("a")]
+        assert world.progress("a") == [StartModel("b")]
         world.progress("b")
         assert world.live == {"a": 0, "b": 1}
-        assert world.finish("b") == [Unload("b")], "the one that waits is next"
-        assert world.progress("b") == [Load("a")]
+        assert world.finish("b") == [StopModel("b")], "the one that waits is next"
+        assert world.progress("b") == [StartModel("a")]
 
     def test_a_held_model_runs_on_when_nobody_waits_any_more(self) -> None:
         world = World(lazy("a", 8), lazy("b", 8), budget=8)
@@ -263,7 +263,7 @@ class TestMemory:
         world.arrive("b")
         world.later(PATIENCE_S)
         world.arrive("a")
-        assert world.leave_queue("b") == [Release("a")]
+        assert world.leave_queue("b") == [ReleaseModel("a")]
         assert world.live == {"a": 2, "b": 0}
 
     def test_memory_is_given_in_the_order_in_which_it_was_asked_for(self) -> None:
@@ -273,14 +273,14 @@ class TestMemory:
         assert world.arrive("big") == []
         world.later(1)
         assert world.arrive("small") == []
-        assert world.finish("a") == [Unload("a")]
-        assert world.progress("a") == [Load("big")]
+        assert world.finish("a") == [StopModel("a")]
+        assert world.progress("a") == [StartModel("big")]
 
     def test_workers_that_take_more_than_expected_are_counted(self) -> None:
         world = World(lazy("a", 4), lazy("b", 4), lazy("c", 4), budget=8)
         world.load("b")
         world.arrive("a")
-        assert world.progress("a", bytes_=6) == [Unload("b")]
+        assert world.progress("a", bytes_=6) == [StopModel("b")]
         assert world.progress("b") == []
         assert world.arrive("c") == [], "2 are left"
         assert world.residency["a"].bytes == 6
@@ -299,7 +299,7 @@ class TestMemory:
         assert world.residency.reserve("a", 4)
         assert world.arrive("b") == []
         world.residency.unpin("a")
-        assert world.step() == [Load("b")]
+        assert world.step() == [StartModel("b")]
 
 
 class TestOperators:
@@ -308,10 +308,10 @@ class TestOperators:
         world.load("a")
         world.arrive("a")
         world.residency.leave("a")
-        assert world.step() == [Hold("a")]
+        assert world.step() == [HoldModel("a")]
         assert world.arrive("a") == []
-        assert world.finish("a") == [Unload("a")]
-        assert world.progress("a") == [Load("a")]
+        assert world.finish("a") == [StopModel("a")]
+        assert world.progress("a") == [StartModel("a")]
 
     def test_it_stays_when_that_takes_too_long(self) -> None:
         world = World(ModelTerms(name="a"))
@@ -321,25 +321,25 @@ class TestOperators:
         world.residency.ask("a")
         world.step()
         world.residency.stay("a")
-        assert world.step() == [Release("a")]
+        assert world.step() == [ReleaseModel("a")]
         world.finish("a")
         world.residency.leave("a")
-        assert world.step() == [Unload("a")]
+        assert world.step() == [StopModel("a")]
         assert world.progress("a") == [], "nobody asks for it any more"
 
     def test_one_that_loads_is_unloaded_at_once(self) -> None:
         world = World(ModelTerms(name="a"))
         world.step()
         world.residency.leave("a")
-        assert world.step() == [Unload("a")]
+        assert world.step() == [StopModel("a")]
 
     def test_a_reload_is_an_unload_and_a_load(self) -> None:
         world = World(ModelTerms(name="a"))
         world.load("a")
         world.residency.leave("a")
         world.residency.ask("a")
-        assert world.step() == [Unload("a")]
-        assert world.progress("a") == [Load("a")]
+        assert world.step() == [StopModel("a")]
+        assert world.progress("a") == [StartModel("a")]
 
 
 NAMES = ("a", "b", "c", "d")
