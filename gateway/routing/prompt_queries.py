@@ -85,6 +85,7 @@ class PromptQueries:
         pending = self._pending.pop(event.query, None)
         if pending is not None:
             _settle(pending, event)
+            self._placement.used(self._pool[pending.worker].model)
             self._placement.stirred()
 
     def activity(self, model: str) -> Activity:

@@ -72,8 +72,8 @@ class Placement:
         self.stirred: Callable[[], None] = lambda: None
         """Called when a model has no more sequences on its workers, or when sequences begin or cease to wait for a
         model that does not serve them now. May be called inside any method."""
-        self.last_used: dict[str, float] = {}
-        """The time at which the last sequence of each model ended."""
+        self._last_used: dict[str, float] = {}
+        """The time at which the last request of each model ended."""
         self._settings = settings
         self._pool = pool
         self._metrics = metrics
@@ -179,7 +179,7 @@ class Placement:
             self.queue.remove(sequence)
         self._note_idle()
         model = sequence.request.model
-        self.last_used[model] = self._loop.time()
+        self.used(model)
         if sequence.worker:
             self.serve(model)
         if not self.serves(model) or not any(handle.live for handle in self._pool.of(model)):
@@ -423,13 +423,17 @@ class Placement:
         """A worker is ready, and takes new requests."""
         return self._has_ready(model) and not self._pool.catalog.held(model)
 
+    def used(self, model: str) -> None:
+        """Note that a request of a model has ended."""
+        self._last_used[model] = self._loop.time()
+
     def activity(self, model: str) -> Activity:
         """Count the sequences of a model: those that have begun, and those that wait for their first worker."""
         returned = self.queue.returned(model)
         on_workers = sum(len(handle.live) for handle in self._pool.of(model))
         lost = sum(sequence.request.model == model for sequence in self._lost)
         waiting = self.queue.count(model) - returned
-        return Activity(on_workers + lost + returned, waiting, self.last_used.get(model, 0.0))
+        return Activity(on_workers + lost + returned, waiting, self._last_used.get(model, 0.0))
 
     def _worth_waiting(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
