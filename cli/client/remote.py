@@ -32,7 +32,7 @@ class RemoteClient:
             raise unanswered(url, error) from error
         raise_for(answer)
         served = _served(answer)
-        if model and model not in served:
+        if model and model not in served + _aliases(answer):
             raise CommandFailed(f"{url} does not serve {model}; it serves {', '.join(served) or 'no model yet'}")
         if not served:
             raise CommandFailed(f"{url} serves no model yet; try again when its workers are loaded")
@@ -94,6 +94,11 @@ class RemoteClient:
         else:
             body["prompt"] = request.prompt
         return body
+
+
+def _aliases(answer: httpx.Response) -> list[str]:
+    """Return the further names of the models, of a server that has such names."""
+    return [str(name) for entry in answer.json()["data"] for name in entry.get("aliases") or ()]
 
 
 def _served(answer: httpx.Response) -> list[str]:

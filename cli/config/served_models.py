@@ -104,14 +104,11 @@ def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings
 
 def _terms(model: ModelSettings, spec: WorkerSpec) -> ModelTerms:
     described = describe(spec)
-    keep_s = model.keep_alive_s
-    if keep_s is None:
-        keep_s = KEEP_ALIVE_S if model.load == "first-use" else NEVER
     return ModelTerms(
         name=spec.model_name,
         aliases=model.aliases,
         load=model.load,
-        keep_alive_s=math.inf if isinstance(keep_s, str) else keep_s,
+        keep_alive_s=_keep_alive_s(model),
         priority=model.priority,
         bytes=(model.memory_bytes or _estimated(spec, described.context)) * (model.workers + model.standby),
         fixed=model.memory_bytes > 0,
@@ -119,6 +116,13 @@ def _terms(model: ModelSettings, spec: WorkerSpec) -> ModelTerms:
         backend=described.backend,
         quantization=_quantized(spec),
     )
+
+
+def _keep_alive_s(model: ModelSettings) -> float:
+    """The seconds without a request after which it is unloaded; infinite: never."""
+    if model.keep_alive_s is None:
+        return KEEP_ALIVE_S if model.load == "first-use" else math.inf
+    return math.inf if model.keep_alive_s == NEVER else float(model.keep_alive_s)
 
 
 def _estimated(spec: WorkerSpec, context: int) -> int:

@@ -85,7 +85,8 @@ class PromptQueries:
         pending = self._pending.pop(event.query, None)
         if pending is not None:
             _settle(pending, event)
-            self._placement.used(self._pool[pending.worker].model)
+            if (handle := self._pool.find(pending.worker)) is not None:
+                self._placement.used(handle.model)
             self._placement.stirred()
 
     def activity(self, model: str) -> Activity:

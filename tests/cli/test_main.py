@@ -78,7 +78,9 @@ def test_every_command_has_help(run: CliRunner, command: str) -> None:
     assert "Usage: baton" in result.output or "Usage: root" in result.output
 
 
-@pytest.mark.parametrize("command", ["workers", "drain", "restart", "reload", "reload-keys"])
+@pytest.mark.parametrize(
+    "command", ["workers", "drain", "restart", "reload", "reload-keys", "models", "load", "unload", "reload-model"]
+)
 def test_every_admin_command_has_help(run: CliRunner, command: str) -> None:
     result = run.invoke(app, ["admin", command, "--help"])
     assert result.exit_code == 0

@@ -96,6 +96,8 @@ def test_a_stream_goes_on_while_other_models_are_loaded_evicted_and_reloaded(tmp
             done = CliRunner().invoke(app, ["admin", *command, "--url", url])
             assert done.exit_code == 0, done.output
         assert states(url) == {"a": "loaded", "b": "loaded", "tiny": "unloaded"}
+        written = CliRunner().invoke(app, ["generate", "bee", "-p", "Hello", "-n", "8", "--url", url])
+        assert written.exit_code == 0, written.output
         shown = CliRunner().invoke(app, ["admin", "models", "--url", url]).output
         assert "8.90" in shown
         process.send_signal(signal.SIGTERM)

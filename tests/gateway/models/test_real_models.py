@@ -140,7 +140,7 @@ async def test_no_stream_is_lost_while_models_are_swapped_under_load() -> None:
                 assert (await operate(real, "/admin/models/c/reload"))["outcome"] == "done"
 
         clients = [lambda name=name: client(name) for name in "aabbc"]
-        await gather(*clients, operator)  # type: ignore[arg-type]
+        await gather(*clients, operator)
         for name in "abc":
             loads[name] = real.loader.residency[name].loads
         metrics = (await real.client.get("/metrics")).text

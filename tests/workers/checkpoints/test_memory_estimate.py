@@ -13,7 +13,7 @@ from workers.process.spec import WorkerSpec
 
 
 def estimate(path: Path, **options: Any) -> int:
-    wanted = {"dtype": "auto", "quantize": "none", "slots": 2, "context": 64, "kv_bytes": 0} | options
+    wanted: dict[str, Any] = {"dtype": "auto", "quantize": "none", "slots": 2, "context": 64, "kv_bytes": 0} | options
     return estimate_bytes(path, **wanted)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.host.memory import MemoryRefused, Needed, free_bytes
+from workers.host.memory import MemoryRefused, Needed, free_bytes, machine_bytes
 from workers.precision import Quantize
 
 NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
@@ -85,3 +85,11 @@ def test_the_cgroup_sets_the_bound(tmp_path: Path) -> None:
 
 def test_an_unknown_system_reports_none(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) is None
+
+
+def test_the_memory_of_the_machine_is_bounded_by_cgroups(tmp_path: Path) -> None:
+    whole = machine_bytes(tmp_path)
+    assert whole is not None
+    assert whole > 1 << 20
+    assert machine_bytes(system(tmp_path / "a", 1000, memory_max="max\n", memory_current="5\n")) == whole
+    assert machine_bytes(system(tmp_path / "b", 1000, memory_max="4096\n", memory_current="5\n")) == 4096
