@@ -51,6 +51,18 @@ class Metrics:
             ["model", "outcome"],
             registry=self._registry,
         )
+        self._model_changes = Counter(
+            "baton_model_changes",
+            "Loads and unloads of models, and loads that failed",
+            ["model", "change"],
+            registry=self._registry,
+        )
+        self._model_memory = Gauge(
+            "baton_model_memory_bytes",
+            "Bytes of memory that a model counts with while it is loaded",
+            ["model"],
+            registry=self._registry,
+        )
         self._bodies = Gauge("baton_body_bytes", "Bytes of request bodies that are held", registry=self._registry)
         self._answers = Gauge(
             "baton_answer_bytes", "Bytes of answers that clients have yet to take", registry=self._registry
@@ -103,6 +115,14 @@ class Metrics:
     def replays(self) -> int:
         """Count the replays that have ended, well or not."""
         return int(sum(each.value for family in self._replays.collect() for each in family.samples if _counts(each)))
+
+    def model_changed(self, model: str, change: str) -> None:
+        """Count a load, an unload, or a load that failed."""
+        self._model_changes.labels(model, change).inc()
+
+    def watch_model(self, model: str, memory: Callable[[], float]) -> None:
+        """Set the function that returns the bytes that a model counts with, which is called at every scrape."""
+        self._model_memory.labels(model).set_function(memory)
 
     def detachment(self, model: str, outcome: str) -> Counter:
         """The counter of streams whose connection ended, by what became of them."""

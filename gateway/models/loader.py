@@ -1,6 +1,7 @@
 """The actor that loads and unloads models: it carries out what `gateway.models.residency` decides."""
 
 import asyncio
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
 
     def started(self) -> None:
         self._router.watch_activity(self._note_activity)
+        for resident in self.residency:
+            self._router.metrics.watch_model(resident.name, functools.partial(getattr, resident, "charged"))
 
     async def stopped(self) -> None:
         if self._timer is not None:
@@ -212,6 +215,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             worker.drained = worker.status.state is WorkerState.STOPPED
         ready = [each for each in workers.used if each.begun and each.status.state is WorkerState.READY]
         if resident.state in (ModelState.LOADING, ModelState.LOADED) and ready:
+            if resident.state is ModelState.LOADING:
+                self._router.metrics.model_changed(model, "loaded")
             self.residency.loaded(model, self._loop.time(), _bytes(ready, workers.own))
         self._check_ends(model)
 
@@ -255,6 +260,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
                         each.start()
                 case StopModel():
                     _log.info("model_unloads", model=model)
+                    self._router.metrics.model_changed(model, "unloaded")
                     self._router.retire(workers.all)
                     for each in workers.all.values():
                         if not each.gone:
@@ -265,6 +271,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
                     _log.info("model_released", model=model)
                 case RefuseModel(reason=reason):
                     _log.error("model_failed", model=model, reason=reason)
+                    self._router.metrics.model_changed(model, "failed")
                 case OfferModel():
                     pass
             entry.held = isinstance(decision, HoldModel)

@@ -144,6 +144,12 @@ async def test_no_stream_is_lost_while_models_are_swapped_under_load() -> None:
         for name in "abc":
             loads[name] = real.loader.residency[name].loads
         metrics = (await real.client.get("/metrics")).text
+    changes = {"a": "loaded", "b": "unloaded"}
+    for name, change in changes.items():
+        assert re.search(
+            rf'^baton_model_changes_total{{change="{change}",model="{name}"}} [1-9]', metrics, re.MULTILINE
+        )
+    assert 'baton_model_memory_bytes{model="c"} 1.0' in metrics
     assert loads["a"] >= 2
     assert loads["b"] >= 2
     assert loads["c"] >= 5
