@@ -1,4 +1,4 @@
-"""Settings of one of several models: a table `[[models]]` of the file, or `--model NAME=PATH`."""
+"""Settings of one of several models: a table `[[models]]` of the file, or `--model NAME=MODEL`."""
 
 from typing import Annotated, Any, Literal
 
@@ -87,6 +87,6 @@ class ModelSettings(BaseModel):
 
 
 def from_text(text: str) -> dict[str, str]:
-    """Parse `NAME=PATH` or `PATH`."""
+    """Parse `NAME=MODEL` or `MODEL`, a directory or an id of the hub."""
     name, equals, path = text.partition("=")
     return {"name": name, "path": path} if equals else {"path": text}

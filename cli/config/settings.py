@@ -203,8 +203,8 @@ class Settings(BaseSettings):
         SERVER,
         "Model of a server with several, instead of MODEL; loaded by its first request. Repeatable. [[models]] in the "
         "file has its settings.",
-        "NAME=PATH",
-        allowed=f"a list of at most {MAX_MODELS} models, each NAME=PATH or a table",
+        "NAME=MODEL",
+        allowed=f"a list of at most {MAX_MODELS} models, each NAME=MODEL or a table",
         max_length=MAX_MODELS,
     )
     memory_budget: int = _field(
@@ -474,7 +474,7 @@ class Settings(BaseSettings):
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: Any) -> Any:
-        """Take `NAME=PATH` for a table. In a variable, entries are separated by commas."""
+        """Take `NAME=MODEL` for a table. In a variable, entries are separated by commas."""
         given = cls._split(value)
         if not isinstance(given, list):
             return given
