@@ -270,7 +270,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
                 case ReleaseModel():
                     _log.info("model_released", model=model)
                 case RefuseModel(reason=reason):
-                    _log.error("model_failed", model=model, reason=reason)
+                    _log.warning("model_failed", model=model, reason=reason)
                     self._router.metrics.model_changed(model, "failed")
                 case OfferModel():
                     pass

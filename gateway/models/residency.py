@@ -339,11 +339,18 @@ class Residency:
 
 
 def _enough(candidates: Sequence[Resident], missing: float) -> list[Resident] | None:
-    """The first ones that have so many bytes together; None if all have less."""
-    chosen = []
+    """The first ones that have so many bytes together, without those that the others make unnecessary; None if all have
+    less."""
+    chosen: list[Resident] = []
     for each in candidates:
         if missing <= 0:
             break
         chosen.append(each)
         missing -= each.charged
-    return chosen if missing <= 0 else None
+    if missing > 0:
+        return None
+    for each in reversed(chosen.copy()):
+        if missing + each.charged <= 0:
+            chosen.remove(each)
+            missing += each.charged
+    return chosen

@@ -104,7 +104,8 @@ async def test_health_follows_progress_and_not_existence() -> None:
         worker, client = served.worker, served.client
         assert (await client.get("/health/live")).status_code == 200
         ready = await client.get("/health/ready")
-        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "models": {"tiny": True}, "given_up": []})
+        details = {"models": {"tiny": True}, "states": {"tiny": "loaded"}, "given_up": []}
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready"} | details)
         worker.change(last_progress=anyio.current_time() - 6)
         stuck = await client.get("/health/ready")
         assert (stuck.status_code, stuck.json()["status"]) == (503, "not ready")

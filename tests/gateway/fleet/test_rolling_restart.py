@@ -79,6 +79,9 @@ class RecordedSteps:
         pool.swap(pool[member.name], pool[others[0]])
         return True
 
+    async def reserve(self, model: str) -> None:
+        """There is always memory."""
+
     async def add_extra(self, launch: WorkerLaunch, checkpoint: str) -> Member:
         self.done.append(f"start {launch.name}")
         return self.add(launch, 0.0)

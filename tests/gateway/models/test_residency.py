@@ -233,6 +233,13 @@ class TestMemory:
         assert world.progress("a") == []
         assert world.progress("b") == [StartModel("d")]
 
+    def test_a_small_model_stays_if_a_large_one_has_to_go_anyway(self) -> None:
+        world = World(lazy("small", 1), lazy("a", 8), lazy("b", 8), budget=9)
+        world.load("small")
+        world.later(1)
+        world.load("a")
+        assert world.arrive("b") == [StopModel("a")]
+
     def test_nothing_is_unloaded_while_that_would_not_suffice(self) -> None:
         world = World(lazy("a", 4), lazy("b", 4), lazy("c", 8), budget=8)
         world.load("a")
