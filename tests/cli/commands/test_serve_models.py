@@ -10,11 +10,10 @@ import httpx
 from typer.testing import CliRunner
 
 from cli.main import app
-from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving, url_of
+from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving
 
 FILE = """
 backend = "scripted"
-log_level = "warning"
 memory_budget = 10_000_000_000
 [[models]]
 name = "a"
@@ -74,7 +73,7 @@ class Stream(threading.Thread):
 def test_a_stream_goes_on_while_other_models_are_loaded_evicted_and_reloaded(tmp_path: Path) -> None:
     (tmp_path / "baton.toml").write_text(FILE)
     with serving([*SERVE, "0"], cwd=tmp_path) as process:
-        url = url_of(read_until(process, "Stop it"))
+        url = json.loads(read_until(process, "ready")[-1])["url"]
         assert states(url) == {"a": "loaded", "b": "unloaded", "tiny": "unloaded"}
         expected = complete(url, "a", max_tokens=TOKENS, ignore_eos=True).json()["choices"][0]["text"]
         answers: dict[str, set[str]] = {"bee": set(), "tiny": set()}
@@ -107,17 +106,17 @@ def test_a_stream_goes_on_while_other_models_are_loaded_evicted_and_reloaded(tmp
 
 
 def test_a_server_whose_models_are_all_loaded_on_first_use_says_so_and_is_taken_over(tmp_path: Path) -> None:
-    models = ["--backend", "scripted", "--log-level", "warning", "--model", "a=", "--model", "b=", "--context", "20000"]
+    models = ["--backend", "scripted", "--model", "a=", "--model", "b=", "--context", "20000"]
     with serving([*SERVE, "0", *models], cwd=tmp_path) as old:
-        lines = read_until(old, "Stop it")
-        assert any("Ready: a, b are served" in line for line in lines)
-        url = url_of(lines)
+        ready = json.loads(read_until(old, "ready")[-1])
+        assert ready["models"] == ["a", "b"]
+        url = ready["url"]
         assert httpx.get(f"{url}/health", timeout=DEADLINE_S).status_code == 200
         stream = Stream(url, TOKENS)
         assert stream.began.wait(DEADLINE_S)
         port = url.rpartition(":")[2]
         with serving([*SERVE, port, *models, "--take-over"], cwd=tmp_path) as new:
-            read_until(new, "Stop it")
+            read_until(new, "ready")
             assert complete(url, "b").status_code == 200
             stream.join(DEADLINE_S)
             assert stream.done
