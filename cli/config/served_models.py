@@ -14,8 +14,8 @@ from gateway.models.terms import ModelTerms
 from workers.checkpoints.json_files import CheckpointError
 from workers.errors import LoadRefused
 from workers.host.memory import machine_bytes
-from workers.process.describe import describe
 from workers.process.spec import WorkerSpec
+from workers.process.startup.describe import describe
 
 KEEP_ALIVE_S = 300.0
 """Default of a model that is loaded by its first request."""
@@ -71,6 +71,7 @@ def _several(settings: Settings) -> ServedModels:
         try:
             own = _own_settings(settings, each, at)
             model = ChosenModel.choose(own)
+            own = own.model_copy(update={"context": _context(own, model)})
             spec = worker_spec(own, model)
             check_model(spec)
             terms.append(_terms(each, spec))
@@ -81,7 +82,7 @@ def _several(settings: Settings) -> ServedModels:
     _check_names(source, terms)
     if len(launches) > MAX_WORKERS:
         raise CommandFailed(f"{source}: {len(launches)} workers in all are more than {MAX_WORKERS}")
-    budget = settings.memory_budget or int(SHARE * (machine_bytes() or 0)) or math.inf
+    budget = settings.memory_budget or int(SHARE * machine_bytes())
     _check_budget(source, terms, budget)
     return ServedModels(launches, terms, budget)
 
@@ -100,6 +101,16 @@ def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings
         }
     )
     return changed.from_sources(settings.sources | {name: f"{at}.{name}" for name in own})
+
+
+def _context(settings: Settings, model: ChosenModel) -> int:
+    """The context of a model that shares the memory with others: its own up to `DEFAULT_CONTEXT`, unless it is set. It
+    does not depend on the memory that happens to be free. Raises `CheckpointError` and `LoadRefused`."""
+    if settings.backend == "scripted":
+        return settings.context
+    from workers.checkpoints.checkpoint import ModelConfig  # a slow import
+
+    return ModelConfig.from_dir(model.path).choose_context(settings.context)
 
 
 def _terms(model: ModelSettings, spec: WorkerSpec) -> ModelTerms:

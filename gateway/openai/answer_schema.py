@@ -173,6 +173,10 @@ class Model(Struct, forbid_unknown_fields=True):
     created: int
     owned_by: str
     max_model_len: int | None
+    model_context: int | None
+    """The context of the checkpoint."""
+    context_bound: str | None
+    """By what `max_model_len` is less; null if it is not."""
     aliases: list[str]
     state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
     backend: str | None

@@ -118,7 +118,7 @@ def spare_bytes() -> int:
 
 def machine_bytes(root: Path = Path("/")) -> int:
     """Return the bytes of memory of the machine, or of a smaller limit of this process's cgroups."""
-    return min([psutil.virtual_memory().total, *_limits(root)])
+    return min([int(psutil.virtual_memory().total), *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
