@@ -39,6 +39,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "loop_lag": set(),
         "generation": {"errors", "settings"},
         "routing": _GATEWAY_BASE | {"generation"},
+        "models": _GATEWAY_BASE | {"routing"},
         "keys": _GATEWAY_BASE,
         "http": _GATEWAY_BASE | {"keys"},
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
