@@ -94,9 +94,11 @@ async def run_daemon(
 
     `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
     worker. `keys` and `tls` are by default those of the settings. `manager` is notified of the end, and that the event
-    loop runs. Raises `BindError`, and `ApiKeysInvalid`,
-    `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the certificate, the store and the traces of
-    the settings, before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
+    loop runs.
+
+    Raises `BindError`, and `ApiKeysInvalid`, `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the
+    certificate, the store and the traces of the settings, before anything starts, and `WorkersGaveUp` or
+    `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
     tls = tls_of(settings) if tls is None else tls
@@ -105,56 +107,46 @@ async def run_daemon(
         _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
         async with _exported_traces(settings) as traces:
-            await _run(
-                *(settings, workers, models, memory_budget, responses, traces, keys, tls, manager),
-                *(predecessor, on_status, on_listening, policy, deadlines),
-            )
-
-
-async def _run(
-    settings: GatewaySettings,
-    workers: Sequence[WorkerLaunch],
-    models: Sequence[ModelTerms],
-    memory_budget: float,
-    responses: ResponseService,
-    traces: "OtlpTraces | None",
-    keys: ApiKeys,
-    tls: Tls | None,
-    manager: ServiceManager,
-    predecessor: Predecessor | None,
-    on_status: Callable[[WorkerStatus], None] | None,
-    on_listening: Callable[[str, int], None] | None,
-    policy: RestartPolicy | None,
-    deadlines: Deadlines | None,
-) -> None:
-    """See `run_daemon`."""
-    if folders := sweep():  # of gateways that were killed
-        _log.info("stale_sockets_removed", folders=folders)
-    router = Router(settings, keys.weight, keys.priority_class)
-    counts = Counter(each.model for each in workers)
-    models = models or [ModelTerms(name=name) for name in counts]
-    most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
-    children = most + (settings.gateways if settings.gateways > 1 else 0)
-    descriptors = Descriptors.plan(raise_limit(), children, MAX_CONNECTIONS if settings.listen_workers else 0)
-    _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
-    joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
-    listeners = _take_ports(settings, tls, joins) if predecessor is None else None
-    async with ActorSystem() as system:
-        routes = system.spawn("router", router)
-        limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
-        loader = system.spawn("models", ModelLoader(router, models, memory_budget))
-        fleet = Fleet(router, routes, workers, on_status=on_status, policy=policy, deadlines=limits, models=loader)
-        daemon = _Daemon(
-            *(settings, router, fleet, loader, joins, descriptors, on_listening, predecessor, keys, tls, manager),
-            *(responses, traces),
-        )
-        if listeners is not None:
-            daemon.use(listeners)
-        end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
-    if (error := end.error or daemon.problem) is not None:
-        raise error
-    if daemon.reasons:
-        raise WorkersGaveUp("; ".join(daemon.reasons))
+            if folders := sweep():  # of gateways that were killed
+                _log.info("stale_sockets_removed", folders=folders)
+            router = Router(settings, keys.weight, keys.priority_class)
+            counts = Counter(each.model for each in workers)
+            models = models or [ModelTerms(name=name) for name in counts]
+            most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
+            children = most + (settings.gateways if settings.gateways > 1 else 0)
+            descriptors = Descriptors.plan(raise_limit(), children, MAX_CONNECTIONS if settings.listen_workers else 0)
+            _log.info("descriptors", limit=descriptors.limit, for_connections=descriptors.first_kept)
+            joins = RemoteJoin(settings, router.rejections, descriptors) if settings.listen_workers else None
+            listeners = _take_ports(settings, tls, joins) if predecessor is None else None
+            async with ActorSystem() as system:
+                routes = system.spawn("router", router)
+                limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
+                loader = system.spawn("models", ModelLoader(router, models, memory_budget))
+                fleet = Fleet(
+                    router, routes, workers, on_status=on_status, policy=policy, deadlines=limits, models=loader
+                )
+                daemon = _Daemon(
+                    settings,
+                    router,
+                    fleet,
+                    loader,
+                    descriptors,
+                    keys=keys,
+                    tls=tls,
+                    joins=joins,
+                    predecessor=predecessor,
+                    manager=manager,
+                    responses=responses,
+                    traces=traces,
+                    on_listening=on_listening,
+                )
+                if listeners is not None:
+                    daemon.use(listeners)
+                end = await system.spawn("gateway", daemon, on_failure=OnFailure.STOP).wait_stopped()
+            if (error := end.error or daemon.problem) is not None:
+                raise error
+            if daemon.reasons:
+                raise WorkersGaveUp("; ".join(daemon.reasons))
 
 
 @asynccontextmanager
@@ -216,15 +208,16 @@ class _Daemon(Actor[DaemonMessage]):
         router: Router,
         fleet: Fleet,
         models: Ref[LoaderMessage],
-        joins: RemoteJoin | None,
         descriptors: Descriptors,
-        on_listening: Callable[[str, int], None] | None,
-        predecessor: Predecessor | None,
+        *,
         keys: ApiKeys,
         tls: Tls | None,
+        joins: RemoteJoin | None,
+        predecessor: Predecessor | None,
         manager: ServiceManager,
         responses: ResponseService,
         traces: "OtlpTraces | None",
+        on_listening: Callable[[str, int], None] | None,
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()

@@ -41,7 +41,10 @@ class ReadyMessage:
             self.postponed = self.postponed or status
             return {}
         hello = status.hello
-        described = {"model": hello.model, "backend": hello.backend, "device": hello.device} if hello else {}
+        described: dict[str, object] = {}
+        if hello:
+            described = {"model": hello.model, "backend": hello.backend, "device": hello.device}
+            described |= {"context": hello.context, "model_context": hello.model_context}
         return {"url": self._url, **described, "slots": self._slots(status)}
 
     def _slots(self, status: WorkerStatus) -> int:

@@ -65,7 +65,7 @@ def test_a_socket_that_is_gone_is_logged(tmp_path: Path) -> None:
     ("environment", "seconds"),
     [
         ({"WATCHDOG_USEC": "3000000"}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "own"}, 3.0),
         ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, 0.0),
         ({"WATCHDOG_USEC": "0"}, 0.0),
         ({"WATCHDOG_USEC": "soon"}, 0.0),
@@ -74,7 +74,8 @@ def test_a_socket_that_is_gone_is_logged(tmp_path: Path) -> None:
     ids=str,
 )
 def test_the_watchdog_is_that_of_this_process(environment: dict[str, str], seconds: float) -> None:
-    assert ServiceManager({"NOTIFY_SOCKET": "/n", **environment}).watchdog_s == seconds
+    own = {key: value.replace("own", str(os.getpid())) for key, value in environment.items()}
+    assert ServiceManager({"NOTIFY_SOCKET": "/n", **own}).watchdog_s == seconds
 
 
 async def test_signs_of_life_are_given_until_the_end(manager: tuple[str, socket.socket]) -> None:
