@@ -132,6 +132,12 @@ FIRES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str]]] = {
         "4m",
         OF_WORKER,
     ),
+    "BatonFrontsFail": (
+        [series("baton_front_restarts_total", "0 1 2 3 4 5", front="0")],
+        "2m",
+        "4m",
+        {"front": "0"},
+    ),
     "BatonAWorkersRequestsKeepFailing": (
         [series("baton_worker_circuit_open", "0 1x10", **OF_WORKER)],
         "2m",

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.baton_serve.installation import Installation
+from tests.baton_serve.installation import Installation, dependencies
 from tests.cli.commands.test_serve import PIPE_BYTES
 from tests.deploy.test_healthcheck import check
 from tests.ports import port_for_later
@@ -48,7 +48,9 @@ class Sandbox:
     def command(self, *words: str) -> list[str]:
         folder, cache, graphs = str(self.installation.folder), str(self.cache), str((self.cache / "graphs").resolve())
         mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/run"]
-        mounts += ["--dir", "/run/baton", "--ro-bind", folder, folder, "--bind", cache, cache, "--bind", graphs, graphs]
+        for each in (folder, *dependencies().split("\n")):  # they may be below /tmp
+            mounts += ["--ro-bind", each, each]
+        mounts += ["--dir", "/run/baton", "--bind", cache, cache, "--bind", graphs, graphs]
         user = ["--unshare-user", "--uid", "10001", "--gid", "10001", "--cap-drop", "ALL", "--unshare-pid"]
         values = [word for name, value in self.environment.items() for word in ("--setenv", name, value)]
         given = ["--clearenv", *values, "--die-with-parent", "--as-pid-1", "--chdir", "/run/baton"]
