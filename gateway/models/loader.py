@@ -223,6 +223,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
     def _check_ends(self, model: str) -> None:
         """Note the end of all workers of a model."""
         workers, resident = self._workers[model], self.residency[model]
+        if not workers.all:
+            return  # the fleet has not told of them yet
         if resident.state is ModelState.UNLOADING:
             if all(each.gone for each in workers.all.values()):
                 self.residency.ended(model)

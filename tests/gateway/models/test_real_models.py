@@ -65,6 +65,14 @@ async def test_a_request_loads_its_model_and_leaves_others_alone() -> None:
         assert (await complete(real, "c")).status_code == 404
 
 
+async def test_all_models_of_the_start_are_loaded() -> None:
+    models = [ModelTerms(name="a"), ModelTerms(name="b"), lazy("c")]
+    workers = [launch(f"w{number}", model=name) for number, name in enumerate("abc")]
+    async with real_gateway(*workers, models=models, ready=["w0", "w1"]) as real:
+        assert {name: real.state(name).value for name in "abc"} == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+        assert (await complete(real, "b")).status_code == 200
+
+
 async def test_a_stream_gets_comments_while_its_model_loads() -> None:
     models = [lazy("a")]
     slow = launch("w0", model="a", load_seconds=0.5)
