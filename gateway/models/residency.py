@@ -75,6 +75,8 @@ class Resident:
     """To be loaded without a request."""
     wanted_since: float | None = None
     """Since when it waits to be loaded."""
+    served_since: float = -math.inf
+    """Time at which it was loaded last."""
     leaving: bool = False
     """An operator or a client unloads it: when its streams have ended."""
     held: bool = False
@@ -194,6 +196,7 @@ class Residency:
             each.bytes = bytes_
         if each.state is ModelState.LOADING:
             each.state, each.last_used, each.failures = ModelState.LOADED, now, 0
+            each.served_since = now
             each.loads += 1
             each.asked = each.leaving and each.asked
 
@@ -308,6 +311,10 @@ class Residency:
             return set()
         chosen = _enough(self._by_worth(activity, busy=True), missing)
         if chosen is None:
+            return set()
+        turns_end = max(each.served_since + self.patience_s for each in chosen if activity[each.name].busy)
+        if now < turns_end:
+            self._wake(turns_end)
             return set()
         if any(activity[each.name].live for each in chosen):
             return set(chosen)

@@ -263,6 +263,22 @@ class TestMemory:
         assert world.finish("b") == [StopModel("b")], "the one that waits is next"
         assert world.progress("b") == [StartModel("a")]
 
+    def test_a_turn_is_not_shortened_by_the_time_that_the_load_took(self) -> None:
+        world = World(lazy("a", 8), lazy("b", 8), budget=8)
+        world.load("a")
+        world.arrive("a")
+        world.arrive("b")
+        world.later(PATIENCE_S)
+        world.arrive("a")
+        world.finish("a")
+        world.progress("a")
+        world.later(10 * PATIENCE_S)
+        assert world.progress("b") == [], "a has waited long, but b is served only now"
+        assert world.residency.due == world.now + PATIENCE_S
+        assert world.arrive("b") == []
+        assert world.live["b"] == 2
+        assert world.later(PATIENCE_S) == [HoldModel("b")]
+
     def test_a_held_model_runs_on_when_nobody_waits_any_more(self) -> None:
         world = World(lazy("a", 8), lazy("b", 8), budget=8)
         world.load("a")
