@@ -85,9 +85,7 @@ class PromptQueries:
         pending = self._pending.pop(event.query, None)
         if pending is not None:
             _settle(pending, event)
-            if (handle := self._pool.find(pending.worker)) is not None:
-                self._placement.used(handle.model)
-            self._placement.stirred()
+            self._note_end(pending)
 
     def activity(self, model: str) -> Activity:
         """Count the queries of a model: those that workers have, and those that wait for it to be loaded."""
@@ -124,6 +122,15 @@ class PromptQueries:
                 del self._pending[number]
                 _settle(pending, None)
 
+    def _expire(self, number: int) -> None:
+        """The worker has not answered within `QUERY_S`, and does not count as having the query any more."""
+        self._note_end(self._pending.pop(number))
+
+    def _note_end(self, pending: _Pending) -> None:
+        if (handle := self._pool.find(pending.worker)) is not None:
+            self._placement.used(handle.model)
+        self._placement.stirred()
+
     def _candidate(self, model: str, asked: set[str]) -> WorkerHandle | None:
         """The worker with the fewest queries and sequences; standbys too."""
         now = self._loop.time()
@@ -144,7 +151,7 @@ class PromptQueries:
             handle.worker.send_nowait([Tokenize(number, request_id, query.input, query.want, query.special)])
         except WorkerUnavailable:
             return None
-        expiry = self._loop.call_later(QUERY_S, self._pending.pop, number, None)
+        expiry = self._loop.call_later(QUERY_S, self._expire, number)
         pending = self._pending[number] = _Pending(handle.name, self._loop.create_future(), expiry)
         return await pending.answer
 

@@ -163,6 +163,19 @@ async def test_an_answer_has_a_deadline_after_which_the_worker_may_be_asked_agai
         worker.say(Tokenized(worker.queries[0].query, 0))  # late: nobody has it any more
 
 
+async def test_a_query_that_is_never_answered_does_not_keep_its_model_busy_unnoticed() -> None:
+    """The one who unloads models is notified when the model is idle, whatever has ended its last query."""
+    async with desk() as made:
+        worker = FakeWorker("a").join(made.router)
+        lives: list[int] = []
+        made.router.watch_activity(lambda: lives.append(made.router.activity("tiny").live))
+        made.ask()
+        await worker.wait_queries(1)
+        await anyio.sleep(2 * QUERY_S)
+        assert lives == [0]
+        assert made.router.activity("tiny").last_used == pytest.approx(anyio.current_time() - QUERY_S)
+
+
 async def test_without_a_worker_there_is_no_answer() -> None:
     async with desk() as made:
         assert await made.ask().code() is RefusalCode.MODEL_NOT_FOUND
