@@ -88,8 +88,7 @@ class OllamaDecoder:
         """The answer to a body that asks for its model to be loaded, or with a `keep_alive` of 0 to be unloaded."""
         refuse_unsupported(body)
         keep_s = keep_alive_s(body.keep_alive)
-        if (model := model_named(self._router, body.model)) not in self._router.models():
-            raise self._router.no_model(model)
+        model = model_named(self._router, body.model)
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
         end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
         first = partial(self._residence.change, model, keep_s)

@@ -13,6 +13,7 @@ from gateway.generation.broken_calls import without_broken_calls
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.keys.account import Reservation
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
@@ -89,7 +90,9 @@ class GenerateEndpoint:
             return None
         decoded = await self._decode(raw, body, exchange.key)
         if isinstance(decoded, AnsweredAtOnce):
-            self._gate.check_model(exchange, decoded.model)
+            self._gate.check_model(exchange, decoded.model)  # first: the other error names all models
+            if decoded.model not in self._router.models():
+                raise self._router.no_model(decoded.model)
             return decoded
         request = decoded.request
         if request.output.resume_s:
@@ -111,9 +114,15 @@ class GenerateEndpoint:
             else:
                 await exchange.respond(200, answered.body)
 
+        reservation: Reservation | None = None
         try:
+            reservation = self._gate.admit_query(exchange, answered.model)
             await exchange.while_connected(answer)
+        except RequestError as error:
+            await exchange.refuse(error)
         finally:
+            if reservation is not None:
+                reservation.settle()
             exchange.close()
 
     async def _whole(self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded) -> None:

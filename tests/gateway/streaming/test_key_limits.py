@@ -96,6 +96,16 @@ async def test_a_key_over_its_requests_is_refused_in_the_format_of_the_dialect(t
         assert (await served.client.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.parametrize("keep_alive", ["5m", 0])
+async def test_loading_and_unloading_a_model_is_a_request(tmp_path: Path, keep_alive: str | int) -> None:
+    async with limited(tmp_path, requests_per_minute=1) as served:
+        body = {"model": "tiny", "keep_alive": keep_alive}
+        assert (await served.client.post("/api/generate", json=body | {"model": "none"})).status_code == 404
+        assert (await served.client.post("/api/generate", json=body)).status_code == 200
+        assert (await served.client.post("/api/generate", json=body)).status_code == 429
+        assert await use(served) == await use(served) | {"requests": 1, "live": 0}
+
+
 async def test_a_refusal_does_not_wait_for_the_body(tmp_path: Path) -> None:
     async with limited(tmp_path, max_concurrent=1) as served, anyio.create_task_group() as group:
         group.start_soon(lambda: served.client.post("/v1/completions", json=COMPLETION))
@@ -346,8 +356,10 @@ async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(tmp_path: 
             text = answer.text.replace('\\"', '"')
             assert f"there is no model '{model}'; available: 'large'" in text
         assert not served.worker.submits
-        loaded = await served.client.post("/api/generate", json={"model": "tiny"})
-        assert loaded.status_code == 404
+        for model in ("tiny", "absent", "never"):
+            loaded = await served.client.post("/api/generate", json={"model": model})
+            assert loaded.status_code == 404
+            assert f"there is no model '{model}'; available: 'large'" in loaded.text
         assert (await served.client.post("/api/generate", json={"model": "large"})).json()["done"]
 
 
