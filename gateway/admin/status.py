@@ -12,7 +12,6 @@ from starlette.responses import Response
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from baton_serve import __version__
 from gateway.metrics.metrics import CONTENT_TYPE
-from gateway.routing.model_catalog import ModelState
 from gateway.routing.model_description import ModelDescription
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
@@ -66,9 +65,8 @@ class Status:
         return "draining" if self._router.draining else "not ready"
 
     def _can_serve(self, progressing: dict[str, bool]) -> bool:
-        catalog = self._router.pool.catalog
-        waits = any(each.loads and each.state is ModelState.UNLOADED for each in catalog)
-        return (any(progressing.values()) or waits) and not self._router.draining
+        loads = self._router.pool.catalog.loads_on_demand
+        return (any(progressing.values()) or loads) and not self._router.draining
 
     def _progressing(self) -> dict[str, bool]:
         """Return whether a worker of each model is ready and has made progress lately."""

@@ -108,7 +108,9 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         """An `ActivityChanged` is on its way."""
         self._deferred = DeferredReplies()
         for each in models:
-            entry = CatalogEntry(each.name, each.aliases, each.context, each.backend, each.quantization, loads=True)
+            known = (each.context, each.backend, each.quantization)
+            on_demand = each.load == "first-use"
+            entry = CatalogEntry(each.name, each.aliases, *known, on_demand=on_demand, loads=True)
             router.pool.catalog.add(entry)
             self._entries[each.name] = entry
 

@@ -44,6 +44,8 @@ class CatalogEntry:
     backend: str = ""
     quantization: str = ""
     state: ModelState = ModelState.UNLOADED
+    on_demand: bool = False
+    """It is not loaded before the first request for it."""
     loads: bool = False
     """A request makes it load."""
     held: bool = False
@@ -75,6 +77,15 @@ class ModelCatalog:
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """The requests of a model are admitted while it is not loaded, and wait for it."""
+        between = (ModelState.LOADING, ModelState.UNLOADING)
+        return any(
+            each.loads and (each.state is ModelState.UNLOADED or (each.on_demand and each.state in between))
+            for each in self
+        )
 
     def find(self, name: str) -> CatalogEntry | None:
         """The entry of a model by its own name."""

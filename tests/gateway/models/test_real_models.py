@@ -85,6 +85,19 @@ async def test_a_stream_gets_comments_while_its_model_loads() -> None:
     assert "data: [DONE]" in lines
 
 
+async def test_a_server_is_ready_while_a_request_loads_its_only_model() -> None:
+    """A load balancer must not take it for broken because it is used. While models of the start load, it is not."""
+    slow = launch("w0", model="a", load_seconds=60)
+    for models, status in (([lazy("a")], 200), ([ModelTerms(name="a")], 503)):
+        async with real_gateway(slow, models=models) as real, anyio.create_task_group() as group:
+            group.start_soon(complete, real, "a")
+            await real.until_state("a", ModelState.LOADING)
+            for path in ("/health", "/health/ready"):
+                assert (await real.client.get(path)).status_code == status
+            assert real.state("a") is ModelState.LOADING
+            group.cancel_scope.cancel()
+
+
 async def test_a_query_waits_for_its_model() -> None:
     async with real_gateway(launch("w0", model="a"), models=[lazy("a", aliases=("b",))]) as real:
         answer = await real.client.post("/tokenize", json={"model": "b", "prompt": "abc"})
