@@ -112,7 +112,9 @@ class Download:
             listed = get_cached_repo_tree(self._model.repo, revision=folder.name, cache_dir=self._cache)
         except CachedRepoTreeNotFoundError:
             return {}
-        sizes = {file.path: file.size for file in listed if (folder / file.path).is_file()}
+        # The hub chooses the paths. What is downloaded has no folder in its path, and cannot be outside of the cache.
+        names = {file.path: file.size for file in listed if file.path == Path(file.path).name}
+        sizes = {name: size for name, size in names.items() if (folder / name).is_file()}
         return {name: size for name, size in sizes.items() if (folder / name).stat().st_size != size}
 
     def _snapshot(self, **options: Any) -> Any:

@@ -105,6 +105,22 @@ def test_a_damaged_file_of_the_cache_is_downloaded_again(hub: HubServer, tiny: D
     assert tiny.cached() == folder
 
 
+@pytest.mark.parametrize("path", ["../../../../other", "{}/other"], ids=["relative", "absolute"])
+def test_a_hub_cannot_have_a_file_outside_of_the_cache_removed(
+    hub: HubServer, tiny: Download, tmp_path: Path, path: str
+) -> None:
+    """A file that it lists there, with another size, is no damaged one of the model."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    hub.repos[TINY.repo][path.format(tmp_path)] = b"x"
+    folder = tiny.run(tiny.plan())
+    assert (folder / path.format(tmp_path)).resolve() == other.resolve()
+    plan = tiny.plan()
+    assert plan.damaged == ()
+    tiny.run(plan)
+    assert other.read_text() == "mine"
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_a_cache_that_lacks_a_file_is_completed(hub: HubServer, tiny: Download, file: str) -> None:
     folder = tiny.run(tiny.plan())
