@@ -1,6 +1,7 @@
 """`baton rm`: removes a model from the hub's cache."""
 
 import sys
+from pathlib import Path
 
 from cli.commands.models.pull import confirm, hub_model, size
 from cli.config.errors import CommandFailed
@@ -31,9 +32,9 @@ def _check_unused(cache: HubCache, model: HubId) -> None:
     A worker's command line has the path of its checkpoint. Commands that load a model themselves, such as
     `baton generate`, have read it by then.
     """
-    folders = [str(each.path.resolve()) for each in cache.read().models if each.named_by(model)]
+    folders = {each.path.resolve() for each in cache.read().models if each.named_by(model)}
     for pid, spec in running_workers().items():
-        if any(spec.model_path in (folder, f"{folder}/") for folder in folders):
+        if Path(spec.model_path).resolve() in folders:
             raise CommandFailed(
                 f"the worker {spec.name} (process {pid}) serves {model}; stop its server first, or drain it"
             )

@@ -1,6 +1,7 @@
 """`baton rm` as a process: it asks, and keeps what a server serves."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,18 @@ def test_what_a_worker_serves_is_not_removed(baton: Commands, by: str) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=100) == 0
     assert baton.run("rm", named, "--yes").returncode == 0
+
+
+def test_what_a_worker_serves_by_a_link_is_not_removed(baton: Commands, tmp_path: Path) -> None:
+    baton.run("pull", "org/random")
+    (snapshot,) = baton.snapshots()
+    link = tmp_path / "current"
+    link.symlink_to(snapshot)
+    serve = ("-m", "cli", "serve", str(link), "--backend", "scripted", "--port", "0")
+    with serving(serve, baton.environment) as server:
+        read_until(server, "ready")
+        refused = baton.run("rm", "org/random", "--yes")
+        assert (refused.returncode, "stop its server first" in refused.stderr) == (1, True)
+        assert snapshot.exists()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=100) == 0
