@@ -10,6 +10,7 @@ from gateway.routing.worker_pool import WorkerPool
 async def drain_one(steps: Steps, member: Member) -> None:
     """Stop a worker for good; what it has finishes, or goes to other workers."""
     await steps.drain(member)
+    steps.keep_stopped(member)
     steps.report(f"{member.name} is drained and stopped")
 
 

@@ -24,6 +24,7 @@ from gateway.models.messages import (
     ReserveMemory,
     StartOne,
     UnloadModel,
+    WorkerDrained,
 )
 
 MOVE_S = 5.0
@@ -62,6 +63,11 @@ class Steps:
         router move the rest, and stop it for good."""
         grace_s = self._grace_s if grace_s is None else grace_s
         await self._leave(member, functools.partial(DrainWorker, grace_s, MOVE_S), grace_s)
+
+    def keep_stopped(self, member: Member) -> None:
+        """Do not let a worker that was drained start with its model."""
+        if self._models is not None and self._models.end is None:
+            self._models.tell(WorkerDrained(member.name))
 
     async def dismiss(self, member: Member) -> None:
         """Let this incarnation of a worker end as `drain` does. Another one follows, or may join."""

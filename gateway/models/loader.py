@@ -128,11 +128,14 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         match message:
             case WorkerChanged(status):
                 self._changed(status)
-            case msg.WorkerAdded(worker, model, started):
-                self._add(worker, model, started)
+            case msg.WorkerAdded(ref, model, started):
+                self._add(ref, model, started)
             case msg.WorkerRemoved(name):
                 for workers in self._workers.values():
                     workers.all.pop(name, None)
+            case msg.WorkerDrained(name):
+                if (worker := self._find(name)) is not None and not worker.status.running:
+                    worker.drained = True
             case msg.StartOne(name, reply):
                 self._start_one(name, reply)
             case msg.PinModel(model) if model in self.residency:
@@ -169,7 +172,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             added.start()
 
     def _start_one(self, name: str, reply: ReplyTo[bool]) -> None:
-        each = next((workers.all[name] for workers in self._workers.values() if name in workers.all), None)
+        each = self._find(name)
         if each is None:
             reply.fail(KeyError(name))
             return
@@ -181,6 +184,9 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         else:
             self.residency.ask(each.model)
         self._deferred.add(reply, lambda: _started(each, before, resident))
+
+    def _find(self, name: str) -> _LocalWorker | None:
+        return next((workers.all[name] for workers in self._workers.values() if name in workers.all), None)
 
     def _reserve(self, model: str) -> bool:
         if model not in self.residency:

@@ -28,6 +28,12 @@ class WorkerRemoved(Struct, frozen=True):
     worker: str
 
 
+class WorkerDrained(Struct, frozen=True):
+    """Somebody has stopped a worker, maybe while its model was not loaded: do not start it with its model."""
+
+    worker: str
+
+
 class StartOne(Struct, frozen=True):
     """Start a worker that somebody has stopped, or that was given up, and load its model if it is not loaded. The reply
     is sent when the worker runs. `ModelFailed` if it cannot."""
@@ -108,6 +114,7 @@ class TimeCame(Struct, frozen=True):
 LoaderMessage = (
     WorkerAdded
     | WorkerRemoved
+    | WorkerDrained
     | StartOne
     | PinModel
     | UnpinModel

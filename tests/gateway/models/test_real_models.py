@@ -224,6 +224,21 @@ async def test_workers_are_drained_restarted_and_replaced_one_by_one_as_before()
         assert (await complete(real, "b")).status_code == 200
 
 
+async def test_a_worker_that_was_drained_before_its_model_was_loaded_is_not_started_with_it() -> None:
+    workers = [launch("w0", model="a"), launch("w1", model="a")]
+    async with real_gateway(*workers, models=[lazy("a")]) as real:
+        assert (await operate(real, "/admin/workers/w0/drain"))["outcome"] == "done"
+        assert (await complete(real, "a")).status_code == 200
+        assert (real.status(0).incarnation, real.status(1).incarnation) == (0, 1)
+        assert (await operate(real, "/admin/models/a/unload"))["outcome"] == "done"
+        assert (await operate(real, "/admin/workers/w1/drain"))["outcome"] == "done"
+        answer = await complete(real, "a")
+        assert (answer.status_code, "were stopped" in answer.json()["error"]["message"]) == (503, True)
+        assert (await operate(real, "/admin/workers/w0/restart"))["outcome"] == "done"
+        assert (await complete(real, "a")).status_code == 200
+        assert (real.status(0).incarnation, real.status(1).incarnation) == (1, 1)
+
+
 class TestOllama:
     async def test_an_empty_prompt_loads_and_a_keep_alive_of_0_unloads(self) -> None:
         async with real_gateway(launch("w0", model="a"), models=[lazy("a", aliases=("llama",))]) as real:
