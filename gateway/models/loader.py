@@ -209,7 +209,10 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             return
         loads = resident.loads + (resident.state is not ModelState.LOADED or resident.leaving)
         self.residency.ask(model)
-        self._deferred.add(reply, lambda: _loaded(resident, loads))
+        if isinstance(message, msg.LoadModel):
+            self._deferred.add(reply, lambda: _stays_loaded(resident) or _loaded(resident, loads))
+        else:
+            self._deferred.add(reply, lambda: _loaded(resident, loads))
 
     # Facts about workers.
 
@@ -323,7 +326,7 @@ def _unloaded(resident: Resident, unloads: int) -> bool | None:
     """True once it was unloaded so often; None before. Raises `ModelFailed` if it stays."""
     if resident.unloads >= unloads or _failed(resident):
         return True
-    if resident.state is ModelState.LOADED and not resident.leaving:
+    if _stays_loaded(resident):
         raise _stays(resident)
     return None
 
@@ -333,9 +336,13 @@ def _loaded(resident: Resident, loads: int) -> bool | None:
     if resident.loads >= loads:
         return True
     _check(resident)
-    if resident.state is ModelState.LOADED and not resident.leaving:
+    if _stays_loaded(resident):
         raise _stays(resident)
     return None
+
+
+def _stays_loaded(resident: Resident) -> bool:
+    return resident.state is ModelState.LOADED and not resident.leaving
 
 
 def _stays(resident: Resident) -> msg.ModelFailed:

@@ -262,6 +262,20 @@ class TestOllama:
             assert (answer.status_code, answer.json()["done"]) == (200, True)
             await real.until_state("a", ModelState.UNLOADED)
 
+    async def test_a_load_of_a_model_that_is_to_be_unloaded_succeeds_when_the_model_stays(self) -> None:
+        worker = launch("w0", model="a", rate=100)
+        async with real_gateway(worker, models=[ModelTerms(name="a")], ready=["w0"]) as real:
+            began = anyio.Event()
+
+            async def load() -> None:
+                await began.wait()
+                await real.client.post("/admin/models/a/unload", json={"grace_s": 0.1})
+                loaded = await real.client.post("/api/generate", json={"model": "a"})
+                assert (loaded.status_code, loaded.json().get("done_reason")) == (200, "load")
+                assert real.state("a") is ModelState.LOADED
+
+            await gather(lambda: stream(real, "a", 60, began), load)
+
     async def test_a_model_that_cannot_be_loaded(self) -> None:
         broken = launch("w0", model="a", faults=[Fault("refuse_load")])
         async with real_gateway(broken, models=[lazy("a")]) as real:
