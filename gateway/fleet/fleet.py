@@ -27,7 +27,6 @@ from gateway.fleet.operation import MAX_LINES, Busy, Operation, OperationFailed,
 from gateway.fleet.rolling_restart import release_extras
 from gateway.fleet.steps import Steps
 from gateway.models.messages import LoaderMessage, ModelFailed, PinModel, UnpinModel, WorkerAdded, WorkerRemoved
-from gateway.routing.model_catalog import ModelState
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 
@@ -241,7 +240,7 @@ class Fleet(Actor[msg.FleetMessage]):
             raise KeyError(message.model)
         whose = message.model or "all"
         if isinstance(message, msg.RestartAll):
-            absent = {each.name for each in pool.catalog if each.state is ModelState.UNLOADED and not message.model}
+            absent = {each.name for each in pool.catalog if each.absent and not message.model}
             wanted = [each for each in members.values() if message.model in ("", each.model)]
             chosen = [each for each in wanted if each.model not in absent]
             return f"restart of {whose}", functools.partial(operations.restart_all, members=chosen)

@@ -3,7 +3,6 @@
 from gateway.fleet.member import Member
 from gateway.fleet.rolling_restart import RollingRestart
 from gateway.fleet.steps import Steps
-from gateway.routing.model_catalog import ModelState
 from gateway.routing.worker_pool import WorkerPool
 
 
@@ -50,7 +49,7 @@ async def change_model(steps: Steps, change: str, model: str) -> None:
 def _is_absent(pool: WorkerPool, model: str) -> bool:
     """True for a model that none of its workers has loaded, until a request needs it."""
     entry = pool.catalog.find(model)
-    return entry is not None and entry.state is ModelState.UNLOADED
+    return entry is not None and entry.absent
 
 
 async def _use_later(steps: Steps, model: str, checkpoint: str) -> None:

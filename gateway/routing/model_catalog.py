@@ -58,6 +58,11 @@ class CatalogEntry:
     """Time of the event loop of its last request; 0: there was none."""
     keep_alive_s: float = math.inf
 
+    @property
+    def absent(self) -> bool:
+        """It is not loaded, or will not be in a moment."""
+        return self.state in (ModelState.UNLOADED, ModelState.UNLOADING)
+
 
 class ModelCatalog:
     """The entries by name, and the names that stand for them. Those of models that only remote workers serve have

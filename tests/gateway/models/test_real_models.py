@@ -1,7 +1,9 @@
 """Models that are loaded and unloaded under requests, over real worker processes."""
 
 import json
+import os
 import re
+import signal
 from typing import Any
 
 import anyio
@@ -237,6 +239,23 @@ async def test_a_worker_that_was_drained_before_its_model_was_loaded_is_not_star
         assert (await operate(real, "/admin/workers/w0/restart"))["outcome"] == "done"
         assert (await complete(real, "a")).status_code == 200
         assert (real.status(0).incarnation, real.status(1).incarnation) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["/admin/restart", "/admin/restart?rolling"])
+async def test_a_model_that_is_just_unloaded_is_not_restarted(path: str) -> None:
+    async with real_gateway(launch("w0", model="a"), models=[lazy("a")]) as real:
+        assert (await complete(real, "a")).status_code == 200
+        pid = real.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot end yet
+        await real.client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+        await real.until_state("a", ModelState.UNLOADING)
+        with anyio.fail_after(20):
+            assert (await operate(real, path))["outcome"] == "done"
+        assert real.state("a") is ModelState.UNLOADING
+        os.kill(pid, signal.SIGCONT)
+        await real.until_state("a", ModelState.UNLOADED)
+        assert (await complete(real, "a")).status_code == 200
 
 
 class TestOllama:
