@@ -73,12 +73,13 @@ def opened(settings: Settings, url: str | None, *, own: bool) -> Iterator[ModelC
 
 
 def served_models(settings: Settings) -> list[str]:
-    """Return the models of the server of the settings; none if no server answers, or not this user."""
+    """Return all names of the models of the server of the settings; none if no server answers, or not this user."""
     try:
         with server_client(url_of(settings), settings.api_key, ASK_S, settings.tls_cert) as client:
             answer = client.get("/v1/models")
-            return [str(entry["id"]) for entry in answer.json()["data"]] if answer.is_success else []
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            models = answer.json()["data"] if answer.is_success else []
+            return [str(name) for each in models for name in (each["id"], *(each.get("aliases") or ()))]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 

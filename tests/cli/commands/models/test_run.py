@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from cli.commands.models.run import served_models
+from cli.config.settings import Settings
 from tests.cli.commands.models.commands import Commands
 from tests.cli.commands.test_serve import SERVE, read_until, serving
 from tests.cli.pseudo_terminal import Terminal
@@ -89,6 +92,24 @@ def test_a_running_server_that_serves_the_model_is_used(baton: Commands, variabl
             *("run", "org/tiny", "Hello", "-n", "3", "--url", f"http://127.0.0.1:{variables['BATON_PORT']}"), **keys
         )
         assert named.returncode == 0, named.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        ({"data": [{"id": "a", "aliases": ["b", "c"]}, {"id": "d"}]}, ["a", "b", "c", "d"]),
+        ({"data": [{"id": "a", "aliases": None}]}, ["a"]),
+        ({"data": ["a"]}, []),
+        ([], []),
+    ],
+)
+def test_a_running_server_is_found_by_all_names_of_its_models(
+    monkeypatch: pytest.MonkeyPatch, answer: object, names: list[str]
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    client = httpx.Client(base_url="http://server", transport=transport)
+    monkeypatch.setattr("cli.commands.models.run.server_client", lambda *_: client)
+    assert served_models(Settings()) == names
 
 
 def test_engine_options_are_those_of_a_server_of_its_own(baton: Commands, variables: dict[str, str]) -> None:
