@@ -159,12 +159,14 @@ def _quantized(spec: WorkerSpec) -> str:
 
 
 def _check_names(source: str, terms: Iterable[ModelTerms]) -> None:
-    """Raises `CommandFailed` for a name that two models have."""
+    """Raises `CommandFailed` for a name that two models have, and for one that a worker must not have."""
     taken: dict[str, str] = {}
     for number, each in enumerate(terms):
         fields = {"name": [each.name], "aliases": each.aliases}
         for field, name in ((field, name) for field, names in fields.items() for name in names):
             at = f"{source}[{number}].{field}"
+            if not name.isprintable():
+                raise CommandFailed(f"{at}: {name!r} has control characters")
             if name in taken:
                 raise CommandFailed(f"{at}: {name!r} is a name of {taken[name]} already")
             taken[name] = at

@@ -127,6 +127,8 @@ def test_the_number_of_models_is_bounded() -> None:
         ),
         (["name = 'a'\naliases = ['a']"], "baton.toml: models[0].aliases: 'a' is a name of"),
         (["name = 'a'", "name = 'b'\naliases = ['c', 'a']"], "models[1].aliases: 'a' is a name of"),
+        (['name = "a\\nb"'], "baton.toml: models[0].name: 'a\\nb' has control characters"),
+        (['name = "a"\naliases = ["b\\u001b"]'], "baton.toml: models[0].aliases: 'b\\x1b' has control characters"),
         (["name = 'a'\nbackend = 'auto'\npath = '/none/such'"], "baton.toml: models[0]: /none/such"),
         (["name = 'a'\nmemory_bytes = 101"], "models[0]: a takes 101 bytes, more than --memory-budget has, 100"),
         (["name = 'a'\nworkers = 2\nmemory_bytes = 51"], "models[0]: a takes 102 bytes"),
