@@ -158,9 +158,9 @@ class BatchEngine:
 
     def _make_room(self, now: float) -> None:
         """Decide which sequences have a slot in this step."""
+        dirty = self._scheduler.slots.dirty
         for sequence in self._scheduler.expire(now):
             self._step.waited_too_long(sequence.request.stream)
-        dirty = self._scheduler.slots.dirty
         self._stats.preemptions += self._scheduler.grow(now)
         self._resets.reset_others(dirty)
         self._admit(now)
@@ -253,10 +253,9 @@ class BatchEngine:
         if scheduled.sample is None:
             return
         if token is not None:
-            # Neither a prefix that was recomputed nor the sequence's own is a hit.
-            if sequence.reused and not sequence.preemptions:
-                self._stats.record_prefix_hit(sequence.reused)
             if sequence.first_token_at is None:
+                if sequence.cached_tokens:  # neither a prefix that was recomputed nor the sequence's own is a hit
+                    self._stats.record_prefix_hit(sequence.cached_tokens)
                 sequence.first_token_at = now
                 self._step.starts.append(sequence_start(sequence, now))
             self._accept(sequence, token, row_logprobs, now)
@@ -393,4 +392,4 @@ class BatchEngine:
 
 def _starts(scheduled: ScheduledChunk) -> bool:
     """This is the first chunk of a sequence that has not run before."""
-    return scheduled.is_first and not scheduled.sequence.preemptions
+    return scheduled.is_first and not scheduled.sequence.restarted

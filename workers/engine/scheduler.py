@@ -327,7 +327,7 @@ class Scheduler:
         """
         self.slots.clear_rows(sequence.slot)
         sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
-        if not sequence.preemptions:
+        if not sequence.restarted:
             sequence.cached_tokens = 0
         sequence.rank, sequence.waits_since = -math.inf, self._now
         del self._decoding[sequence.request.stream]

@@ -50,6 +50,10 @@ class EngineSequence:
     """Rows that are reserved for it."""
     preemptions: int = 0
     """Times that it was preempted."""
+    started: bool = False
+    """Its prefill has begun, at least once."""
+    restarted: bool = False
+    """It was preempted after its prefill had begun."""
     cached_tokens: int = 0
     """Rows that it took from another sequence when it first started."""
     waits_since: float | None = field(init=False)
@@ -65,11 +69,6 @@ class EngineSequence:
         """The log-probabilities of its prompt are reported: it computes all rows itself, in chunks of its own."""
         return self.request.prompt_logprobs and not self.request.resume and not self.preemptions
 
-    @property
-    def started(self) -> bool:
-        """Its prefill has begun, at least once."""
-        return self.reused is not None or self.preemptions > 0
-
     def waited_s(self, now: float) -> float:
         """Return the seconds that it has waited for its next token so far, in the queue and in prefill."""
         return self._waited_s + (0.0 if self.waits_since is None else now - self.waits_since)
@@ -83,6 +82,7 @@ class EngineSequence:
         if self.waits_since is None:
             self.waits_since = now
         self.preemptions += 1
+        self.restarted = self.started
         self.prefill_length, self.chunk_ends = len(self.tokens), chunk_ends
         self.cached = CachedRows(self.request.tenant, self.tokens)
         self.slot, self.reserved = -1, 0
@@ -116,7 +116,7 @@ class ScheduledChunk:
     sample: SampleSpec | None
     copy: PrefixCopy | None
     is_first: bool
-    """The first chunk of its sequence."""
+    """The first chunk of its sequence since that got its slot."""
     targets: tuple[int, ...] | None = None
     """The tokens after the rows of a chunk whose log-probabilities are reported; such a chunk is a call of its own. The
     last row of the prompt has none."""
@@ -160,7 +160,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         admitted - sequence.submitted_at,
         now - admitted,
         sequence.prefill_length,
-        sequence.reused or 0,
+        sequence.cached_tokens,
     )
 
 

@@ -104,8 +104,9 @@ class SlotAllocator:
         dirty = sequence.inherited is not None
         sequence.reused, sequence.inherited = length, None
         sequence.source = self._slots.retained_rows(source) if length else None
-        if not sequence.preemptions:
+        if not sequence.restarted:
             sequence.cached_tokens = length
+        sequence.started = True
         self._slots.shrink_reservation(sequence.slot, sequence.reserved)
         sequence.cached.rows = length
         # Exact rows need no chunk ends, and without them a prefix ends where a chunk of both ended.

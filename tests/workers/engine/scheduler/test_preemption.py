@@ -245,3 +245,13 @@ def test_a_sequence_with_a_slot_waits_until_its_first_chunk() -> None:
     step(one)
     assert holders(one) == {1, 2}
     assert [each.request.stream for each in one.expire(1.0)] == [2]
+
+
+def test_a_sequence_that_is_preempted_before_its_first_chunk_has_not_begun() -> None:
+    one = scheduler(2, step_tokens=4)
+    one.submit(ask(1, 10), 0.0)
+    one.submit(ask(2, 10, queue_s=1.0, urgency=LOW), 0.0)
+    step(one)
+    start(one, ask(7, urgency=HIGH))
+    assert holders(one) == {1, 7}
+    assert [each.request.stream for each in one.expire(1.0)] == [2]
