@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import structlog
 
@@ -299,18 +300,19 @@ class Placement:
                 self.ends.spend()
                 self._give_up(sequence)
             return
-        if len(self._urgencies) > 1 and not self._serve_urgent(model):
+        held = self._pool.catalog.held(model)
+        if len(self._urgencies) > 1 and not held and not self._serve_urgent(model):
             return
         kept = size = 0
         for sequence in self.queue.turns(model).in_turn():
             # The other sequences of a failed request are about to be cancelled.
             if sequence.request.failure is not None or (kept and suspect(sequence)):
                 continue
-            if not sequence.had_turn and self._pool.catalog.held(model):
+            if not sequence.had_turn and held:
                 return
             if not self._sends.has_room(self.serve, model):
                 return
-            if self._try(sequence, kept):
+            if self._try(sequence, partial(self._place, kept=kept)):
                 self._sends.spend()
                 size += sequence.request.body.size
                 if size > SERVED_BYTES:
@@ -338,9 +340,8 @@ class Placement:
                     continue
                 if not self._sends.has_room(self.serve, model):
                     return False
-                if self._send(handle, [sequence]):
+                if self._try(sequence, partial(self._move_to, handle)):
                     self._sends.spend()
-                    self.queue.remove(sequence, sent=True)
                     break
         return True
 
@@ -350,10 +351,10 @@ class Placement:
             self._metrics.replayed(sequence.request.model, str(sequence.cause), outcome).inc()
             sequence.cause = None
 
-    def _try(self, sequence: LiveSequence, kept: int) -> bool:
-        """As `_place`; an exception ends this sequence, and the others get their turns."""
+    def _try(self, sequence: LiveSequence, place: Callable[[LiveSequence], bool]) -> bool:
+        """Return what `place` does for a sequence; an exception ends this sequence, and the others get their turns."""
         try:
-            return self._place(sequence, kept)
+            return place(sequence)
         except Exception as error:  # noqa: BLE001  a bug, or a request that became too large for a frame
             _log.error("not_placed", request=sequence.request.request_id, exc_info=error)
             self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, f"it cannot be sent: {type(error).__name__}"))
@@ -361,11 +362,17 @@ class Placement:
 
     def _place(self, sequence: LiveSequence, kept: int) -> bool:
         while (handle := self._find_worker(sequence, kept)) is not None:
-            if self._send(handle, [sequence]):
-                self.queue.remove(sequence, sent=True)
+            if self._move_to(handle, sequence):
                 return True
             handle.refused(self._loop.time())
         return False
+
+    def _move_to(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
+        """Send a waiting sequence to a worker."""
+        if not self._send(handle, [sequence]):
+            return False
+        self.queue.remove(sequence, sent=True)
+        return True
 
     def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
         """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""

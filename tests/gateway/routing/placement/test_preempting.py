@@ -1,14 +1,18 @@
 """Requests of a more urgent class do not wait for those that they preempt on a worker."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from actors.process.exit_cause import Origin
+from gateway.routing.model_catalog import CatalogEntry
 from gateway.routing.request_group import RequestGroup
+from protocol.commands import Command, Submit
+from protocol.errors import ErrorCode, ProtocolError
 from protocol.scheduling import PriorityClass
 from tests.gateway.harness.virtual import BACKEND
-from tests.gateway.harness.world import World, number
+from tests.gateway.harness.world import World, failure, number
 
 pytestmark = pytest.mark.anyio
 
@@ -129,3 +133,36 @@ async def test_the_bound_of_a_worker_holds() -> None:
     one = world(max_streams_per_worker=3, max_choices=3)
     fill(one, 3)
     assert not one.open("urgent", client="hasty").worker
+
+
+async def test_a_model_that_is_to_be_unloaded_gets_no_urgent_request() -> None:
+    one = world()
+    entry = CatalogEntry("tiny", loads=True)
+    one.router.pool.catalog.add(entry)
+    groups = fill(one, 3)
+    entry.held = True
+    urgent = one.open("urgent", client="hasty")
+    one["a"].finish(number(groups[0]))
+    assert not urgent.worker
+    entry.held = False
+    one.router.model_changed("tiny")
+    assert urgent.worker == "a"
+
+
+async def test_an_urgent_request_that_cannot_be_sent_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = world()
+    fill(one, 3)
+    one["a"].full = True
+    bad, good = fill(one, 2, "hasty")
+    one["a"].full = False
+    send = one["a"].send_nowait
+
+    def failing(commands: Sequence[Command]) -> None:
+        if any(isinstance(each, Submit) and each.request == "hasty0" for each in commands):
+            raise ProtocolError("too large")
+        send(commands)
+
+    monkeypatch.setattr(one["a"], "send_nowait", failing)
+    one.router._placement.serve("tiny")
+    assert failure(bad) is ErrorCode.INTERNAL
+    assert good.worker == "a"
