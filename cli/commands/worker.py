@@ -17,7 +17,7 @@ from actors.transport.link import CurveKeys
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_command
-from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.settings import Settings, flag
 from protocol.bounds import MAX_NAME
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
@@ -35,6 +35,7 @@ def run_worker(settings: Settings) -> None:
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
+    spec = with_chosen_context(spec)
     configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
     sweep()
     try:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from actors.supervision.local import CommandLine
 from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
-from cli.config.model import ChosenModel, check_model, worker_spec
+from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.settings import Settings, flag
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.settings import GatewaySettings, GatewaySettingsError
@@ -40,8 +41,12 @@ def worker_launches(
 def worker_specs(settings: Settings, model: ChosenModel, first: int = 0) -> list[WorkerSpec]:
     """Return the spec of each of the server's own workers for a model."""
     places = [*range(settings.workers), *[None] * settings.standby]
+    context = with_chosen_context(worker_spec(settings, model, workers=settings.workers)).chosen_context
     return [
-        worker_spec(settings, model, f"w{first + number}", settings.workers, place)
+        replace(
+            worker_spec(settings, model, f"w{first + number}", settings.workers, place),
+            chosen_context=context,
+        )
         for number, place in enumerate(places)
     ]
 
@@ -49,9 +54,11 @@ def worker_specs(settings: Settings, model: ChosenModel, first: int = 0) -> list
 def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
     """See `WorkerLaunch.like`. Another tokenizer is refused, since live streams could not continue with it."""
     place = spec.place if name == spec.name else None  # an extra worker runs beside the one that it is like
-    changed = msgspec.structs.replace(spec, name=name, model_path=checkpoint or spec.model_path, place=place)
+    changed = replace(spec, name=name, model_path=checkpoint or spec.model_path, place=place)
     try:
         check_model(changed)
+        if checkpoint:
+            changed = with_chosen_context(changed)
         same = spec.backend == "scripted" or same_text(Path(spec.model_path), Path(changed.model_path))
     except (CommandFailed, CheckpointError) as error:
         raise LaunchRefused(str(error)) from error

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from models import builtin_path
@@ -82,6 +84,14 @@ def worker_spec(
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
+
+
+def with_chosen_context(spec: WorkerSpec) -> WorkerSpec:
+    """Return the spec with the context that is chosen now, if it leaves it open: for every incarnation of every worker
+    of a server. Raises `LoadRefused` and `OSError`."""
+    if spec.context or spec.backend == "scripted":
+        return spec
+    return replace(spec, chosen_context=describe(replace(spec, chosen_context=0)).context)
 
 
 def check_model(spec: WorkerSpec, *, compile_only: bool = False) -> None:

@@ -12,7 +12,10 @@ from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
 from workers.process.spec import WorkerSpec
+from workers.process.startup import context_choice
+from workers.process.startup.describe import describe
 
 
 def test_a_worker_gets_all_settings() -> None:
@@ -100,3 +103,22 @@ def test_a_checkpoint_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     (folders[2] / "tokenizer.json").unlink()
     with pytest.raises(LaunchRefused, match="has another tokenizer"):
         like_command(spec, "w0", str(folders[2]))
+
+
+def test_all_workers_and_their_incarnations_have_the_context_that_was_chosen_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (make_checkpoint(tmp_path / name, layers=1, max_positions=131_072) for name in ("old", "new"))
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: 1 << 23)
+    settings = Settings(backend="iree", workers=2, standby=1)
+    launches = worker_launches(settings, ChosenModel("m", old))
+    specs = [msgspec.json.decode(launch.command("ipc:///x", 1)[-1], type=WorkerSpec) for launch in launches]
+    contexts = {describe(spec).context for spec in specs}
+    assert contexts == {specs[0].chosen_context}
+    assert DEFAULT_CONTEXT < specs[0].chosen_context < 131_072
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: 1 << 22)
+    assert {describe(spec).context for spec in specs} == contexts, "although the workers take memory by now"
+    more = msgspec.json.decode(like_command(specs[0], "extra0", "")("ipc://x", 1)[-1], type=WorkerSpec)
+    assert describe(more).context == specs[0].chosen_context
+    other = msgspec.json.decode(like_command(specs[0], "w0", str(new))("ipc://x", 1)[-1], type=WorkerSpec)
+    assert other.chosen_context < specs[0].chosen_context, "another checkpoint has another choice"

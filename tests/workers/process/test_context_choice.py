@@ -10,6 +10,8 @@ from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.host import memory
+from workers.iree.build.recipe import Recipe
+from workers.iree.kv_memory import row_bytes as kv_row_bytes
 from workers.process.backends import options_of
 from workers.process.spec import WorkerSpec
 from workers.process.startup import context_choice
@@ -110,3 +112,30 @@ def test_the_estimate_of_another_system_is_used_where_it_reports_nothing_else(mo
     assert memory.spare_bytes() > 1 << 20
     monkeypatch.setattr(memory, "free_bytes", lambda: 77)
     assert memory.spare_bytes() == 77
+
+
+def test_rows_are_counted_as_wide_as_the_cache_has_them(tmp_path: Path) -> None:
+    narrow = make_checkpoint(tmp_path, max_positions=MOST, head_dim=20)
+    recipe = Recipe(str(narrow), "bfloat16", True, 8, 4096, (), "", "", threads=1)
+    bytes_of_all = MOST * kv_row_bytes(recipe.plan())
+    assert bytes_of_all > MOST * row_bytes(narrow), "the lanes of a head are padded"
+    assert choose(narrow, kv_bytes=bytes_of_all) == (MOST, "")
+    assert choose(narrow, kv_bytes=bytes_of_all - 1)[1] == "memory"
+    assert choose(narrow, "mlx", device="gpu", kv_bytes=MOST * row_bytes(narrow)) == (MOST, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"chosen_context": 8192}, (8192, "memory")),
+        ({"chosen_context": MOST}, (MOST, "")),
+        ({"chosen_context": MOST + 1}, (MOST, "")),
+        ({"chosen_context": 8192, "context": 64}, (64, "setting")),
+        ({"chosen_context": DEFAULT_CONTEXT, "device": "cuda"}, (DEFAULT_CONTEXT, "device")),
+    ],
+)
+def test_what_was_chosen_when_the_server_started_does_not_depend_on_the_memory_that_is_free(
+    path: Path, fields: dict[str, Any], expected: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: 0)
+    assert choose(path, **fields) == expected

@@ -8,6 +8,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.iree.model.width_padding import WidthPadding
 from workers.process.spec import WorkerSpec
 
 ContextBound = Literal["", "setting", "memory", "device"]
@@ -35,6 +36,9 @@ class ContextChoice:
         Otherwise one sequence of the whole context must fit into the KV cache: into `kv_bytes`, or into this worker's
         share of the memory that is free now. Memory is no reason for less than `DEFAULT_CONTEXT`, with which the load
         is refused if it does not fit.
+
+        What was chosen when the server started is chosen again: the workers themselves take memory since then, and one
+        that restarts computes the same tokens as the others only with their context.
         """
         most = config.max_positions
         if spec.context:
@@ -45,16 +49,21 @@ class ContextChoice:
             return cls(most, most, "")
         if backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS:
             return cls(least, most, "device")
-        rows = _rows(spec, config)
+        if spec.chosen_context:
+            context = min(spec.chosen_context, most)
+            return cls(context, most, "memory" if context < most else "")
+        rows = _rows(spec, backend, config)
         if rows >= most:
             return cls(most, most, "")
         return cls(max(least, _rounded(rows)), most, "memory")
 
 
-def _rows(spec: WorkerSpec, config: ModelConfig) -> int:
+def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the rows that the KV cache can have."""
     kind = config.dtype if spec.dtype == "auto" else spec.dtype
-    row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * ITEM_BYTES[kind]
+    padding = WidthPadding.of(config) if backend == "iree" else None
+    lanes = config.head_dim if padding is None else padding.head.padded
+    row_bytes = 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[kind]
     addressed = ADDRESS_BYTES // (row_bytes * spec.max_batch_size)
     if spec.kv_bytes:
         return min(spec.kv_bytes // row_bytes, addressed)
