@@ -330,10 +330,14 @@ class Placement:
         candidates = self._pool.candidates(model)
         running = [other.terms for handle in candidates for other in handle.live.values()]
         least = max((terms.urgency.level for terms in running), default=-1)
-        clients = {terms.client for terms in running}
+        least_of: dict[str, Urgency] = {}
+        for terms in running:
+            least_of[terms.client] = max(terms.urgency, least_of.get(terms.client, terms.urgency))
+        wait: set[int] = set()  # the levels that preempt nobody, whoever the client is
         for sequence in self.queue.turns(model).urgent_first():
-            level = sequence.terms.urgency.level
-            if level > least or (level == least and sequence.terms.client not in clients):
+            client, urgency = sequence.terms.client, sequence.terms.urgency
+            own = least_of.get(client, urgency) > urgency
+            if not own and (urgency.level >= least or urgency.level in wait):
                 continue
             for handle in candidates:
                 if not self._preempts(sequence, handle):
@@ -343,6 +347,9 @@ class Placement:
                 if self._try(sequence, partial(self._move_to, handle)):
                     self._sends.spend()
                     break
+            else:
+                if not own and not suspect(sequence):
+                    wait.add(urgency.level)
         return True
 
     def settle(self, sequence: LiveSequence, outcome: str) -> None:

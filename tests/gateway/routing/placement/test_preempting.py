@@ -7,10 +7,11 @@ import pytest
 
 from actors.process.exit_cause import Origin
 from gateway.routing.model_catalog import CatalogEntry
+from gateway.routing.placement import placement
 from gateway.routing.request_group import RequestGroup
 from protocol.commands import Command, Submit
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.scheduling import PriorityClass
+from protocol.scheduling import PriorityClass, may_preempt
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.harness.world import World, failure, number
 
@@ -166,3 +167,23 @@ async def test_an_urgent_request_that_cannot_be_sent_does_not_hold_up_others(mon
     one.router._placement.serve("tiny")
     assert failure(bad) is ErrorCode.INTERNAL
     assert good.worker == "a"
+
+
+async def test_workers_are_looked_at_once_for_all_clients_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = world()
+    one.router._class_of = lambda client: "low" if client == "patient" else "high"
+    groups = fill(one, 3)
+    fill(one, 2, "hasty")
+    for index in range(20):
+        one.open("waits", client=f"other{index}")
+    looks = 0
+
+    def counted(*args: Any, **fields: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return may_preempt(*args, **fields)
+
+    monkeypatch.setattr(placement, "may_preempt", counted)
+    one["a"].finish(number(groups[0]))
+    assert one.router.waiting() == {"tiny": 20}
+    assert looks == 4, "once for each sequence of the worker"
