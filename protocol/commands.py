@@ -49,7 +49,7 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     """The priority class of the client's key."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """The priority among the requests of its class: the lower, the more urgent. It lets a request preempt only those of
-    its own tenant."""
+    its own client."""
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaults=True):

@@ -8,7 +8,9 @@ from its prompt and the tokens that it has generated, or takes its rows if they 
 
 from collections.abc import Iterable
 
+from protocol.commands import TENANT_SALT
 from protocol.scheduling import may_preempt
+from workers.engine.request import EngineRequest
 from workers.engine.sequence import EngineSequence
 
 MAX_PREEMPTIONS = 3
@@ -46,10 +48,14 @@ def _standing(sequence: EngineSequence, now: float) -> Standing:
     return (False, (0, 0)) if _overdue(sequence, now) else (True, sequence.request.urgency)
 
 
+def _client(request: EngineRequest) -> str:
+    return request.tenant.partition(TENANT_SALT)[0]
+
+
 def _preemptible(running: EngineSequence, waiting: EngineSequence, now: float) -> bool:
     asked, held = waiting.request, running.request
     return (
-        may_preempt(asked.urgency, held.urgency, same_client=asked.tenant == held.tenant)
+        may_preempt(asked.urgency, held.urgency, same_client=_client(asked) == _client(held))
         and running.preemptions < MAX_PREEMPTIONS
         and running.max_length - len(running.tokens) >= MIN_LEFT
         and not _overdue(running, now)

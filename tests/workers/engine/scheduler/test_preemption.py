@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from protocol.commands import TENANT_SALT
 from protocol.scheduling import LEVELS, Urgency
 from tests.workers.engine.harness.pool import admit, end, prefill, scheduler
 from workers.engine.request import EngineRequest
@@ -191,7 +192,7 @@ def test_the_time_in_which_a_sequence_runs_is_not_waited() -> None:
     assert holders(one) == {2}
 
 
-@pytest.mark.parametrize(("tenant", "holder"), [("a", 2), ("b", 1)])
+@pytest.mark.parametrize(("tenant", "holder"), [("a", 2), ("b", 1), (f"a{TENANT_SALT}c", 2), (TENANT_SALT, 1)])
 def test_a_priority_counts_among_the_requests_of_one_client(tenant: str, holder: int) -> None:
     one = scheduler(1)
     start(one, ask(1, tenant="a", urgency=Urgency(priority=5)))
