@@ -5,7 +5,7 @@ that merely shared the worker should live. The rules:
 
 1. Only a sequence that ran can be the cause. Those are the first `slots` of its sequences, the most urgent class
    first, and as many again: one step may end or preempt all that run and start others, and the frames that report it
-   are lost with the worker. A new request is sent only to a worker that then has no more than these, or where it
+   are lost with the worker; and the first `slots` by their own priority, which may have preempted those of their client. A new request is sent only to a worker that then has no more than these, or where it
    preempts others, so that the worker may start them in any order. A worker may admit requests before some whose
    grammar it compiles: `MAX_OVERTAKEN` at a time, so there may be as many more. Tokenizing is work, too: a sequence
    whose prompt the worker had not reported as made (`Gauges.reached`) may also be the cause. The sequences that waited
@@ -75,7 +75,9 @@ def attribute_death(live: Sequence[LiveSequence], slots: int, reached: int, deat
     live = sorted(live, key=lambda sequence: sequence.terms.urgency.level)
     new = [sequence for sequence in live if sequence.submit.stream > reached]
     first = 2 * slots + min(MAX_OVERTAKEN, sum(sequence.submit.grammar is not None for sequence in live))
-    ran = [*live[:first], *(sequence for sequence in live[first:] if sequence.submit.stream > reached)]
+    urgent = set(sorted(live, key=lambda sequence: sequence.terms.urgency)[:slots])  # may have preempted earlier ones
+    later = (sequence for sequence in live[first:] if sequence in urgent or sequence.submit.stream > reached)
+    ran = [*live[:first], *later]
     attributed = [sequence for sequence in ran if _is_cause(sequence, death)]
     for sequence in dict.fromkeys([*attributed, *new] if attributed else ran):
         record(sequence, death)

@@ -187,3 +187,13 @@ async def test_workers_are_looked_at_once_for_all_clients_of_a_class(monkeypatch
     one["a"].finish(number(groups[0]))
     assert one.router.waiting() == {"tiny": 20}
     assert looks == 4, "once for each sequence of the worker"
+
+
+async def test_those_of_the_lowest_priority_may_have_run_when_a_worker_dies() -> None:
+    one = world(slots=2, scheduler_policy="priority")
+    late = [one.open(f"late{index}", priority=5) for index in range(3)]
+    early = [one.open(f"early{index}", priority=-5) for index in range(2)]
+    assert all(group.worker == "a" for group in early), "they preempt the others"
+    one["a"].die(origin=Origin.WITHIN)
+    ran = [group for group in (*late, *early) if group.sequences[0].failures]
+    assert ran == [*late, *early]
