@@ -3,13 +3,13 @@
 A request that kills its worker would kill the next one too, so no request may be retried without end; but the requests
 that merely shared the worker should live. The rules:
 
-1. Only a sequence that ran can be the cause. Those are the first `slots` of its sequences, the most urgent class
-   first, and as many again: one step may end or preempt all that run and start others, and the frames that report it
-   are lost with the worker; and the first `slots` by their own priority, which may have preempted those of their client. A new request is sent only to a worker that then has no more than these, or where it
-   preempts others, so that the worker may start them in any order. A worker may admit requests before some whose
-   grammar it compiles: `MAX_OVERTAKEN` at a time, so there may be as many more. Tokenizing is work, too: a sequence
-   whose prompt the worker had not reported as made (`Gauges.reached`) may also be the cause. The sequences that waited
-   between the two are not.
+1. Only a sequence that ran can be the cause. Those are the first `slots` of its sequences, the most urgent class first,
+   and as many again: one step may end or preempt all that run and start others, and the frames that report it are lost
+   with the worker; and the first `slots` by their own priority, which may have preempted those of their client. A new
+   request is sent only to a worker that then has no more than these, or where it preempts others, so that the worker
+   may start them in any order. A worker may admit requests before some whose grammar it compiles: `MAX_OVERTAKEN` at a
+   time, so there may be as many more. Tokenizing is work, too: a sequence whose prompt the worker had not reported as
+   made (`Gauges.reached`) may also be the cause. The sequences that waited between the two are not.
 2. All sequences that ran at a death from within become suspects, unless one of them was a suspect already. Then the
    death is attributed to that one, which is not retried, and the others stay clear, except those without a prompt: one
    of them may have caused both deaths, and would be retried as a new request again and again.

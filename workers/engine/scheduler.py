@@ -20,7 +20,7 @@ from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import Chunk, RunnerCapabilities
-from workers.engine.scheduling.preemption import by_seniority, turn, victims
+from workers.engine.scheduling.preemption import by_seniority, in_turn, next_turn, take_turn, victims
 from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot, sample_spec
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 
@@ -47,8 +47,9 @@ class _Candidate:
 class Scheduler:
     """Owns the queue and the phase of each sequence. `submit` refuses more than `max_queue` waiting.
 
-    Slots and prefill calls are given to the most urgent sequences, and to equal ones first in, first out; with the
-    policy `shortest-uncached-first`, in the order of `rank`, so that short prompts need not wait for long ones.
+    Slots and prefill calls are given to the most urgent class, and within it first in, first out, but to those of one
+    client by their priority; with the policy `shortest-uncached-first`, in the order of `rank`, so that short prompts
+    need not wait for long ones.
 
     Sequences for which a slot is free do not count as waiting, so `max_queue` 0 still fills the slots. A sequence is
     admitted when a slot is free and the pool of `kv_tokens` cache rows has room for its tokens and `reserved_rows`
@@ -97,6 +98,8 @@ class Scheduler:
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
         self._decoding: dict[int, EngineSequence] = {}
         self._numbers = count()
+        self._prioritized = False
+        """A request had a priority of its own."""
         self._now = 0.0
         """The time of this step."""
         self._budget_left = 0
@@ -173,6 +176,7 @@ class Scheduler:
             change = " or ".join(["it", *(f"`{name}`" for name, given in others.items() if given)])
             problem = f"the constraint allows no first token: change {change}"
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
+        self._prioritized = self._prioritized or request.urgency.priority != 0
         number = next(self._numbers)
         sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
         if self._ranked:
@@ -193,6 +197,8 @@ class Scheduler:
             if reason is None:
                 if not self._allocator.allocate(sequence):
                     break
+                if self._prioritized:
+                    take_turn(sequence, self._waiting.values(), now)
                 (self._reporting if sequence.reports_prompt else self._prefilling)[stream] = sequence
             else:
                 ended.append((sequence, reason))
@@ -237,7 +243,8 @@ class Scheduler:
 
     def _next_waiting(self) -> tuple[int, EngineSequence]:
         """The sequence that gets the next slot."""
-        return min(self._waiting.items(), key=lambda item: turn(item[1], self._now))
+        sequence = next_turn(self._waiting.values(), self._now)
+        return sequence.request.stream, sequence
 
     def _running(self) -> Iterator[EngineSequence]:
         """The sequences that have a slot."""
@@ -354,8 +361,7 @@ class Scheduler:
         """
         rows = 0
         before: list[EngineSequence] = []
-        prompts = sorted(self._prefilling.values(), key=lambda sequence: turn(sequence, self._now))
-        for sequence in islice(prompts, MAX_CHUNKS):
+        for sequence in islice(in_turn(self._prefilling.values(), self._now), MAX_CHUNKS):
             if sequence.reused is None:
                 source, start = self._allocator.find_prefix(sequence, self._running())
                 waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)

@@ -20,7 +20,7 @@ class EngineSequence:
     """
 
     number: int
-    """Its place in the order of `submit`."""
+    """Its place in the order of `submit`, or that of one of its client that it has overtaken."""
     request: EngineRequest
     tokens: list[int]
     """All tokens so far: prompt, resumed and generated."""

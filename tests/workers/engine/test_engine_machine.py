@@ -1,7 +1,7 @@
 """State machine test: any order of submit, step, cancel, finish and failing calls keeps the engine's invariants.
 
 One terminal event per stream, no leaked slot, no more rows than the pool has, first come first admitted among equally
-urgent sequences, no starvation, the step budget, and the tokens that each request would get alone.
+urgent sequences of a tenant, no starvation, the step budget, and the tokens that each request would get alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -288,8 +288,8 @@ class EngineMachine(RuleBasedStateMachine):
     def the_runner_was_used_by_its_contract(self) -> None:
         if hasattr(self, "engine"):
             assert self.runner.violations == []
-            for begun, urgency in product((self.runner.begun, self.runner.reported), URGENCIES):
-                equal = [each for each in begun if each in self.asked and self.asked[each].urgency == urgency]
+            for begun, urgency, tenant in product((self.runner.begun, self.runner.reported), URGENCIES, TENANTS):
+                equal = [each for each in begun if each in self.asked and self._kind(each) == (urgency, tenant)]
                 assert self.policy == SHORTEST or equal == sorted(equal), "first come, first admitted"
             assert self.prefixes.enabled or not self.runner.copied
 
@@ -327,6 +327,9 @@ class EngineMachine(RuleBasedStateMachine):
         gauges = self.engine.gauges()
         assert (gauges.slots_active, gauges.queue_depth, gauges.kv_tokens) == (0, 0, 0)
         self._all_slots_are_free()
+
+    def _kind(self, stream: int) -> tuple[Urgency, str]:
+        return self.asked[stream].urgency, self.asked[stream].tenant
 
     @property
     def dirty(self) -> tuple[int, ...]:

@@ -2,11 +2,12 @@
 
 A sequence reserves rows for its prompt and some more, and further ones as it generates. When the cache is full, the
 least urgent sequence is preempted, and of these the one that came last: the first of all always gets on. A more urgent
-request that finds no slot takes that of a less urgent one. A preempted sequence continues later: it is computed again
-from its prompt and the tokens that it has generated, or takes its rows if they are still retained then.
+request that finds no slot takes that of a less urgent one. Classes count among all sequences, and a priority among
+those of one client. A preempted sequence continues later: it is computed again from its prompt and the tokens that it
+has generated, or takes its rows if they are still retained then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from protocol.commands import TENANT_SALT
 from protocol.scheduling import may_preempt
@@ -21,17 +22,35 @@ PATIENCE_S = 60.0
 """Time without output, in the queue and in prefill, after which a sequence is overdue: it comes before all others,
 whatever their urgency, and is not preempted by a request."""
 
-Standing = tuple[bool, tuple[int, int]]
+Place = tuple[int, float, int]
 
 
-def turn(sequence: EngineSequence, now: float) -> tuple[Standing, float, int]:
-    """Return the sort key of waiting sequences, the first of which gets the next slot, and of prompts."""
-    return _standing(sequence, now), sequence.rank, sequence.number
+def next_turn(waiting: Collection[EngineSequence], now: float) -> EngineSequence:
+    """Return the first one of `in_turn`."""
+    first = min(waiting, key=lambda sequence: _place(sequence, now))
+    if not _have_priorities(waiting):
+        return first
+    return min(_of_group(first, waiting, now), key=_own_order)
+
+
+def take_turn(sequence: EngineSequence, waiting: Collection[EngineSequence], now: float) -> None:
+    """Give a sequence that has the next turn the first place of its client. Those that it overtakes move to the next
+    place each, so that its client comes no sooner before others than without priorities."""
+    mine = sorted(_of_group(sequence, waiting, now), key=lambda each: each.number)
+    overtaken = mine[: mine.index(sequence)]
+    numbers = [each.number for each in (*overtaken, sequence)]
+    for each, number in zip((sequence, *overtaken), numbers, strict=True):
+        each.number = number
+
+
+def in_turn(sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
+    """Return waiting sequences, or prompts, in the order in which they get slots or are prefilled."""
+    return _with_priorities(sorted(sequences, key=lambda sequence: _place(sequence, now)), now)
 
 
 def by_seniority(sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
     """Return sequences in order; the last one is the first that is preempted when the cache is full."""
-    return sorted(sequences, key=lambda sequence: (_standing(sequence, now), sequence.number))
+    return _with_priorities(sorted(sequences, key=lambda sequence: (_level(sequence, now), sequence.number)), now)
 
 
 def victims(waiting: EngineSequence, running: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
@@ -43,9 +62,46 @@ def _overdue(sequence: EngineSequence, now: float) -> bool:
     return sequence.waited_s(now) >= PATIENCE_S
 
 
-def _standing(sequence: EngineSequence, now: float) -> Standing:
-    """Return the sort key of the urgency of sequences."""
-    return (False, (0, 0)) if _overdue(sequence, now) else (True, sequence.request.urgency)
+def _level(sequence: EngineSequence, now: float) -> int:
+    """Return the level of a sequence, the lowest of which comes first."""
+    return -1 if _overdue(sequence, now) else sequence.request.urgency.level
+
+
+def _place(sequence: EngineSequence, now: float) -> Place:
+    return _level(sequence, now), sequence.rank, sequence.number
+
+
+def _group(sequence: EngineSequence, now: float) -> tuple[int, str]:
+    """Return what sequences have in common whose own priorities are compared: level and client."""
+    return _level(sequence, now), _client(sequence.request)
+
+
+def _of_group(one: EngineSequence, sequences: Iterable[EngineSequence], now: float) -> Iterator[EngineSequence]:
+    group = _group(one, now)
+    return (each for each in sequences if _group(each, now) == group)
+
+
+def _own_order(sequence: EngineSequence) -> Place:
+    return sequence.request.urgency.priority, sequence.rank, sequence.number
+
+
+def _have_priorities(sequences: Iterable[EngineSequence]) -> bool:
+    return any(sequence.request.urgency.priority for sequence in sequences)
+
+
+def _with_priorities(ordered: list[EngineSequence], now: float) -> list[EngineSequence]:
+    """Give the places of each client to its sequences in the order of their own priorities. The places of others stay
+    as they are: no client comes before others by a number that it sends itself."""
+    if not _have_priorities(ordered):
+        return ordered
+    groups: dict[tuple[int, str], list[EngineSequence]] = {}
+    for sequence in ordered:
+        groups.setdefault(_group(sequence, now), []).append(sequence)
+    priorities = {
+        group: iter(sorted(mine, key=lambda sequence: sequence.request.urgency.priority))
+        for group, mine in groups.items()
+    }
+    return [next(priorities[_group(sequence, now)]) for sequence in ordered]
 
 
 def _client(request: EngineRequest) -> str:

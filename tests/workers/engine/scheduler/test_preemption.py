@@ -256,3 +256,29 @@ def test_a_sequence_that_is_preempted_before_its_first_chunk_has_not_begun() -> 
     start(one, ask(7, urgency=HIGH))
     assert holders(one) == {1, 7}
     assert [each.request.stream for each in one.expire(1.0)] == [2]
+
+
+def own(stream: int, tenant: str, priority: int) -> EngineRequest:
+    return ask(stream, tenant=tenant, urgency=Urgency(priority=priority))
+
+
+def test_a_priority_changes_the_order_of_one_clients_requests_alone() -> None:
+    one = scheduler(1)
+    start(one, ask(0, urgency=HIGH))
+    for request in (own(1, "a", 0), own(2, "b", 0), own(3, "b", -9), own(4, "a", 9), own(5, "a", -9)):
+        one.submit(request, 0.0)
+    order: list[int] = []
+    while one.queued:
+        end(one, *holders(one))
+        _clean(one)
+        step(one)
+        order += holders(one)
+    assert order == [5, 3, 2, 1, 4], "each client keeps its places"
+
+
+def test_a_priority_does_not_keep_the_room_of_another_client() -> None:
+    one = scheduler(2, kv_tokens=32, reserved_rows=4)
+    start(one, own(1, "a", 5), own(2, "b", -9))
+    while one.queued == 0:
+        step(one)
+    assert holders(one) == {1}, "the first of all always gets on"
