@@ -44,7 +44,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Tokens of one slot; 0 means the model's own where memory allows, see `workers.process.startup.context_choice`."""
     chosen_context: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
-    """What was chosen for a `context` of 0 when the server started; 0 lets the worker choose."""
+    """The choice for a `context` of 0, made when the server started; 0 lets the worker choose."""
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 256
     scheduler_policy: SchedulerPolicy = "fifo"
     """Order in which sequences get slots and are prefilled."""

@@ -333,7 +333,7 @@ class Placement:
         least_of: dict[str, Urgency] = {}
         for terms in running:
             least_of[terms.client] = max(terms.urgency, least_of.get(terms.client, terms.urgency))
-        wait: set[int] = set()  # the levels that preempt nobody, whoever the client is
+        wait: set[int] = set()  # the levels that preempt nobody by their class
         for sequence in self.queue.turns(model).urgent_first():
             client, urgency = sequence.terms.client, sequence.terms.urgency
             own = least_of.get(client, urgency) > urgency
