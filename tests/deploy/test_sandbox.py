@@ -45,8 +45,13 @@ class Sandbox:
     cache: Path
     environment: dict[str, str]
 
+    @property
+    def graphs(self) -> Path:
+        """The folder of compiled graphs, which the tests share by a link."""
+        return (self.cache / "graphs").resolve()
+
     def command(self, *words: str) -> list[str]:
-        folder, cache, graphs = str(self.installation.folder), str(self.cache), str((self.cache / "graphs").resolve())
+        folder, cache, graphs = str(self.installation.folder), str(self.cache), str(self.graphs)
         mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/run"]
         for each in (folder, *dependencies().split("\n")):  # they may be below /tmp
             mounts += ["--ro-bind", each, each]
@@ -95,7 +100,7 @@ def started(command: list[str]) -> "Iterator[tuple[subprocess.Popen[str], int]]"
 
 def test_the_wheel_serves_as_process_1_from_a_cache_made_before(sandbox: Sandbox) -> None:
     subprocess.run(sandbox.command("compile"), check=True, capture_output=True, timeout=800)
-    compiled = {file.name for file in sandbox.cache.rglob("*.vmfb")}
+    compiled = {file.name for file in sandbox.graphs.rglob("*.vmfb")}
     assert compiled
     lines: list[str] = []
     with started(sandbox.command("serve")) as (process, number):
@@ -118,4 +123,4 @@ def test_the_wheel_serves_as_process_1_from_a_cache_made_before(sandbox: Sandbox
         output, rest = process.communicate(timeout=60)
     events = [json.loads(line)["event"] for line in [*lines, *rest.splitlines()]]
     assert (process.returncode, output, events[-1]) == (0, "", "ended")
-    assert {file.name for file in sandbox.cache.rglob("*.vmfb")} == compiled
+    assert {file.name for file in sandbox.graphs.rglob("*.vmfb")} == compiled
