@@ -27,8 +27,9 @@ PASSING = frozenset({errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, err
 REST_S = 0.01
 """From the exit of a process to its end for the worker's life. The start of the next one blocks the event loop for some
 milliseconds: first, the sequences of the lost one continue on other workers."""
-KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY"})
-"""Variables that no worker needs: it runs native code on what a checkpoint and a client gave it."""
+KEPT_FROM_WORKERS = frozenset({"BATON_API_KEY", "BATON_ADMIN_KEY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"})
+"""Variables that no child needs: keys, and what would let it notify the service manager in the gateway's place. A
+worker runs native code on what a checkpoint and a client gave it."""
 
 
 def is_shortage(error: BaseException | None) -> bool:

@@ -54,14 +54,16 @@ async def test_a_worker_serves_and_stops_when_asked() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="another process's environment is read from /proc")
-async def test_a_worker_does_not_get_the_servers_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_API_KEY", "secret")
+async def test_a_worker_gets_neither_the_servers_key_nor_its_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("BATON_API_KEY", "BATON_ADMIN_KEY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+    for name in names:
+        monkeypatch.setenv(name, "kept")
     monkeypatch.setenv("BATON_TEST_OTHER", "handed-on")
     async with supervised("good") as (_, recorder):
         status = await recorder.until_state(WorkerState.READY)
         environment = await anyio.Path(f"/proc/{status.pid}/environ").read_bytes()
     assert b"BATON_TEST_OTHER=handed-on" in environment
-    assert b"BATON_API_KEY" not in environment
+    assert [name for name in names if name.encode() in environment] == []
 
 
 async def test_a_socket_file_lives_only_until_the_worker_has_come(tmp_path: Path) -> None:
