@@ -82,6 +82,8 @@ class FrontPulse(Struct, frozen=True, array_like=True, tag="p"):
 
     connections: int
     """That are open."""
+    stopped: bool
+    """It accepts no more of them."""
     refused: int
     """Connections that it has rejected, since its start."""
     lag_s: float
@@ -130,7 +132,7 @@ class ResponsePart(Struct, frozen=True, array_like=True, tag="p"):
 
 
 class ExchangeEnded(Struct, frozen=True, array_like=True, tag="e"):
-    """The app has ended without the end of a response."""
+    """The app has ended, and the connection has not taken the whole response."""
 
     exchange: int
 

@@ -35,7 +35,7 @@ from protocol.errors import ErrorCode
 POLICY = RestartPolicy(max_failures=None)
 """A front is never given up: the others serve meanwhile, and without any the connections wait in the socket's queue."""
 _CODES: dict[str, ErrorCode | RefusalCode] = {code.value: code for code in (*ErrorCode, *RefusalCode)}
-_NO_PULSE = FrontPulse(0, 0, 0.0, 0.0, 0)
+_NO_PULSE = FrontPulse(0, False, 0, 0.0, 0.0, 0)
 
 _log = structlog.get_logger("gateway.fronts.front")
 
@@ -66,6 +66,8 @@ class Front(Actor[FrontMessage]):
         self._earlier_cpu_s = 0.0
         """Processor time of the processes before this one."""
         self._retired: RetireConnections | None = None
+        self._stopping = False
+        """It accepts no more connections, or will not as soon as it is told."""
         self._leaving = anyio.Event()
         """It is not started again."""
         self._certificates: dict[int, ReplyTo[str]] = {}
@@ -73,8 +75,10 @@ class Front(Actor[FrontMessage]):
 
     @property
     def connections(self) -> int:
-        """Its open connections at its last pulse."""
-        return self._pulse.connections
+        """Its open connections at its last pulse. At least one from `StopAccepting` to the pulse that follows it: until
+        then the front may have accepted one that the gateway does not know."""
+        unknown = self._stopping and self._process is not None and not self._pulse.stopped
+        return max(self._pulse.connections, int(unknown))
 
     def sample(self) -> FrontSample:
         """Its state for a scrape."""
@@ -108,6 +112,7 @@ class Front(Actor[FrontMessage]):
                 self._retired = message
                 self._send(message)
             case StopAccepting() | LeaveFront():
+                self._stopping |= isinstance(message, StopAccepting)
                 self._leaving.set()
                 self._send(message)
 

@@ -64,6 +64,8 @@ class FrontServer:
         self._relay = Relay(self._outbox)
         self._orphaned = orphaned
         self._lag = LoopLag()
+        self._process = psutil.Process()
+        self._stopped = False
         self._grace_s = 0.0
         self._shutdown = anyio.Event()
         self._certificates: list[int] = []
@@ -104,6 +106,8 @@ class FrontServer:
                 self._listeners.retire(within_s)
             case StopAccepting():
                 self._listeners.stop()
+                self._stopped = True
+                self._report_state()  # the gateway waits for it
             case LeaveFront(grace_s):
                 self._grace_s = grace_s
                 self._shutdown.set()
@@ -115,17 +119,20 @@ class FrontServer:
         self._refused += 1
 
     async def _pulse(self) -> None:
-        process = psutil.Process()
         while True:
-            pulse = FrontPulse(
-                self._listeners.connections,
-                self._refused,
-                self._lag.longest(),
-                time.process_time(),
-                process.memory_info().rss,
-            )
-            self._outbox.put(pulse)
+            self._report_state()
             await anyio.sleep(LEAVING_PULSE_S if self._listeners.first.retired else PULSE_S)
+
+    def _report_state(self) -> None:
+        pulse = FrontPulse(
+            self._listeners.connections,
+            self._stopped,
+            self._refused,
+            self._lag.longest(),
+            time.process_time(),
+            self._process.memory_info().rss,
+        )
+        self._outbox.put(pulse)
 
     async def _read_certificates(self) -> None:
         while True:
