@@ -34,8 +34,6 @@ class RelayedExchange:
         self._readable = asyncio.Event()
         self._left = False
         """The client has left, or its connection was lost with the front."""
-        self._whole = False
-        """The last part of the response was sent."""
         self._held = 0
         """Bytes of the response that the connection has not taken."""
         self._delivered = False
@@ -119,8 +117,9 @@ class RelayedExchange:
             await self._wait()
 
     def end(self) -> None:
-        """Note that the app has ended, and let the front end a response that is not whole."""
-        if not (self._whole or self._left):
+        """Note that the app has ended: the front ends a response that its client has not taken as a whole, and waits no
+        longer where the client has left."""
+        if not self._delivered:
             self._outbox.put(ExchangeEnded(self._number))
 
     async def _has_room(self) -> bool:
@@ -134,6 +133,5 @@ class RelayedExchange:
         await self._room.wait()
 
     def _put(self, body: bytes, more: bool) -> None:
-        self._whole = not more
         self._held += len(body)
         self._outbox.put(ResponsePart(self._number, body, more), len(body))

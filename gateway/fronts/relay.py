@@ -50,14 +50,18 @@ class RelayedRequest:
         self._sending = False
         """The connection has not taken what it was given."""
         self._scope = anyio.CancelScope()
+        self._ended = asyncio.Event()
+        """The gateway's app has ended."""
 
     def add(self, frame: ResponseStarted | ResponsePart | ExchangeEnded) -> None:
         """The gateway has sent a frame of the response. The end of one that is not whole comes at once where the client
         takes nothing: mostly that is why the gateway has ended it."""
         self._response.append(frame)
         self._wake()
-        if self._sending and isinstance(frame, ExchangeEnded):
-            self._scope.cancel()
+        if isinstance(frame, ExchangeEnded):
+            self._ended.set()
+            if self._sending:
+                self._scope.cancel()
 
     def read(self, count: int) -> None:
         """The app has read so many bytes more."""
@@ -99,6 +103,8 @@ class RelayedRequest:
             frame = self._response.popleft()
             if isinstance(frame, ResponsePart):
                 body, more = self._joined(frame)
+                if self._ended.is_set():  # it does not wait for its client either
+                    self._scope.cancel()
                 self._sending = True
                 await send({"type": "http.response.body", "body": body, "more_body": more})
                 self._sending = False
@@ -113,6 +119,11 @@ class RelayedRequest:
                 await send({"type": "http.response.start", "status": frame.status, "headers": frame.headers})
             else:
                 return False
+
+    async def until_ended(self) -> None:
+        """Wait for the end of the gateway's app: until then the stream of a client that has left has an app that runs, of
+        which `Http2` bounds the number."""
+        await self._ended.wait()
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
@@ -164,17 +175,21 @@ class Relay:
             return
         number = next(self._numbers)
         request = self._requests[number] = RelayedRequest(number, self._outbox)
-        self._outbox.put(_opened(number, scope), sum(len(name) + len(value) for name, value in scope["headers"]))
+        self._outbox.put(_opened(number, scope), _head_bytes(scope))
         whole = False
         try:
-            async with asyncio.TaskGroup() as group:
-                body = group.create_task(request.forward_body(receive))
-                whole = await request.respond(send)
-                body.cancel()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    body = group.create_task(request.forward_body(receive))
+                    whole = await request.respond(send)
+                    body.cancel()
+            finally:
+                if not whole:
+                    self._outbox.put(ClientLeft(number))
+            if not whole:
+                await request.until_ended()
         finally:
             del self._requests[number]
-            if not whole:
-                self._outbox.put(ClientLeft(number))
 
 
 class RelayedRecords(RequestRecords):
@@ -191,6 +206,12 @@ class RelayedRecords(RequestRecords):
 
 def _count_nothing(route: str, status: int, reason: str) -> None:
     """The gateway counts."""
+
+
+def _head_bytes(scope: Scope) -> int:
+    """The size of a request's head in its frame, which has the path twice."""
+    target = 2 * len(scope["raw_path"]) + len(scope["query_string"])
+    return target + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _opened(number: int, scope: Scope) -> ExchangeOpened:

@@ -116,6 +116,29 @@ async def test_a_response_that_is_not_whole_is_ended(parts: list[Message]) -> No
     assert sent.frames[-1] == ExchangeEnded(7)
 
 
+async def test_a_response_whose_client_stalls_at_its_end_is_ended() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    await exchange.send(START)
+    with anyio.move_on_after(0) as stalled:  # as `HttpExchange` does after `client_stall_s`
+        await exchange.send(body(3, more=False))
+    assert stalled.cancelled_caught
+    exchange.end()
+    assert sent.frames[1:] == [ResponsePart(7, b"xxx", False), ExchangeEnded(7)]
+
+
+async def test_a_response_that_is_delivered_is_not_ended() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    await exchange.send(START)
+    task = asyncio.ensure_future(exchange.send(body(3, more=False)))
+    await turns()
+    exchange.delivered()
+    await task
+    exchange.end()
+    assert sent.frames[1:] == [ResponsePart(7, b"xxx", False)]
+
+
 async def test_a_body_is_read_to_its_end_before_the_client_counts_as_gone() -> None:
     sent = Sent()
     exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
@@ -195,9 +218,52 @@ async def test_a_response_that_is_broken_off_does_not_wait_for_its_client() -> N
     assert sent.frames[1:] == [ClientLeft(number)]
 
 
+async def test_a_response_that_has_been_broken_off_does_not_begin_to_wait_for_its_client() -> None:
+    sent = Sent()
+    relay = Relay(sent)  # type: ignore[arg-type]
+
+    async def wait(message: Message | None = None) -> Any:
+        await anyio.sleep_forever()
+
+    task = asyncio.ensure_future(relay(SCOPE, wait, wait))
+    await turns()
+    number = sent.frames[0].exchange
+    relay.take(ResponsePart(number, b"x", True))
+    relay.take(ExchangeEnded(number))
+    await turns()
+    assert task.done()
+    assert sent.frames[1:] == [ClientLeft(number)]
+
+
+async def test_a_head_counts_with_its_path_and_query() -> None:
+    sizes: list[int] = []
+
+    class Sizes(Sent):
+        def put(self, frame: Any, size: int = 0) -> None:
+            super().put(frame, size)
+            sizes.append(size)
+
+    sent = Sizes()
+    relay = Relay(sent)  # type: ignore[arg-type]
+
+    async def leave() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    path = "/" + "p" * 30_000
+    scope = SCOPE | {"path": path, "raw_path": path.encode(), "query_string": b"q" * 1000, "headers": [(b"a", b"b")]}
+    task = asyncio.ensure_future(relay(scope, leave, send))
+    await turns()
+    relay.take(ExchangeEnded(sent.frames[0].exchange))
+    await task
+    assert sizes[0] == 2 * 30_001 + 1000 + 2
+
+
 async def test_a_client_that_leaves_ends_the_exchange_in_the_front() -> None:
     sent = Sent()
-    request = Relay(sent)  # type: ignore[arg-type]
+    relay = Relay(sent)  # type: ignore[arg-type]
 
     async def receive() -> Message:
         return {"type": "http.disconnect"}
@@ -205,8 +271,22 @@ async def test_a_client_that_leaves_ends_the_exchange_in_the_front() -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    await request(SCOPE, receive, send)
-    assert sent.frames[1:] == [ClientLeft(sent.frames[0].exchange)]
+    task = asyncio.ensure_future(relay(SCOPE, receive, send))
+    await turns()
+    number = sent.frames[0].exchange
+    assert sent.frames[1:] == [ClientLeft(number)]
+    assert not task.done(), "the gateway's app has not ended: a reset stream counts until then"
+    relay.take(ExchangeEnded(number))
+    await task
+    assert sent.frames[1:] == [ClientLeft(number)]
+
+
+async def test_the_gateway_reports_the_end_of_an_app_whose_client_has_left() -> None:
+    sent = Sent()
+    exchange = RelayedExchange(OPENED, sent)  # type: ignore[arg-type]
+    exchange.leave()
+    exchange.end()
+    assert sent.frames == [ExchangeEnded(7)]
 
 
 async def test_one_turn_handles_a_bounded_number_of_frames() -> None:
