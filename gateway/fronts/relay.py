@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.fronts.frames import (
     BODY_WINDOW,
+    PART_BYTES,
     RESPONSE_WINDOW,
     BodyPart,
     BodyTaken,
@@ -76,12 +77,14 @@ class RelayedRequest:
                 self._left = True
                 self._wake()
                 return
-            body = message.get("body", b"")
-            self._unread += len(body)
-            self._outbox.put(BodyPart(self._number, body, message.get("more_body", False)), len(body))
-            while self._unread >= BODY_WINDOW:
-                self._room.clear()
-                await self._room.wait()
+            body, more = message.get("body", b""), message.get("more_body", False)
+            for start in range(0, max(len(body), 1), PART_BYTES):
+                part = body[start : start + PART_BYTES]
+                self._unread += len(part)
+                self._outbox.put(BodyPart(self._number, part, more or start + PART_BYTES < len(body)), len(part))
+                while self._unread >= BODY_WINDOW:
+                    self._room.clear()
+                    await self._room.wait()
 
     async def respond(self, send: Send) -> bool:
         """Send the response. False if it could not be sent to its end."""
@@ -121,8 +124,8 @@ class RelayedRequest:
                 return False
 
     async def until_ended(self) -> None:
-        """Wait for the end of the gateway's app: until then the stream of a client that has left has an app that runs, of
-        which `Http2` bounds the number."""
+        """Wait for the end of the gateway's app. Until then the stream of a client that has left counts: `Http2` bounds
+        the number of apps that run."""
         await self._ended.wait()
 
     def _wake(self) -> None:

@@ -9,7 +9,7 @@ import anyio
 from actors.transport.endpoint import LocalEndpoint
 from actors.transport.link import Link
 from gateway.fronts.exchange import RelayedExchange
-from gateway.fronts.frames import ExchangeOpened, LeaveFront, ToFront, ToGateway, decode_to_gateway
+from gateway.fronts.frames import ExchangeOpened, LeaveFront, StopAccepting, ToFront, ToGateway, decode_to_gateway
 from gateway.fronts.inbox import GATEWAY_FRAMES, FrameInbox
 from gateway.fronts.outbox import FrameOutbox
 from gateway.fronts.process import FrontReport
@@ -28,8 +28,10 @@ async def serve_relayed(
     shutdown: anyio.Event,
     listener: Listener,
     report: Callable[[FrontReport], None] = lambda report: None,
+    stop: anyio.Event | None = None,
 ) -> None:
-    """Do what `gateway.http.server.serve` does, by a front. `report` gets what it tells about itself."""
+    """Do what `gateway.http.server.serve` does, by a front. `report` gets what it tells about itself; `stop` lets it
+    accept no more connections."""
     async with anyio.create_task_group() as group:
 
         def take(frame: ToGateway) -> None:
@@ -49,6 +51,10 @@ async def serve_relayed(
             await shutdown.wait()
             outbox.put(LeaveFront(settings.flush_s))
 
+        async def stop_accepting(stop: anyio.Event) -> None:
+            await stop.wait()
+            outbox.put(StopAccepting())
+
         with LocalEndpoint() as end:
             link = Link.bind(end.address, received, on_lost=lambda reason: exchanges.lose())
             outbox: FrameOutbox[ToFront] = FrameOutbox(link)
@@ -57,6 +63,8 @@ async def serve_relayed(
             exchanges = RelayedExchanges(app, probes, outbox, start)
             group.start_soon(outbox.run)
             group.start_soon(leave)
+            if stop is not None:
+                group.start_soon(stop_accepting, stop)
             spec = FrontSpec(0, FrontSettings.of(settings, 0), os.dup(listener.fileno()), None)
             await FrontServer(spec, end.address, _orphaned).run()
         link.close(0)

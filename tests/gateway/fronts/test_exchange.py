@@ -166,6 +166,25 @@ async def test_a_front_sends_no_more_of_a_body_than_its_window() -> None:
     task.cancel()
 
 
+async def test_a_large_piece_of_a_body_is_sent_in_parts() -> None:
+    sent = Sent()
+    request = RelayedRequest(7, sent)  # type: ignore[arg-type]
+    pieces = [(2 * PART_BYTES + 1, True), (PART_BYTES, True), (0, False)]
+
+    async def receive() -> Message:
+        if not pieces:
+            return {"type": "http.disconnect"}
+        size, more = pieces.pop(0)
+        return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+    task = asyncio.ensure_future(request.forward_body(receive))
+    await turns()
+    request.read(3 * PART_BYTES + 1)
+    await task
+    parts = [(len(part.body), part.more) for part in sent.frames]
+    assert parts == [(PART_BYTES, True), (PART_BYTES, True), (1, True), (PART_BYTES, True), (0, False)]
+
+
 async def test_a_front_reports_what_the_connection_takes() -> None:
     sent = Sent()
     relay = Relay(sent)  # type: ignore[arg-type]

@@ -145,6 +145,20 @@ async def test_a_front_reports_what_it_refused_by_itself() -> None:
     assert all(report.cpu_s > 0 for report in reports if isinstance(report, FrontPulse))
 
 
+async def test_a_front_that_stops_reports_its_connections_at_once() -> None:
+    reports: list[FrontReport] = []
+    stop = anyio.Event()
+    server = partial(serve_relayed, report=reports.append, stop=stop)
+    async with serving(server=server) as served, await anyio.connect_tcp("127.0.0.1", served.port) as stream:
+        await stream.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200")
+        reports.clear()
+        stop.set()
+        await served.until(lambda: any(isinstance(report, FrontPulse) and report.stopped for report in reports))
+        pulses = [report for report in reports if isinstance(report, FrontPulse)]
+        assert {pulse.connections for pulse in pulses if pulse.stopped} == {1}
+
+
 async def test_many_streams_arrive_whole_and_in_order() -> None:
     async with relayed(slots=64) as served, anyio.create_task_group() as group:
         texts: dict[int, str] = {}
