@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from json import dumps
 from types import TracebackType
 from typing import Any
 
@@ -149,4 +150,7 @@ def _renderers(as_json: bool) -> list[Processor]:
 
 
 def _to_json(value: Any, **_: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=repr).decode()
+    try:
+        return msgspec.json.encode(value, enc_hook=repr).decode()
+    except UnicodeEncodeError:  # of a file name that is not UTF-8
+        return dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "replace").decode()

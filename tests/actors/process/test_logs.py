@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,15 @@ def test_an_exception_is_one_line(capsys: Capture) -> None:
         get_logger().exception("failed", odd=object)
     (line,) = lines(capsys)
     assert "LookupError: lost" in str(line["exception"])
+
+
+def test_a_file_name_that_is_no_unicode_does_not_lose_its_line(capsys: Capture) -> None:
+    configure_logging("gateway", "info", json=True)
+    get_logger().error(
+        "not_reloaded", file=os.fsdecode(b"/k\xc3\xa4/\xff.pem"), keys=frozenset({"a"}), why=ValueError("x")
+    )
+    (line,) = lines(capsys)
+    assert (line["event"], line["file"]) == ("not_reloaded", "/kä/?.pem")
 
 
 def test_for_a_person(capsys: Capture) -> None:
