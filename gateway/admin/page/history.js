@@ -63,6 +63,12 @@ export function settings() {
   }
 }
 
+/** Keep the settings. Returns false if the browser has no room for them. */
 export function keepSettings(value) {
-  localStorage.setItem(SETTINGS, JSON.stringify(value));
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(value));
+    return true;
+  } catch {
+    return false; // the quota
+  }
 }

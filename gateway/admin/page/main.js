@@ -51,7 +51,7 @@ async function listModels() {
 function chose() {
   const model = chosen();
   settings.model = model.id;
-  history.keepSettings(settings);
+  keepSettings();
   describe(model);
   if (!chat.chat.messages.length) chat.draw();
 }
@@ -68,9 +68,13 @@ function describe({ id, max_model_len, aliases }) {
 
 // Settings and chats.
 
+function keepSettings() {
+  if (!history.keepSettings(settings)) announce("The browser has no room to keep the settings.");
+}
+
 function change(values) {
   settings = { ...settings, ...values };
-  history.keepSettings(settings);
+  keepSettings();
   describe(chosen());
 }
 

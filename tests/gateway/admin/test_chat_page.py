@@ -116,6 +116,18 @@ async def test_an_answer_is_regenerated_and_a_question_edited() -> None:
     assert [each.content for each in messages(edited)] == ["one, edited"]
 
 
+async def test_a_browser_that_has_no_room_for_chats_and_settings_shows_answers() -> None:
+    full = "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+    async with chatting() as (served, page, _):
+        await page.add_init_script(full)
+        await page.reload()
+        await expect(page.locator("#model")).to_have_value("tiny")
+        await say(page, "hello")
+        await reply(served, 1, "yes")
+        await expect(page.locator(".assistant .markdown")).to_have_text("yes")
+        await expect(page.locator(".error:visible")).to_have_count(0)
+
+
 async def test_chats_are_kept_in_the_browser() -> None:
     async with chatting() as (served, page, _):
         await say(page, "the first chat")
