@@ -1,7 +1,7 @@
 """The gateway as an ASGI app."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -108,7 +108,7 @@ def create_app(
     routes = [
         # Requests that these two allow go to `direct`; others get the allowed methods.
         *(Route(path, app, methods=["POST"]) for path, app in posted.items()),
-        _streams(resume),
+        _with(Route(STREAMS + "{id:path}", resume), ResumeEndpoint.METHODS),
         # OpenAI's last: routes of others may be for requests with their own headers alone.
         *(route for dialect in (*dialects, openai) for route in (*dialect.routes, *dialect.direct)),
         Route("/health", status.health),
@@ -119,7 +119,7 @@ def create_app(
         Route("/admin/workers", status.workers),
         Route("/admin/models", status.models),
         Route("/admin/gateway", status.gateway),
-        Route(LIVE_PATH, live, methods=["GET"]),
+        _with(Route(LIVE_PATH, live), ["GET"]),
         *WorkerKill(router, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
@@ -146,8 +146,8 @@ def _by_prefix(dialects: Sequence[Dialect]) -> dict[str, HttpConventions]:
     }
 
 
-def _streams(resume: ResumeEndpoint) -> Route:
-    route = Route(STREAMS + "{id:path}", resume)
-    # The argument would add HEAD to GET, which would take a stream from its reader and send nothing.
-    route.methods = set(ResumeEndpoint.METHODS)
+def _with(route: Route, methods: Iterable[str]) -> Route:
+    # The argument of a route would add HEAD to GET, which would take a stream from its reader and send nothing, or a
+    # place from those who watch.
+    route.methods = set(methods)
     return route

@@ -54,6 +54,15 @@ async def test_a_snapshot_has_the_workers_and_the_place_of_each_stream() -> None
     assert snapshot["streams_left_out"] == 0
 
 
+async def test_a_request_for_the_headers_alone_takes_no_place() -> None:
+    async with serving() as served:
+        for _ in range(MAX_WATCHERS + 1):
+            refused = await served.client.head(LIVE_PATH)
+            assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+        async with watched(served) as snapshots:
+            assert (await anext(snapshots))["streams"] == []
+
+
 async def test_a_stream_keeps_its_id_when_its_worker_is_lost() -> None:
     async with serving("w0", "w1") as served:
         stream = await open_raw(served.port, "/v1/completions", COMPLETION | {"stream": True})
