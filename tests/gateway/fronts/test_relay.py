@@ -16,6 +16,7 @@ from protocol.errors import ErrorCode
 from tests.gateway.fronts.relaying import serve_relayed
 from tests.gateway.harness.serving import CHAT, COMPLETION, Served, events, open_raw, serving
 from tests.gateway.http.http2 import client
+from tests.gateway.http.test_http2_abuse import HEAD, connection
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +158,34 @@ async def test_a_front_that_stops_reports_its_connections_at_once() -> None:
         await served.until(lambda: any(isinstance(report, FrontPulse) and report.stopped for report in reports))
         pulses = [report for report in reports if isinstance(report, FrontPulse)]
         assert {pulse.connections for pulse in pulses if pulse.stopped} == {1}
+
+
+async def test_a_stream_that_is_reset_counts_until_the_gateways_app_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, most = 150, 100
+    started = 0
+    gate = anyio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal started
+        started += 1
+        await gate.wait()
+
+    async with relayed() as served:
+        monkeypatch.setattr(served.app, "_direct", lambda method, path: slow)
+        async with await anyio.connect_tcp("127.0.0.1", served.port) as raw:
+            made = connection()
+            for number in range(streams):
+                made.send_headers(2 * number + 1, HEAD, end_stream=True)
+                made.reset_stream(2 * number + 1)
+            await raw.send(made.data_to_send())
+            await served.until(lambda: started >= most)
+            monkeypatch.undo()
+            assert (await served.client.get("/health/live")).status_code == 200
+            before = started
+            monkeypatch.setattr(served.app, "_direct", lambda method, path: slow)
+            gate.set()
+            await served.until(lambda: started == streams)
+    assert before == most
 
 
 async def test_many_streams_arrive_whole_and_in_order() -> None:
