@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.metrics.families import Families
 from gateway.metrics.histogram import Histogram
 from gateway.metrics.samples import Observed, ObservedByWorker, Samples, Waiting, WorkerSample
 
@@ -71,28 +72,29 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         samples = list(self._samples())
+        families = Families(samples, LABELS, lambda sample: (sample.model, sample.backend, sample.worker))
         for name, field, kind, text in _COUNTS:
             metric = Metric(name, text, kind)
             suffix = "_total" if kind == "counter" else ""
             for sample in samples:
                 metric.add_sample(name + suffix, _labels(sample), sample.counts(field))
             yield metric
-        yield _counter("baton_worker_restarts", "Restarts after a failure", samples, lambda s: s.restarts)
-        yield _counter(
-            "baton_worker_promotions", "Times that a standby was made active", samples, lambda s: s.promotions
+        yield families.counter("baton_worker_restarts", "Restarts after a failure", lambda s: s.restarts)
+        yield families.counter(
+            "baton_worker_promotions", "Times that a standby was made active", lambda s: s.promotions
         )
-        yield _gauge("baton_slots_available", "Free slots of ready workers", samples, lambda s: s.slots_available)
-        yield _gauge("baton_kv_tokens", "KV rows of live sequences", samples, lambda s: s.kv_tokens)
-        yield _gauge("baton_kv_capacity_tokens", "KV rows that sequences can have", samples, lambda s: s.kv_capacity)
-        yield _gauge("baton_kv_retained_tokens", "KV rows of ended sequences", samples, lambda s: s.retained_tokens)
-        yield _gauge("baton_worker_memory_bytes", "Resident memory of the worker", samples, lambda s: s.memory_bytes)
-        yield _gauge("baton_queue_depth", "Sequences that wait for a slot", samples, lambda s: s.queue_depth)
-        yield _gauge(
-            "baton_live_sequences", "Sequences that the gateway has given to the worker", samples, lambda s: s.live
+        yield families.gauge("baton_slots_available", "Free slots of ready workers", lambda s: s.slots_available)
+        yield families.gauge("baton_kv_tokens", "KV rows of live sequences", lambda s: s.kv_tokens)
+        yield families.gauge("baton_kv_capacity_tokens", "KV rows that sequences can have", lambda s: s.kv_capacity)
+        yield families.gauge("baton_kv_retained_tokens", "KV rows of ended sequences", lambda s: s.retained_tokens)
+        yield families.gauge("baton_worker_memory_bytes", "Resident memory of the worker", lambda s: s.memory_bytes)
+        yield families.gauge("baton_queue_depth", "Sequences that wait for a slot", lambda s: s.queue_depth)
+        yield families.gauge(
+            "baton_live_sequences", "Sequences that the gateway has given to the worker", lambda s: s.live
         )
-        yield _gauge("baton_worker_ready", "1 when the worker takes requests", samples, lambda s: int(s.ready))
-        yield _gauge("baton_worker_standby", "1 while the worker stands by", samples, lambda s: int(s.standby))
-        yield _gauge("baton_worker_circuit_open", "1 while its requests fail", samples, lambda s: int(s.circuit_open))
+        yield families.gauge("baton_worker_ready", "1 when the worker takes requests", lambda s: int(s.ready))
+        yield families.gauge("baton_worker_standby", "1 while the worker stands by", lambda s: int(s.standby))
+        yield families.gauge("baton_worker_circuit_open", "1 while its requests fail", lambda s: int(s.circuit_open))
         rooms = GaugeMetricFamily("baton_waiting_sequences", "Sequences in the queue of the gateway", labels=["model"])
         for model, count in self._waiting().items():
             rooms.add_metric([model], count)
@@ -119,17 +121,3 @@ def histogram_family(
 
 def _labels(sample: WorkerSample) -> dict[str, str]:
     return {"model": sample.model, "backend": sample.backend, "worker": sample.worker}
-
-
-def _counter(name: str, text: str, samples: list[WorkerSample], value: Callable[[WorkerSample], int]) -> Metric:
-    metric = Metric(name, text, "counter")
-    for sample in samples:
-        metric.add_sample(f"{name}_total", _labels(sample), value(sample))
-    return metric
-
-
-def _gauge(name: str, text: str, samples: list[WorkerSample], value: Callable[[WorkerSample], int]) -> Metric:
-    metric = GaugeMetricFamily(name, text, labels=LABELS)
-    for sample in samples:
-        metric.add_metric((sample.model, sample.backend, sample.worker), value(sample))
-    return metric
