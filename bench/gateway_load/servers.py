@@ -5,7 +5,6 @@
 It prints `PORT` and the port once it accepts requests, and serves until SIGTERM.
 """
 
-import asyncio
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from actors.process.logs import configure_logging
+from bench.gateway_load.ticks import Ticks
 from cli.config.launch import worker_command
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
@@ -88,21 +88,10 @@ class Bare:
     def __init__(self, rate: float, tokens: int) -> None:
         head = AnswerHead("cmpl-" + "0" * 24, int(time.time()), "scripted", "scripted")
         (self._chunk,) = OpenAIAnswer(chat=False).events(head).deltas([TextDelta(index=0, text="x")])
-        self._rate = rate
         self._tokens = tokens
-        self._tick = asyncio.Event()
+        self.ticks = Ticks(rate)
         self.conventions = ConventionsByPath(HttpConventions(OpenAIErrors()), {})
         self.records = RequestRecords((), lambda route, status, reason: None, LogLimit(time.monotonic))
-
-    async def ticks(self) -> None:
-        """Wake every stream once a step. Returns at once if the rate is 0."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while self._rate:
-            due = max(due + 1 / self._rate, loop.time())
-            await asyncio.sleep(due - loop.time())
-            tick, self._tick = self._tick, asyncio.Event()
-            tick.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -113,10 +102,7 @@ class Bare:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         message = {"type": "http.response.body", "body": self._chunk, "more_body": True}
         for _ in range(self._tokens):
-            if self._rate:
-                await self._tick.wait()
-            else:
-                await asyncio.sleep(0)
+            await self.ticks.next()
             await send(message)
         await send({"type": "http.response.body", "body": DONE})
 
@@ -128,7 +114,7 @@ async def run_bare(spec: ServerSpec) -> None:
     print("PORT", listener.getsockname()[1], flush=True)
     app = Bare(spec.rate, spec.tokens)
     async with anyio.create_task_group() as group:
-        group.start_soon(app.ticks)
+        group.start_soon(app.ticks.run)
         await serve(app, settings, shutdown=anyio.Event(), listener=listener)
 
 

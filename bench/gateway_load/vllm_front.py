@@ -11,7 +11,10 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import uvloop
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -24,6 +27,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 
+from bench.gateway_load.ticks import Ticks
+
 
 class ScriptedEngine(AsyncLLM):  # type: ignore[misc]  # vLLM is not installed here
     """Generates `x` for each stream, `rate` times a second, or as fast as possible if that is 0."""
@@ -34,8 +39,7 @@ class ScriptedEngine(AsyncLLM):  # type: ignore[misc]  # vLLM is not installed h
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.log_stats = False
-        self._rate = rate
-        self._tick = asyncio.Event()
+        self.ticks = Ticks(rate)
 
     def __del__(self) -> None:
         """There is nothing to shut down."""
@@ -58,24 +62,11 @@ class ScriptedEngine(AsyncLLM):  # type: ignore[misc]  # vLLM is not installed h
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    async def ticks(self) -> None:
-        """Wake every stream once a step. Returns at once if the rate is 0."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while self._rate:
-            due = max(due + 1 / self._rate, loop.time())
-            await asyncio.sleep(due - loop.time())
-            tick, self._tick = self._tick, asyncio.Event()
-            tick.set()
-
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         for number in range(1, sampling_params.max_tokens + 1):
-            if self._rate:
-                await self._tick.wait()
-            else:
-                await asyncio.sleep(0)
+            await self.ticks.next()
             last = number == sampling_params.max_tokens
             output = CompletionOutput(
                 index=0,
@@ -103,7 +94,7 @@ async def serve(spec: dict[str, Any]) -> None:
     address, listener = setup_server(arguments, reuse_port=False)
     listener.listen(4096)
     engine = ScriptedEngine(arguments, spec["rate"])
-    ticks = asyncio.ensure_future(engine.ticks())
+    ticks = asyncio.ensure_future(engine.ticks.run())
     print("PORT", listener.getsockname()[1], flush=True)  # connections wait in its queue
     await (await build_and_serve(engine, address, listener, arguments))
     ticks.cancel()
