@@ -67,7 +67,7 @@ class Front(Actor[FrontMessage]):
         """Processor time of the processes before this one."""
         self._retired: RetireConnections | None = None
         self._stopping = False
-        """It accepts no more connections, or will not as soon as it is told."""
+        """It accepts no more connections, or will not as soon as it receives `StopAccepting`."""
         self._leaving = anyio.Event()
         """It is not started again."""
         self._certificates: dict[int, ReplyTo[str]] = {}

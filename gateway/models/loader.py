@@ -92,8 +92,8 @@ class _Workers:
 class ModelLoader(Actor[msg.LoaderMessage]):
     """Owns which models are loaded, and the life in their entries of the router's catalog.
 
-    It starts and stops the workers of this machine that the fleet has told it of. Everything that it decides takes
-    effect within one message: no request gets to a worker between the decision to unload it and its end.
+    It starts and stops the workers of this machine that the fleet has added. Everything that it decides takes effect
+    within one message: no request gets to a worker between the decision to unload it and its end.
     """
 
     def __init__(self, router: Router, models: Sequence[ModelTerms], budget: float = math.inf) -> None:
@@ -165,7 +165,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             if not started:
                 worker.ref.tell(StartWorker())
             return
-        # One that was just told to start may have no incarnation yet.
+        # One that was just asked to start may have no incarnation yet.
         added = _LocalWorker(worker, model, worker.status.incarnation, asked=started, extra=started)
         self._workers[model].all[worker.name] = added
         if not started and self.residency[model].state in (ModelState.LOADING, ModelState.LOADED):
@@ -235,7 +235,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         """Note the end of all workers of a model."""
         workers, resident = self._workers[model], self.residency[model]
         if not workers.all:
-            return  # the fleet has not told of them yet
+            return  # the fleet has not added them yet
         if resident.state is ModelState.UNLOADING:
             if all(each.gone for each in workers.all.values()):
                 self.residency.ended(model)

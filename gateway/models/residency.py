@@ -45,7 +45,7 @@ class ReleaseModel:
 
 @dataclass(frozen=True, slots=True)
 class RefuseModel:
-    """RefuseModel the requests of a model: it could not be loaded."""
+    """Refuse the requests of a model: it could not be loaded."""
 
     model: str
     reason: str
