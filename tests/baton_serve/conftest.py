@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.baton_serve.installation import PACKAGES, ROOT, Installation, build, make_broken
+from tests.baton_serve.installation import ROOT, Installation, build
 
 
 @pytest.fixture(scope="session")
@@ -20,25 +20,16 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def from_wheel(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installation:
     """Installed as by `pip install .`, beside another distribution that has packages of the same names."""
-    made = Installation.make(tmp_path_factory.mktemp("user"))
-    make_broken(made.site_packages, PACKAGES)
-    made.install(str(wheel))
-    return made
+    return Installation.beside_others(tmp_path_factory.mktemp("user"), str(wheel))
 
 
 @pytest.fixture(scope="session")
 def from_sdist(tmp_path_factory: pytest.TempPathFactory, sdist: Path) -> Installation:
     """Installed as by `pip install baton_serve-VERSION.tar.gz`, likewise."""
-    made = Installation.make(tmp_path_factory.mktemp("packager"))
-    make_broken(made.site_packages, PACKAGES)
-    made.install(str(sdist))
-    return made
+    return Installation.beside_others(tmp_path_factory.mktemp("packager"), str(sdist))
 
 
 @pytest.fixture(scope="session")
 def editable(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Installed as by `pip install -e .`, beside the same."""
-    made = Installation.make(tmp_path_factory.mktemp("contributor"))
-    make_broken(made.site_packages, PACKAGES)
-    made.install("-e", str(ROOT))
-    return made
+    return Installation.beside_others(tmp_path_factory.mktemp("contributor"), "-e", str(ROOT))

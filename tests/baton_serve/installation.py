@@ -33,6 +33,15 @@ class Installation:
         (made.site_packages / "dependencies.pth").write_text(dependencies())
         return made
 
+    @classmethod
+    def beside_others(cls, folder: Path, *what: str) -> "Installation":
+        """An environment with Baton, installed as `install` does, beside modules under the names of its packages that
+        fail when they are imported."""
+        made = cls.make(folder)
+        make_broken(made.site_packages, PACKAGES)
+        made.install(*what)
+        return made
+
     @property
     def python(self) -> Path:
         return self.folder / "bin" / "python"

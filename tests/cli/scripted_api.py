@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
+
+from tests.ports import QuietHandler, serving_http
 
 Delta = dict[str, Any]
 """The `delta` of a choice of a chunk."""
@@ -41,7 +41,7 @@ class ScriptedApi:
         """Serve on a free port of loopback."""
         api = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 self._send(*api._models(self.headers.get("authorization", "")))
 
@@ -56,17 +56,8 @@ class ScriptedApi:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        with serving_http(Handler) as self.url:
+            yield self
 
     def _models(self, authorization: str) -> tuple[int, str, bytes]:
         if self._key and authorization != f"Bearer {self._key}":

@@ -12,10 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.transport.allow_list import AllowList
-from actors.transport.keys import make_gateway_key, make_key
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving
-from tests.ports import port_for_later
+from tests.cli.joining import joining_commands
 
 WORKER_THAT_FAILS = """
 import ctypes, os, sys, threading, time, warnings
@@ -95,12 +93,7 @@ def test_an_unknown_variable_is_a_line_of_the_log() -> None:
 
 
 def test_a_worker_for_another_machine_logs_nothing_but_lines(tmp_path: Path) -> None:
-    server = make_gateway_key(tmp_path / "keys").public_text
-    AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
-    door = f"tcp://127.0.0.1:{port_for_later()}"
-    gateway = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
-    join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
-    worker = ["-m", "cli", "worker", "--backend", "scripted", *join]
+    gateway, worker = joining_commands(tmp_path)
     with serving(gateway) as serves, serving(worker) as joins:
         lines = read_until(serves, "ready")
         joins.send_signal(signal.SIGTERM)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.transport.allow_list import AllowList
-from actors.transport.keys import make_gateway_key, make_key
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving
+from tests.cli.joining import joining_commands
 from tests.ports import port_for_later
 
 
@@ -86,12 +85,7 @@ def test_a_take_over_is_ready_late_and_the_old_gateway_does_not_stop_its_unit(tm
 
 
 def test_a_server_without_workers_is_ready_before_its_workers_are(tmp_path: Path) -> None:
-    server = make_gateway_key(tmp_path / "keys").public_text
-    AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
-    door = f"tcp://127.0.0.1:{port_for_later()}"
-    gateway = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
-    join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
-    worker = ["-m", "cli", "worker", "--backend", "scripted", *join]
+    gateway, worker = joining_commands(tmp_path)
     with notifications(tmp_path / "gateway") as of_gateway, notifications(tmp_path / "worker") as of_worker:
         with serving(gateway, of_gateway.environment) as serves:
             of_gateway.until("READY=1")

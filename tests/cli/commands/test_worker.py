@@ -9,14 +9,13 @@ import httpx
 import pytest
 
 from actors.supervision.restart_policy import RestartPolicy
-from actors.transport.allow_list import AllowList
-from actors.transport.keys import make_gateway_key, make_key
+from actors.transport.keys import make_key
 from actors.transport.link import CurveKeys
 from cli.commands.worker import worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
-from tests.ports import port_for_later
+from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving, url_of
+from tests.cli.joining import joining_commands
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 
@@ -48,12 +47,7 @@ def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
-    server = make_gateway_key(tmp_path / "keys").public_text
-    AllowList(tmp_path / "keys").add("far", make_key(tmp_path / "far.key").public_text)
-    door = f"tcp://127.0.0.1:{port_for_later()}"
-    serve = [*SERVE, "--workers", "0", "--listen-workers", door, "--keys-dir", str(tmp_path / "keys")]
-    join = ["--join", door, "--server-key", server, "--key-file", str(tmp_path / "far.key")]
-    work = ["-m", "cli", "worker", "--backend", "scripted", "--name", "tiny", "--log-level", "warning", *join]
+    serve, work = joining_commands(tmp_path, "--name", "tiny", "--log-level", "warning")
     with serving(serve) as gateway:
         with serving(work) as worker:
             lines = read_until(gateway, "ready")

@@ -15,14 +15,7 @@ from cli.config.sources import InvalidSettings, load
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from workers.process.spec import WorkerSpec
 
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the settings of this environment."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"BATON_{name.upper()}", raising=False)
-    monkeypatch.delenv("BATON_CONFIG", raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 def toml(*models: str, rest: str = 'backend = "scripted"') -> Settings:

@@ -21,13 +21,7 @@ LIBRARY_WORDS = re.compile(
 """Words of pydantic, Click and Python about wrong values."""
 
 
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the settings of this environment."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"BATON_{name.upper()}", raising=False)
-    monkeypatch.delenv("BATON_CONFIG", raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 def wrong_values(name: str) -> Iterator[Any]:

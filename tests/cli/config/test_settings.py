@@ -8,14 +8,7 @@ from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
 from gateway.settings import GatewaySettings
 
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the settings of this environment."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"BATON_{name.upper()}", raising=False)
-    monkeypatch.delenv("BATON_CONFIG", raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 def toml(text: str, name: str = "baton.toml") -> Path:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -11,6 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.ports import QuietHandler, serving_http
 
 
 class Collector:
@@ -47,7 +48,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.answers.wait()
@@ -59,18 +60,9 @@ def collector() -> Iterator[Collector]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Prints nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = Collector(f"http://127.0.0.1:{server.server_port}/v1/traces")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        found.answers.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving_http(Handler) as url:
+        found = Collector(f"{url}/v1/traces")
+        try:
+            yield found
+        finally:
+            found.answers.set()

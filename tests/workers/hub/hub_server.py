@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from urllib.parse import unquote, urlsplit
+
+from tests.ports import QuietHandler, serving_http
 
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
@@ -93,7 +94,7 @@ class HubServer:
         """Serve on a free port until the block ends."""
         hub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_HEAD(self) -> None:
@@ -124,17 +125,8 @@ class HubServer:
                     self.wfile.write(content[start:] if most is None else content[start : start + most])
                 self.close_connection = self.close_connection or most is not None
 
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        with serving_http(Handler) as self.url:
+            yield self
 
 
 def hub_error(status: int, code: str = "", message: str = "", **headers: str) -> Answer:

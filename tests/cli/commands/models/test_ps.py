@@ -5,9 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -16,7 +14,7 @@ from cli.commands.models.loaded import loaded_models
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
-from tests.ports import port_for_later
+from tests.ports import QuietHandler, port_for_later, serving_http
 
 DESCRIBED = [
     {
@@ -36,7 +34,7 @@ def ps(*words: str) -> "subprocess.CompletedProcess[str]":
 def answering(body: object, status: int = 200) -> Iterator[str]:
     """A server that answers `/admin/models` so."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             content = json.dumps(body).encode()
             self.send_response(status if self.path == "/admin/models" else 500)
@@ -44,16 +42,8 @@ def answering(body: object, status: int = 200) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_http(Handler) as url:
+        yield url
 
 
 def test_the_models_of_a_server_are_shown_as_it_describes_them() -> None:
