@@ -62,7 +62,7 @@ class Listener(Acceptor):
         self.on_retire: Callable[[float | None], None] = lambda within_s: None
         """Called by `retire` with its argument; set by the server."""
         self.on_stop: Callable[[], None] = self.close
-        """Called by `stop`; set by the server, which closes the socket."""
+        """Called by `stop`; set by the server, which closes the socket in the next turn of the event loop."""
         self.refusal = b""
         """The response to connections over the bound; set by the server."""
         self.max_connections = sys.maxsize
@@ -79,10 +79,14 @@ class Listener(Acceptor):
         self._spare: WeakSet[socket.socket] = WeakSet()
         self._accepts = 0
         """Calls of `accept` in this turn of the event loop."""
+        self._stopped = False
 
     def accept(self) -> tuple[socket.socket, Any]:
         """See `Acceptor.accept`. Raises `BlockingIOError` after `accepts_per_turn` in one turn of the event loop, or
-        `ENCRYPTED_ACCEPTS_PER_TURN` with TLS, where asyncio would accept as many as the queue holds."""
+        `ENCRYPTED_ACCEPTS_PER_TURN` with TLS, where asyncio would accept as many as the queue holds, and after
+        `stop`."""
+        if self._stopped:
+            raise BlockingIOError(errno.EAGAIN, "another process accepts the others")
         most = self.accepts_per_turn if self.tls is None else min(self.accepts_per_turn, ENCRYPTED_ACCEPTS_PER_TURN)
         if self._accepts == most:
             raise BlockingIOError(errno.EAGAIN, "the others are accepted in the next turn")
@@ -154,7 +158,9 @@ class Listener(Acceptor):
         self.on_retire(within_s)
 
     def stop(self) -> None:
-        """Retire, and accept no more. The socket is closed in this process at once, so that clients are refused when
-        the other process that has it dies, and do not wait in a queue that no process reads."""
+        """Retire, and accept no more. The socket is closed in this process within a turn of the event loop, so that
+        clients are refused when the other process that has it dies, and do not wait in a queue that no process
+        reads."""
         self.retire()
+        self._stopped = True
         self.on_stop()

@@ -144,7 +144,13 @@ async def _run(connect: _Connect, config: Config, listener: Listener, leave: any
     if tls is not None:
         encrypted = {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": SHUTDOWN_S}
     server = await asyncio.start_server(connected, backlog=BACKLOG, sock=listener, **encrypted)
-    listener.on_stop = server.close
+
+    def stop() -> None:
+        # Not at once: asyncio drops connections that it has accepted in this turn if their server is closed before the
+        # next one.
+        asyncio.get_running_loop().call_soon(server.close)
+
+    listener.on_stop = stop
     try:
         await leave.wait()
     finally:

@@ -1,5 +1,6 @@
-"""A listening socket bounds the connections of one turn of the event loop."""
+"""A listening socket bounds the connections of one turn of the event loop, and loses none when it stops."""
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gateway.http.server import listen
 from gateway.http.tls import Tls
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.certificates import write_certificate
+from tests.gateway.harness.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -44,3 +46,19 @@ async def test_connections_beyond_the_bound_are_accepted_in_the_next_turn(
         assert (len(first), len(rest)) == (bound, 1)
         for each in (*clients, *first, *rest):
             each.close()
+
+
+async def test_a_connection_accepted_in_the_turn_of_the_stop_is_served() -> None:
+    async with serving() as served:
+        assert (await served.client.get("/health/live")).status_code == 200  # the server has started
+        address = served.listener.getsockname()
+        client = socket.create_connection(address)
+        client.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        # A turn of the loop runs its timers after what has become readable.
+        asyncio.get_running_loop().call_later(0, served.listener.stop)
+        client.settimeout(10)
+        answer = await anyio.to_thread.run_sync(client.recv, 4096)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        client.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
