@@ -106,6 +106,7 @@ def test_what_was_generated_while_a_client_was_away_is_rendered_in_pieces(server
         assert tokens_of(answer) == 8 * 1000
     else:  # much was sent before it left
         assert (status, json.loads(answer)["error"]["code"]) == (410, "events_gone")
+    server.request("DELETE", f"/v1/streams/{stream}")  # a server waits for its resumable streams before it ends
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import signal
 import time
 from typing import Any
 
-import pytest
-
 from tests.attacks.environment.gateway_process import Surroundings
 from tests.attacks.environment.surrounded import Surrounded, surrounded
 from tests.gateway.harness.serving import COMPLETION
@@ -42,18 +40,17 @@ def stream(gateway: Surrounded, stop_at: int) -> str:
     return "".join(pieces)
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_streams_continue_and_no_worker_is_lost(times: int) -> None:
+def test_streams_continue_and_no_worker_is_lost() -> None:
     with surrounded(GIVEN) as gateway:
         undisturbed = stream(gateway, 0)
-        for _ in range(times):
+        for _ in range(2):
             assert stream(gateway, 5) == undisturbed
         assert [(each["state"], each["incarnation"]) for each in gateway.workers()] == [("ready", 1)] * 2
 
 
 def test_idle_workers_are_not_taken_for_silent_ones() -> None:
     with surrounded(GIVEN) as gateway:
-        for _ in range(3):
+        for _ in range(2):
             suspend(gateway)
             assert gateway.client.post("/v1/completions", json=COMPLETION).status_code == 200
         assert [(each["state"], each["incarnation"]) for each in gateway.workers()] == [("ready", 1)] * 2
@@ -61,7 +58,7 @@ def test_idle_workers_are_not_taken_for_silent_ones() -> None:
 
 def test_a_worker_that_starts_meanwhile_is_not_given_up() -> None:
     with surrounded(GIVEN) as gateway:
-        for incarnation in range(2, 5):
+        for incarnation in range(2, 4):
             pid = gateway.workers()[0]["pid"]
             os.kill(pid, signal.SIGKILL)
             gateway.until(lambda: gateway.workers()[0]["pid"] not in (None, pid))  # noqa: B023
