@@ -18,8 +18,8 @@ RESUME_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 """Between two attempts to resume; the pause doubles."""
-CANCEL_S = 5.0
-"""Time limit of the request that cancels a stream."""
+DELETE_S = 5.0
+"""Time limit of the request that deletes a stream."""
 
 Chunks = Generator[dict[str, Any], None, None]
 
@@ -41,7 +41,8 @@ class EventStream:
     def chunks(self, route: str, body: dict[str, Any]) -> Chunks:
         """Yield the JSON object of each event. Raises `CommandFailed`.
 
-        Closing the generator before its end cancels the stream on the server.
+        At its end, or when the generator is closed before it, the stream is deleted on the server, which would keep
+        it for `RESUME_S` otherwise.
         """
         options = body.get("stream_options", {})
         try:
@@ -60,9 +61,9 @@ class EventStream:
                     self._sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:
-            if self._id and not self._done:
-                with suppress(httpx.HTTPError):
-                    self._client.delete(self._path, timeout=CANCEL_S)
+            if self._id:
+                with suppress(httpx.HTTPError):  # a server that is gone keeps nothing
+                    self._client.delete(self._path, timeout=DELETE_S)
 
     @property
     def _path(self) -> str:
@@ -100,7 +101,7 @@ class EventStream:
                     yield from self._read(answer)
         except httpx.HTTPError as error:
             if time.monotonic() - broken >= RESUME_S:
-                self._done = True  # there is no server to cancel the stream on
+                self._id = ""  # there is no server to delete the stream on
                 raise CommandFailed(f"the server went away: {error}") from error
 
     def _read(self, answer: httpx.Response) -> Chunks:

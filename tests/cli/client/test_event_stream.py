@@ -39,6 +39,7 @@ def event(number: int, data: object) -> bytes:
 
 KEPT = {"x-stream-id": "x"}
 DONE = event(9, "[DONE]")
+DELETED = httpx.Response(204)
 
 
 class Script:
@@ -72,21 +73,23 @@ def test_it_resumes_after_the_last_complete_event() -> None:
         httpx.Response(503, json={"error": {"message": "later"}}),
         httpx.Response(200, headers=KEPT, stream=Broken(second)),
         httpx.Response(200, headers=KEPT, content=event(3, {"n": 3}) + DONE),
+        DELETED,
     )
     assert [chunk["n"] for chunk in script.chunks()] == [1, 2, 3]
     get = ("GET", "/v1/streams/x")
-    assert script.asked == [("POST", "/v1/completions", ""), *[(*get, "x-1")] * 3, (*get, "x-2")]
+    delete = ("DELETE", "/v1/streams/x", "")
+    assert script.asked == [("POST", "/v1/completions", ""), *[(*get, "x-1")] * 3, (*get, "x-2"), delete]
     assert script.pauses == [0.1, 0.2, 0.1], "a connection that brought something begins anew"
 
 
 def test_a_stream_that_lacked_only_its_end_is_complete() -> None:
     broken = httpx.Response(200, headers=KEPT, stream=Broken(event(1, {"n": 1})))
-    assert [chunk["n"] for chunk in Script(broken, httpx.Response(204)).chunks()] == [1]
+    assert [chunk["n"] for chunk in Script(broken, httpx.Response(204), DELETED).chunks()] == [1]
 
 
 def test_a_stream_that_broke_before_its_first_event_starts_again() -> None:
     whole = httpx.Response(200, content=event(1, {"n": 1}) + DONE)
-    script = Script(httpx.Response(200, headers=KEPT, stream=Broken()), whole)
+    script = Script(httpx.Response(200, headers=KEPT, stream=Broken()), whole, DELETED)
     assert [chunk["n"] for chunk in script.chunks()] == [1]
     assert script.asked[1] == ("GET", "/v1/streams/x", "")
 
