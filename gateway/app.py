@@ -18,6 +18,7 @@ from gateway.admin.tls_reload import TlsReload
 from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
 from gateway.http.access.auth import AuthMiddleware
+from gateway.http.access.gateways import TrustedGateways
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
@@ -130,8 +131,9 @@ def create_app(
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces)
-    return AuthMiddleware(app, direct, settings, conventions, keys, records)
+    gateways = TrustedGateways(settings)
+    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces, gateways)
+    return AuthMiddleware(app, direct, settings, conventions, keys, records, gateways)
 
 
 def _decoders(dialect: Dialect) -> dict[str, StatefulDecode]:

@@ -7,14 +7,14 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from actors.supervision.deadlines import Deadlines
-from gateway.host_names import parse_origin, parse_pattern
+from gateway.host_names import check_gateway, parse_origin, parse_pattern
 from gateway.key_weights import parse_weights
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
 MAX_NAMES = 256
-"""Entries of `allowed_hosts`, and of `cors_origins`."""
+"""Entries of `allowed_hosts`, of `cors_origins`, and of `trusted_gateways`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -48,6 +48,10 @@ class GatewaySettings:
     """Names of this server besides its own, `NAME` or `*.NAME`, or `*` for any: see `gateway.http.access.hosts`."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
+
+    trusted_gateways: tuple[str, ...] = ()
+    """Addresses or networks of gateways in front whose headers are trusted, or `unix` for the Unix socket: see
+    `gateway.http.access.gateways`."""
 
     gateways: int = 1
     """Processes that serve HTTP. With 1 it is this one; otherwise they are its fronts (`gateway.fronts`)."""
@@ -211,6 +215,7 @@ class GatewaySettings:
             raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
+        self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
         if self.store not in ("memory", "none") and not self.store_path:
             raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
         if self.metrics_names not in get_args(MetricsNames):
@@ -235,7 +240,7 @@ class GatewaySettings:
             raise GatewaySettingsError("host is empty")
 
     @staticmethod
-    def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], str]) -> None:
+    def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], object]) -> None:
         if len(names) > MAX_NAMES:
             raise GatewaySettingsError(f"{setting} has {len(names)} entries; {MAX_NAMES} is the most")
         for name in names:

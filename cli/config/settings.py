@@ -241,6 +241,13 @@ class Settings(BaseSettings):
         "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
         "ORIGIN",
     )
+    trusted_gateways: Annotated[tuple[str, ...], NoDecode] = _field(
+        _GATEWAY.trusted_gateways,
+        SERVER,
+        "Address or network of a gateway in front whose fairness ids and traces are trusted, such as 10.0.0.0/8, or "
+        "unix for the Unix socket. Repeatable.",
+        "NETWORK",
+    )
     tls_cert: str = _field(
         _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
     )
@@ -465,7 +472,7 @@ class Settings(BaseSettings):
         self._sources = sources
         return self
 
-    @field_validator("allowed_hosts", "cors_origins", "key_weights", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""

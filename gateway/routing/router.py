@@ -28,6 +28,7 @@ from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.generation.tenant import tenant_of
+from gateway.key_weights import client_name, key_of_client
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
 from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
@@ -113,12 +114,13 @@ class Router(Actor[WorkerNotice | Terminated]):
         *,
         checked: bool = True,
         client: str = "",
+        fairness_id: str = "",
         limits: RequestTimeLimits | None = None,
     ) -> RequestGroup:
-        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`, and
-        with the name `client` (see `AdmissionTerms`), within these time limits or those of the settings. They wait
-        while no worker has room for them. The `body` counts as often as workers get it: once for each sequence of a
-        prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
+        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`, with
+        the name `client` of that key, and with the `fairness_id` of a trusted gateway, within these time limits or
+        those of the settings. They wait while no worker has room for them. The `body` counts as often as workers get
+        it: once for each sequence of a prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
         if (model := self.canonical(request.model)) != request.model:
             request = dataclasses.replace(request, model=model)
         body = body or HeldBody(self.bodies)
@@ -139,7 +141,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         try:
-            group.sequences = sequences = self._sequences(group, request, key, limits, client, checked=checked)
+            tenant = partial(tenant_of, key, checked=checked, fairness_id=fairness_id)
+            client = client_name(client, fairness_id)
+            group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
             refusal = self._placement.admit(model, sequences)
         except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
             body.release()
@@ -160,22 +164,20 @@ class Router(Actor[WorkerNotice | Terminated]):
         self,
         group: RequestGroup,
         request: GenerationRequest,
-        key: bytes,
+        tenant: Callable[[str], str],
         limits: RequestTimeLimits,
         client: str,
-        *,
-        checked: bool,
     ) -> list[LiveSequence]:
-        """Make the sequences of a request."""
+        """Make the sequences of a request. `tenant` returns that of a `cache_salt`."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
-        priority_class = self._class_of(client)
+        priority_class = self._class_of(key_of_client(client))
         urgency = Urgency(LEVELS[priority_class], request.priority)
         return [
             LiveSequence(
                 replace(
-                    self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
+                    self._submit(group, each, tenant(each.cache_salt), limits),
                     priority_class=priority_class,
                     priority=request.priority,
                 ),

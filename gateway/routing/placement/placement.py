@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 
 from actors.supervision.worker import WorkerUnavailable
-from gateway.key_weights import parse_weights
+from gateway.key_weights import key_of_client, parse_weights
 from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
@@ -57,14 +57,14 @@ class Placement:
         fail: Callable[[LiveSequence, RequestFailure], None],
         weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """`weight` returns that of a client by its name, where the settings have none."""
+        """`weight` returns that of a client's key by its name, where the settings have none."""
         weights = parse_weights(settings.key_weights)
         self.queue = WaitQueue(
             settings.max_waiting_streams,
             settings.worker_wait_s,
             self._overdue,
             policy=settings.scheduler_policy,
-            weight=lambda client: weights.get(client) or weight(client),
+            weight=lambda client: weights.get(name := key_of_client(client)) or weight(name),
         )
         self.charges = Charges(self.queue, settings)
         self.idle = asyncio.Event()
