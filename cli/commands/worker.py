@@ -46,7 +46,7 @@ def run_worker(settings: Settings) -> None:
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
             signals=(signal.SIGINT, signal.SIGTERM),
-            manager=ServiceManager(os.environ),
+            manager=ServiceManager(os.environ, _health_file(settings)),
         )
         anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:
@@ -64,6 +64,18 @@ def worker_keys(settings: Settings) -> CurveKeys:
         return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
     except KeyFileError as error:
         raise CommandFailed(str(error)) from error
+
+
+def _health_file(settings: Settings) -> Path | None:
+    """The health file. One that an earlier process has left is removed. Raises `CommandFailed`."""
+    if not settings.health_file:
+        return None
+    file = Path(settings.health_file).expanduser()
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandFailed(f"{flag('health_file')}: {file} cannot be removed: {error.strerror}") from error
+    return file
 
 
 def _check_join(address: str) -> None:

@@ -461,6 +461,9 @@ class Settings(BaseSettings):
     join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
     server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
+    health_file: str = _field(
+        "", JOINING, "File that is written every second while the worker is joined and ready; for probes.", "FILE"
+    )
 
     @property
     def sources(self) -> dict[str, str]:

@@ -47,7 +47,9 @@ def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
-    serve, work = joining_commands(tmp_path, "--name", "tiny", "--log-level", "warning")
+    health = tmp_path / "health"
+    words = ("--name", "tiny", "--log-level", "warning", "--health-file", str(health))
+    serve, work = joining_commands(tmp_path, *words)
     with serving(serve) as gateway:
         with serving(work) as worker:
             lines = read_until(gateway, "ready")
@@ -58,9 +60,11 @@ def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> 
             assert len(answer.json()["choices"][0]["text"]) == 8
             (shown,) = httpx.get(f"{url}/admin/workers", timeout=DEADLINE_S).json()["workers"]
             assert (shown["name"], shown["model"]) == ("far", "tiny")
+            assert health.stat().st_size == 0
             worker.send_signal(signal.SIGTERM)
             _, errors = worker.communicate(timeout=DEADLINE_S)
             assert worker.returncode == 0, errors
+            assert not health.exists()
         gateway.send_signal(signal.SIGTERM)
         _, errors = gateway.communicate(timeout=DEADLINE_S)
     assert gateway.returncode == 0, errors

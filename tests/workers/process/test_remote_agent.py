@@ -15,6 +15,7 @@ from actors.actor import Ref
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.exit_cause import Origin
+from actors.process.service_manager import ServiceManager
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import (
@@ -52,6 +53,7 @@ STEP = Step(deltas=())
 FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
 NEVER = WorkerStatus("w", WorkerState.STOPPED, 0, 0, running=False)
 SERVES = replace(NEVER, state=WorkerState.READY, pid=1, incarnation=5, hello=HELLO, ready=READY, running=True)
+LOADS = replace(SERVES, state=WorkerState.LOADING, ready=None)
 
 
 class Stub(WorkerRef):
@@ -159,6 +161,23 @@ async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, mon
         before = len(there.door.received)
         await there.until(lambda: len(there.door.received) > before + 3)
         assert there.received == [READY]
+
+
+async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age of its health file says so."""
+    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    reports: list[None] = []
+    monkeypatch.setattr(ServiceManager, "ready", lambda self: reports.append(None))
+    async with joined(tmp_path) as there:
+        before = len(reports)
+        await there.until(lambda: len(reports) > before + 3)
+        there.agent.worker_is(LOADS)
+        await anyio.wait_all_tasks_blocked()
+        before, beats = len(reports), len(there.door.received)
+        await there.until(lambda: len(there.door.received) > beats + 3)
+        assert len(reports) == before
 
 
 async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None:
