@@ -98,8 +98,8 @@ class AuthMiddleware:
             return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
         try:
             scope["baton.fairness_id"] = self._gateways.fairness_id(scope)
-        except RequestError as refusal:
-            return refusal
+        except RequestError as invalid:
+            return invalid
         if scope["path"] not in OPEN_PATHS and (refusal := self._hosts.check(scope)) is not None:
             return refusal
         if (refusal := self._pages.check(scope, key_headers)) is not None or self._pages.is_preflight(scope):

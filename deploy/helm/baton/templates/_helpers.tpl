@@ -70,6 +70,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (or $auth.open $keyed) -}}
 {{- fail "auth: clients need a key. Give auth.existingSecret or auth.apiKey, or set auth.open=true to let everyone in who reaches the Service" -}}
 {{- end -}}
+{{- $monitor := .Values.metrics.podMonitor -}}
+{{- if and $monitor.enabled (not (or $auth.open $monitor.keySecret (has "api-key" $entries))) -}}
+{{- fail "metrics.podMonitor.keySecret is needed: /metrics needs an API key, and `auth` has none in plain text" -}}
+{{- end -}}
 {{- if and (eq (int .Values.gateway.workers) 0) (eq (int .Values.workers.replicas) 0) -}}
 {{- fail "workers.replicas and gateway.workers are both 0: nothing would compute" -}}
 {{- end -}}

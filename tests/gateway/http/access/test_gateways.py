@@ -138,7 +138,7 @@ async def ask(served: Served, fairness_id: str = "", **more: Any) -> httpx.Respo
 
 @pytest.mark.anyio
 async def test_requests_of_two_fairness_ids_share_no_kv_and_are_two_clients() -> None:
-    tenants = {}
+    tenants: dict[str, set[str]] = {}
     async with serving(trusted_gateways=FROM_LOOPBACK) as served, anyio.create_task_group() as group:
         for number, fairness_id in enumerate(("a", "a", "b", "")):
             group.start_soon(ask, served, fairness_id)
