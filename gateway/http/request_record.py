@@ -74,8 +74,8 @@ class RequestRecords:
         gateways: TrustedGateways | None = None,
     ) -> None:
         """`count` is called with the route, the status and the reason of each response; the reason is empty, or a code.
-        `traces` gets generation requests, and those refused POST requests that are logged. `gateways` says whose
-        headers name the caller's span; without it everyone's do."""
+        `traces` gets generation requests, and those refused POST requests that are logged. `gateways` decides
+        whose headers may name the parent of a trace; without it everyone's do."""
         every = tuple(routes)
         self._whole = {route.path: route.path for route in every if "{" not in route.path}
         self._patterns: Sequence[Route] = [route for route in every if "{" in route.path]

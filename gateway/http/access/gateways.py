@@ -18,7 +18,7 @@ _FAIRNESS_ID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_FAIRNESS_ID)
 
 
 class TrustedGateways:
-    """Says which requests come from a gateway of `trusted_gateways`, by the address of their connection. No header
+    """Recognizes requests of the gateways of `trusted_gateways`, by the address of their connection. No header
     decides that."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -42,8 +42,8 @@ class TrustedGateways:
         return any((mapped or address) in network for network in self._networks)
 
     def trace_headers(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-        """The headers in which the caller's span is looked for. Every caller may name it, unless gateways are set: then
-        only they may."""
+        """The headers that may name the parent of the trace. Every caller's may, unless gateways are set: then only
+        theirs."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         return headers if not self._given or self.sent(scope) else ()
 

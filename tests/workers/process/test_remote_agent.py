@@ -166,7 +166,7 @@ async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, mon
 async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The age of its health file says so."""
+    """The age of its health file shows it."""
     monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
     reports: list[None] = []
     monkeypatch.setattr(ServiceManager, "ready", lambda self: reports.append(None))
@@ -175,8 +175,8 @@ async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
         await there.until(lambda: len(reports) > before + 3)
         there.agent.worker_is(LOADS)
         await anyio.wait_all_tasks_blocked()
-        before, beats = len(reports), len(there.door.received)
-        await there.until(lambda: len(there.door.received) > beats + 3)
+        before, received = len(reports), len(there.door.received)
+        await there.until(lambda: len(there.door.received) > received + 3)
         assert len(reports) == before
 
 

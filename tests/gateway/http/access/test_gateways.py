@@ -104,7 +104,7 @@ def test_an_invalid_fairness_id_is_refused_by_name_if_its_sender_is_trusted(head
 
 
 class Traces:
-    """Notes the headers in which the caller's span would be looked for."""
+    """Notes the headers that may name the parent of a trace."""
 
     def __init__(self) -> None:
         self.seen: list[Sequence[tuple[bytes, bytes]]] = []
@@ -118,7 +118,9 @@ class Traces:
     ("trusted", "client", "taken"),
     [((), "192.0.2.1", True), (FROM_LOOPBACK, "127.0.0.1", True), (FROM_LOOPBACK, "192.0.2.1", False)],
 )
-def test_a_caller_names_its_span_unless_only_gateways_may(trusted: tuple[str, ...], client: str, taken: bool) -> None:
+def test_a_caller_names_the_parent_of_a_trace_unless_only_gateways_may(
+    trusted: tuple[str, ...], client: str, taken: bool
+) -> None:
     async def begin() -> list[Sequence[tuple[bytes, bytes]]]:
         traces = Traces()
         records = RequestRecords((), lambda *_: None, LogLimit(lambda: 0.0), traces, gateways(*trusted))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.kubernetes.chart import CASES, Release
-from tests.deploy.kubernetes.helm import Rendered, Values, installed, render
+from tests.deploy.helm.chart import CASES, Release
+from tests.deploy.helm.library import Rendered, Values, installed, render
 
 if not installed():
-    pytest.skip("Helm's library is not installed: pip install '.[kubernetes]'", allow_module_level=True)
+    pytest.skip("Helm's library is not installed: pip install '.[helm]'", allow_module_level=True)
 
 KEY = "0" * 64
 

@@ -22,9 +22,9 @@ from cli.config.sources import CONFIG_VARIABLE, load
 from cli.main import app
 from gateway.daemon import WORKERS_END_S
 from gateway.fleet.join_address import join_address
-from tests.deploy.kubernetes.chart import CASES, Release
-from tests.deploy.kubernetes.helm import CHART, NAMESPACE, lint
-from tests.deploy.kubernetes.reduce_schemas import FILE, VERSIONS
+from tests.deploy.helm.chart import CASES, Release
+from tests.deploy.helm.library import CHART, NAMESPACE, lint
+from tests.deploy.helm.reduce_schemas import FILE, VERSIONS
 from tests.gateway.harness.serving import serving
 
 SCHEMAS = json.loads(FILE.read_text())
@@ -292,7 +292,7 @@ def _matches(release: Release, selector: dict[str, Any], peer: dict[str, Any]) -
     return bool(selector.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items())
 
 
-STRANGER = {"labels": {"app": "other"}}
+OTHER_POD = {"labels": {"app": "other"}}
 ELSEWHERE = {"labels": {"app": "other"}, "namespace": {"kubernetes.io/metadata.name": "other"}}
 ENVOY = {"labels": {"app": "envoy"}, "namespace": {"kubernetes.io/metadata.name": "gateways"}}
 PROMETHEUS = {
@@ -308,27 +308,27 @@ GATEWAY, WORKER, TEST = {"component": "gateway"}, {"component": "worker"}, {"com
 @pytest.mark.parametrize(
     ("name", "component", "direction", "port", "allowed", "refused"),
     [
-        ("single", "gateway", "ingress", "http", [STRANGER, TEST], [ELSEWHERE]),
-        ("single", "gateway", "ingress", "join", [], [STRANGER, ELSEWHERE]),
-        ("single", "gateway", "egress", "443", [HUB], [METADATA, CLUSTER, STRANGER]),
-        ("single", "gateway", "egress", "80", [], [HUB, STRANGER]),
+        ("single", "gateway", "ingress", "http", [OTHER_POD, TEST], [ELSEWHERE]),
+        ("single", "gateway", "ingress", "join", [], [OTHER_POD, ELSEWHERE]),
+        ("single", "gateway", "egress", "443", [HUB], [METADATA, CLUSTER, OTHER_POD]),
+        ("single", "gateway", "egress", "80", [], [HUB, OTHER_POD]),
         (
             "fleet",
             "gateway",
             "ingress",
             "http",
             [ENVOY, PROMETHEUS, TEST],
-            [STRANGER, ELSEWHERE, IN_MONITORING, WORKER],
+            [OTHER_POD, ELSEWHERE, IN_MONITORING, WORKER],
         ),
-        ("fleet", "gateway", "ingress", "join", [WORKER], [STRANGER, ENVOY, TEST, PROMETHEUS]),
-        ("fleet", "gateway", "egress", "4318", [COLLECTOR], [HUB, STRANGER, WORKER]),
+        ("fleet", "gateway", "ingress", "join", [WORKER], [OTHER_POD, ENVOY, TEST, PROMETHEUS]),
+        ("fleet", "gateway", "egress", "4318", [COLLECTOR], [HUB, OTHER_POD, WORKER]),
         ("fleet", "gateway", "egress", "443", [], [HUB, METADATA]),
-        ("fleet", "worker", "ingress", "http", [], [STRANGER, ENVOY, GATEWAY, PROMETHEUS, TEST]),
+        ("fleet", "worker", "ingress", "http", [], [OTHER_POD, ENVOY, GATEWAY, PROMETHEUS, TEST]),
         ("fleet", "worker", "ingress", "join", [], [GATEWAY, WORKER]),
-        ("fleet", "worker", "egress", "join", [GATEWAY], [STRANGER, WORKER, HUB]),
-        ("fleet", "worker", "egress", "http", [], [GATEWAY, STRANGER, HUB]),
+        ("fleet", "worker", "egress", "join", [GATEWAY], [OTHER_POD, WORKER, HUB]),
+        ("fleet", "worker", "egress", "http", [], [GATEWAY, OTHER_POD, HUB]),
         ("fleet", "worker", "egress", "443", [], [HUB, CLUSTER]),
-        ("fleet", "worker", "egress", "53", [STRANGER, CLUSTER, ELSEWHERE], []),
+        ("fleet", "worker", "egress", "53", [OTHER_POD, CLUSTER, ELSEWHERE], []),
     ],
 )
 def test_the_policy_of_the_network_allows_what_is_needed_and_nothing_else(

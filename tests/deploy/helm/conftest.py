@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.kubernetes.chart import CASES, Release
-from tests.deploy.kubernetes.helm import installed, render
+from tests.deploy.helm.chart import CASES, Release
+from tests.deploy.helm.library import installed, render
 
 
 @pytest.fixture(scope="session")
 def releases() -> dict[str, Release]:
     """The objects of each case."""
     if not installed():
-        pytest.skip("Helm's library is not installed: pip install '.[kubernetes]'")
+        pytest.skip("Helm's library is not installed: pip install '.[helm]'")
     found = render(list(CASES.values()))
     assert [each.error for each in found] == [""] * len(CASES)
     return {name: Release(each.templates) for name, each in zip(CASES, found, strict=True)}

@@ -1,4 +1,4 @@
-"""Helm's own library renders and lints the chart: `python -m tests.deploy.kubernetes.helm`, with a task as JSON on
+"""Helm's own library renders and lints the chart: `python -m tests.deploy.helm.library`, with a task as JSON on
 standard input. It runs in a process of its own, as it brings the runtime of Go."""
 
 import importlib.util
@@ -22,7 +22,7 @@ class Rendered(NamedTuple):
 
 
 def installed() -> bool:
-    """Helm's library is there: `pip install '.[kubernetes]'`."""
+    """Helm's library is there: `pip install '.[helm]'`."""
     return importlib.util.find_spec("helm_python") is not None
 
 
@@ -37,7 +37,7 @@ def lint(values: Values) -> list[str]:
 
 
 def _run(task: Mapping[str, Any]) -> Any:
-    command = [sys.executable, "-m", "tests.deploy.kubernetes.helm"]
+    command = [sys.executable, "-m", "tests.deploy.helm.library"]
     done = subprocess.run(
         command, input=json.dumps(task), capture_output=True, text=True, timeout=60, cwd=CHART.parents[2]
     )

@@ -1,4 +1,4 @@
-"""Makes schemas.json of the kinds that the chart has: `python -m tests.deploy.kubernetes.reduce_schemas`. They are
+"""Makes schemas.json of the kinds that the chart has: `python -m tests.deploy.helm.reduce_schemas`. They are
 those of the package kubernetes-validate (Apache-2.0), without descriptions."""
 
 import importlib.resources

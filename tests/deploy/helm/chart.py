@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.kubernetes.helm import CHART, Values
+from tests.deploy.helm.library import CHART, Values
 
 CASES: dict[str, Values] = {
     file.name.removesuffix("-values.yaml"): yaml.safe_load(file.read_text())
