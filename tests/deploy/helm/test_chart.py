@@ -348,7 +348,9 @@ def test_the_policy_of_the_network_allows_what_is_needed_and_nothing_else(
     ]
     (policy,) = policies
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-    flows = [(peer, allows(release, policy, direction, peer, port)) for peer in [*allowed, *refused]]
+    ports = {each["name"]: str(each["containerPort"]) for each in release.container("gateway")["ports"]}
+    number = ports.get(port, port)
+    flows = [(peer, allows(release, policy, direction, peer, number)) for peer in [*allowed, *refused]]
     assert flows == [(peer, True) for peer in allowed] + [(peer, False) for peer in refused]
 
 

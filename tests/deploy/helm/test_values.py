@@ -126,7 +126,7 @@ def test_values_at_the_bounds_are_accepted(answers: dict[str, Rendered], name: s
 def test_everyone_may_connect_if_no_clients_are_named(answers: dict[str, Rendered]) -> None:
     release = Release(answers[str(("single", {"networkPolicy.clients": []}))].templates)
     (policy,) = release.of("NetworkPolicy")
-    assert policy["spec"]["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": 8000, "protocol": "TCP"}]}]
 
 
 @pytest.mark.parametrize(("changes", "restarted"), RESTARTED, ids=case_id)
