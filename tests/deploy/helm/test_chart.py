@@ -1,8 +1,11 @@
 """The objects of the chart fit together, and fit what Baton does."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,31 @@ def test_graphs_of_the_image_are_copied_to_where_they_are_looked_for(release: Re
             assert target in {mount["mountPath"] for mount in each["volumeMounts"]}
     computes = {name for name, pod in release.pods.items() if pod.get("initContainers")}
     assert computes == {name for name in release.pods if "BATON_CACHE_DIR" in release.environment(name)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the image has GNU's cp")
+def test_graphs_are_copied_again_only_if_the_image_has_newer_ones(releases: dict[str, Release], tmp_path: Path) -> None:
+    (container,) = releases["single"].pods["gateway"]["initContainers"]
+    *options, source, target = container["command"]
+    image, volume = tmp_path / source.strip("/"), tmp_path / target.strip("/")
+    image.mkdir(parents=True)
+    volume.mkdir()
+    command = [*options, str(image), str(volume)]
+    (image / "old").write_text("1")
+    (image / "new").write_text("1")
+    subprocess.run(command, check=True, timeout=60)
+    copied = volume / image.name
+    (copied / "own").write_text("of the worker")
+    before = {file.name: (file.stat().st_ino, file.read_text()) for file in copied.iterdir()}
+    (image / "new").write_text("2")
+    os.utime(image / "new", (2e9, 2e9))
+    with (copied / "new").open() as mapped:
+        subprocess.run(command, check=True, timeout=60)
+        assert mapped.read() == "1"
+    after = {file.name: (file.stat().st_ino, file.read_text()) for file in copied.iterdir()}
+    assert after.pop("new")[1] == "2"
+    assert before.pop("new")[1] == "1"
+    assert after == before
 
 
 def test_pods_keep_the_restricted_standard(release: Release) -> None:

@@ -153,11 +153,12 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* A volume hides the graphs of the image: they are copied into it once. */}}
+{{/* A volume hides the graphs of the image: those that it lacks are copied into it. What is replaced may be mapped by another
+pod, so that it is unlinked and not written over. */}}
 {{- define "baton.seedCache" -}}
 - name: seed-cache
   {{- include "baton.container" . | nindent 2 }}
-  command: [cp, --recursive, --no-clobber, --preserve=mode, /var/cache/baton, /cache]
+  command: [cp, --recursive, --update, --remove-destination, "--preserve=mode,timestamps", /var/cache/baton, /cache]
   resources:
     requests: {cpu: 100m, memory: 64Mi}
     limits: {memory: 256Mi}
