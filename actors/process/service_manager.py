@@ -1,14 +1,12 @@
 """Messages to systemd for a unit with `Type=notify`: ready, stopping, and signs of life for its watchdog.
 
 The protocol is that of sd_notify(3): a message is a datagram to the Unix socket that $NOTIFY_SOCKET names. Without the
-variable nothing is sent. An orchestrator without such a protocol, such as Kubernetes, looks at the age of a file.
+variable nothing is sent.
 """
 
 import os
 import socket
-import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import anyio
 import structlog
@@ -17,21 +15,16 @@ _log = structlog.get_logger("actors.process.service_manager")
 
 PINGS = 2
 """Signs of life within the time of the watchdog."""
-HEALTH_S = 1.0
-"""Least seconds between two marks in the health file."""
 
 
 class ServiceManager:
     """The service manager that has started this process. Each state is sent once."""
 
-    def __init__(self, environment: Mapping[str, str], health_file: Path | None = None) -> None:
-        """Read $NOTIFY_SOCKET, and $WATCHDOG_USEC unless $WATCHDOG_PID names another process. The time of the last
-        write of `health_file` is the last time at which `ready` was called, and it is removed by `stopping`."""
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Read $NOTIFY_SOCKET, and $WATCHDOG_USEC unless $WATCHDOG_PID names another process."""
         path = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
         self._sent: set[str] = set()
-        self._health_file = health_file
-        self._marked_at = -HEALTH_S
         own = environment.get("WATCHDOG_PID") in (None, "", str(os.getpid()))
         microseconds = environment.get("WATCHDOG_USEC", "")
         timed = own and bool(self._address) and microseconds.isascii() and microseconds.isdigit()
@@ -40,15 +33,11 @@ class ServiceManager:
 
     def ready(self) -> None:
         """Report that requests are answered. Names this process as the main one: after a take-over within one unit it
-        is not the one that the service manager has started. With a health file, call it again while it holds."""
-        if self._health_file is not None and time.monotonic() - self._marked_at >= HEALTH_S:
-            self._mark(self._health_file)
+        is not the one that the service manager has started."""
         self._send_once("READY=1", f"MAINPID={os.getpid()}", "STATUS=Serves")
 
     def stopping(self) -> None:
         """Report that the shutdown has begun."""
-        if self._health_file is not None:
-            self._unmark(self._health_file)
         self._send_once("STOPPING=1", "STATUS=Shuts down")
 
     def hands_over(self) -> None:
@@ -61,19 +50,6 @@ class ServiceManager:
         while self.watchdog_s:
             self._send("WATCHDOG=1")
             await anyio.sleep(self.watchdog_s / PINGS)
-
-    def _mark(self, file: Path) -> None:
-        try:
-            file.touch()
-        except OSError as error:
-            _log.warning("service_manager_not_notified", message=str(file), problem=error.strerror)
-        self._marked_at = time.monotonic()
-
-    def _unmark(self, file: Path) -> None:
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("service_manager_not_notified", message=str(file), problem=error.strerror)
 
     def _send_once(self, *assignments: str) -> None:
         if assignments[0] not in self._sent:

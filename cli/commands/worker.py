@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 
+from actors.process.health_file import HealthFile
 from actors.process.logs import configure_logging
 from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
@@ -46,7 +47,7 @@ def run_worker(settings: Settings) -> None:
             keys,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
             signals=(signal.SIGINT, signal.SIGTERM),
-            manager=ServiceManager(os.environ, _health_file(settings)),
+            manager=service_manager(settings),
         )
         anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:
@@ -66,16 +67,15 @@ def worker_keys(settings: Settings) -> CurveKeys:
         raise CommandFailed(str(error)) from error
 
 
-def _health_file(settings: Settings) -> Path | None:
-    """The health file. One that an earlier process has left is removed. Raises `CommandFailed`."""
+def service_manager(settings: Settings) -> ServiceManager:
+    """Return what learns that the worker is ready. Raises `CommandFailed` for an unusable health file."""
     if not settings.health_file:
-        return None
+        return ServiceManager(os.environ)
     file = Path(settings.health_file).expanduser()
     try:
-        file.unlink(missing_ok=True)
+        return HealthFile(os.environ, file)
     except OSError as error:
         raise CommandFailed(f"{flag('health_file')}: {file} cannot be removed: {error.strerror}") from error
-    return file
 
 
 def _check_join(address: str) -> None:

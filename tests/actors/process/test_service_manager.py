@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from actors.process.service_manager import HEALTH_S, ServiceManager
+from actors.process.service_manager import ServiceManager
 
 pytestmark = pytest.mark.anyio
 OWN = f"MAINPID={os.getpid()}"
@@ -92,34 +92,3 @@ async def test_signs_of_life_are_given_until_the_end(manager: tuple[str, socket.
 
 async def test_without_a_watchdog_no_signs_are_given() -> None:
     await ServiceManager({"NOTIFY_SOCKET": "/n"}).keep_alive()
-
-
-def test_the_health_file_has_the_time_of_the_last_report_until_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    file = tmp_path / "health"
-    made = ServiceManager({}, file)
-    assert not file.exists()
-    made.ready()
-    for elapsed, marked in ((HEALTH_S / 2, False), (HEALTH_S / 2, True), (HEALTH_S - 0.01, False)):
-        os.utime(file, (0, 0))
-        now[0] += elapsed
-        made.ready()
-        assert (file.stat().st_mtime > 0) is marked
-    made.stopping()
-    assert not file.exists()
-    made.stopping()
-
-
-def test_a_health_file_that_cannot_be_written_is_logged_and_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    made = ServiceManager({}, tmp_path / "file" / "health")
-    with capture_logs() as logged:
-        made.ready()
-        made.ready()
-        made.stopping()
-    assert [(line["event"], line["problem"]) for line in logged] == [
-        ("service_manager_not_notified", "Not a directory")
-    ] * 2

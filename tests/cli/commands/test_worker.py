@@ -11,7 +11,7 @@ import pytest
 from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.keys import make_key
 from actors.transport.link import CurveKeys
-from cli.commands.worker import worker_keys
+from cli.commands.worker import service_manager, worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving, url_of
@@ -68,3 +68,9 @@ def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> 
         gateway.send_signal(signal.SIGTERM)
         _, errors = gateway.communicate(timeout=DEADLINE_S)
     assert gateway.returncode == 0, errors
+
+
+def test_a_health_file_that_cannot_be_replaced_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "health").mkdir()
+    with pytest.raises(CommandFailed, match=r"^--health-file: .* cannot be removed: "):
+        service_manager(Settings(health_file=str(tmp_path / "health")))
