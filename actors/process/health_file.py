@@ -1,4 +1,4 @@
-"""A health file: its age tells an orchestrator without a protocol for it, such as Kubernetes, that a worker is ready."""
+"""A health file: its age tells an orchestrator without a protocol for it, as Kubernetes is, that a worker is ready."""
 
 import time
 from collections.abc import Mapping
