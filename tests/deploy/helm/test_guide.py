@@ -31,7 +31,7 @@ FILES: dict[str, Any] = {
 
 
 def run_here(line: str) -> str:
-    """What a command of `baton` prints, in this process, which starts no interpreter for each."""
+    """Run a command of `baton` in this process, and return what it prints."""
     words = [run_here(word[2:-1]) if word.startswith("$(") else word for word in shlex.split(line)]
     assert words[0] == "baton"
     done = CliRunner().invoke(app, words[1:])
