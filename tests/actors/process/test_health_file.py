@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_written_is_logged(tmp_path: Path) -> None:
     assert [(line["event"], line["problem"]) for line in logged] == [("health_file_not_written", "Not a directory")] * 2
 
 
-def test_the_service_manager_is_told_too(tmp_path: Path) -> None:
+def test_the_service_manager_is_notified_as_well(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         made = HealthFile({"NOTIFY_SOCKET": str(tmp_path / "notify")}, tmp_path / "health")
