@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -69,7 +70,7 @@ async def test_states_that_are_not_taken_are_sent_again_in_their_order(
     name, receiver = manager
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood:
         flood.setblocking(False)
-        with pytest.raises(BlockingIOError):
+        with suppress(BlockingIOError):
             while True:
                 flood.sendto(b"full", receiver.getsockname())
     made = ServiceManager({"NOTIFY_SOCKET": name})
@@ -120,5 +121,15 @@ async def test_signs_of_life_are_given_until_the_end(manager: tuple[str, socket.
         group.cancel_scope.cancel()
 
 
-async def test_without_a_watchdog_no_signs_are_given() -> None:
-    await ServiceManager({"NOTIFY_SOCKET": "/n"}).keep_alive()
+async def test_without_a_watchdog_no_signs_are_given(
+    manager: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.process.service_manager.AGAIN_S", 0.002)
+    name, receiver = manager
+    with anyio.move_on_after(0.02):
+        await ServiceManager({"NOTIFY_SOCKET": name}).keep_alive()
+    assert received(receiver) == []
+
+
+async def test_without_a_service_manager_it_gives_no_signs_of_life() -> None:
+    await ServiceManager({"WATCHDOG_USEC": "20000"}).keep_alive()
