@@ -4,6 +4,8 @@ Nothing is counted or kept for it: while nobody watches, it costs nothing.
 """
 
 import asyncio
+import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -58,6 +60,7 @@ class LivePicture:
         waiting = router.waiting()
         return {
             "version": __version__,
+            "gateway": os.getpid(),
             "interval_s": INTERVAL_S,
             "models": [{"name": name, "waiting": waiting[name]} for name in router.models()],
             "workers": [_worker(handle) for handle in handles],
@@ -114,11 +117,15 @@ def _stream(sequence: LiveSequence, now: float) -> dict[str, Any]:
 
 
 class LiveEndpoint:
-    """An ASGI app that sends a snapshot each `INTERVAL_S`, until the gateway drains, the client leaves, or another one
-    gets its place."""
+    """An ASGI app that sends a snapshot each `INTERVAL_S`, until the gateway drains or hands over, the client leaves,
+    or another one gets its place."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, conventions: HttpConventions) -> None:
+    def __init__(
+        self, router: Router, settings: GatewaySettings, conventions: HttpConventions, retired: Callable[[], bool]
+    ) -> None:
+        """`retired` tells whether clients have to connect anew, as to the gateway that has taken the port over."""
         self._router = router
+        self._retired = retired
         self._settings = settings
         self._conventions = conventions
         self._picture = LivePicture(router)
@@ -144,7 +151,7 @@ class LiveEndpoint:
 
     async def _send(self, exchange: HttpExchange, watcher: Watcher, scope: anyio.CancelScope) -> None:
         await exchange.start_events(scope, b"text/event-stream")
-        while not (self._router.draining or watcher.replaced.is_set()):
+        while not (self._router.draining or self._retired() or watcher.replaced.is_set()):
             await exchange.events(self._picture.event())
             with anyio.move_on_after(INTERVAL_S):
                 await watcher.replaced.wait()
