@@ -19,9 +19,8 @@ ANSWER = 300
 """Tokens, at 100 a second."""
 
 
-@pytest.mark.parametrize("breaks", [False, True], ids=["the connection stays", "the connection breaks"])
-async def test_the_chat_and_the_picture_go_on_with_the_new_gateway(breaks: bool) -> None:
-    """An answer is finished by the old gateway. Over a new connection it is resumed through the new one."""
+async def test_the_chat_and_the_picture_go_on_with_the_new_gateway() -> None:
+    """An answer that the old gateway has begun is resumed through the new one when its connection breaks."""
     with gateway() as old:
         port = int(said(old, "port").split()[1])
         said(old, "state ready")
@@ -43,7 +42,7 @@ async def test_the_chat_and_the_picture_go_on_with_the_new_gateway(breaks: bool)
                     pass
                 await expect(worker).to_contain_text(f"pid {await worker_of(port)}")
                 await expect(page.locator("#events")).to_contain_text(f"Another gateway, process {new.pid}, has taken")
-                way.cuts = int(breaks)
+                way.cuts = 1
                 os.kill(held, signal.SIGCONT)
                 await expect(page.locator(".assistant .note")).to_contain_text(f"{ANSWER} tokens")
                 assert way.cuts == 0

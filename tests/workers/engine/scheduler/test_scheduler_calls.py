@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.workers.engine.harness.pool import admit, ask, run, scheduler
-from workers.engine import slot_allocation
+from workers.engine import prefix_match, slot_allocation
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
@@ -99,11 +99,9 @@ def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
 def test_a_prompt_is_compared_only_with_rows_that_may_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One look at a token tells of most others that they share too little, however many run."""
     compared = []
-    compare = slot_allocation.reusable
-
     def reusable(wanted: CachedRows, source: CachedRows, limit: int, *, exact_rows: bool) -> int:
         compared.append(source.tokens[0])
-        return compare(wanted, source, limit, exact_rows=exact_rows)
+        return prefix_match.reusable(wanted, source, limit, exact_rows=exact_rows)
 
     monkeypatch.setattr(slot_allocation, "reusable", reusable)
     one = scheduler(8, min_tokens=8, step_tokens=999, kv_tokens=256)
