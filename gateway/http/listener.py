@@ -13,8 +13,8 @@ from weakref import WeakSet
 from gateway.errors import RequestError
 from gateway.http.acceptor import Acceptor
 from gateway.http.connection.handshakes import Handshakes
+from gateway.http.connection.open_connections import OpenConnections
 from gateway.http.conventions import ErrorRenderer
-from gateway.http.open_connections import OpenConnections
 from gateway.http.tls import Tls
 from protocol.errors import ErrorCode
 

@@ -3,7 +3,7 @@
 import gc
 import socket
 
-from gateway.http.open_connections import OpenConnections
+from gateway.http.connection.open_connections import OpenConnections
 
 
 def connections(count: int) -> list[socket.socket]:
