@@ -21,7 +21,7 @@ class Watcher:
 
 
 class Watchers:
-    """Owns the places. `client` names who asks: by its API key, or without keys by its address."""
+    """Owns the places. `client` is the name of an API key, or without keys an address."""
 
     def __init__(self) -> None:
         self._watchers: list[Watcher] = []

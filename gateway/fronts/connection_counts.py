@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _BYTES = 4
-"""Of a number, which is written at once."""
+"""Size of a number, which is written at once."""
 
 
 class ConnectionCounts:
@@ -30,9 +30,9 @@ class ConnectionCounts:
             yield cls(file.fileno())
 
     def note(self, front: int, count: int) -> None:
-        """Note how many a front has open; none when it is lost."""
+        """Note the number of a front; 0 when it is lost."""
         self._numbers[front] = count
 
     def others(self, front: int) -> int:
-        """How many all the others have open."""
+        """Return the number of all the others."""
         return sum(self._numbers) - self._numbers[front]

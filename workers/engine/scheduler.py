@@ -21,8 +21,8 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduling.preemption import by_seniority, victims
-from workers.engine.scheduling.prefill_calls import PrefillCalls, Prompts
-from workers.engine.scheduling.wait_queue import WaitQueue
+from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
+from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 
@@ -75,7 +75,7 @@ class Scheduler:
         )
         self._calls = PrefillCalls(capabilities, self._allocator)
         # One container per phase, so that a cancel is cheap in any phase.
-        self._waiting = WaitQueue()
+        self._waiting = SlotQueue()
         self._prefilling: dict[int, EngineSequence] = {}
         self._reporting: dict[int, EngineSequence] = {}
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
@@ -228,7 +228,7 @@ class Scheduler:
     def next_call(self) -> list[ScheduledChunk]:
         """Return the chunks of the next prefill call of this step (`PrefillCalls`). Empty if there is none."""
         prefilling, reporting = self._prefilling.values(), self._reporting.values()
-        return self._calls.next(Prompts(prefilling, reporting, self._running, self.reported_rows, self._now))
+        return self._calls.next(StepPrompts(prefilling, reporting, self._running, self.reported_rows, self._now))
 
     def prefilled(self, scheduled: ScheduledChunk) -> None:
         """Record that the rows of a chunk are written."""

@@ -27,7 +27,7 @@ OVERDUE = -1
 
 
 def in_turn(sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
-    """Return prompts in the order in which they are prefilled: that of `WaitQueue`."""
+    """Return prompts in the order in which they are prefilled: that of `SlotQueue`."""
     return _with_priorities(sorted(sequences, key=lambda sequence: _place(sequence, now)), now)
 
 

@@ -11,11 +11,11 @@ from workers.engine.sequence import EngineSequence, ScheduledChunk, sample_spec
 from workers.engine.slot_allocation import SlotAllocator
 
 MAX_CHUNKS = 32
-"""Prompts that are considered for one prefill call."""
+"""StepPrompts that are considered for one prefill call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class StepPrompts:
     """The prompts of a step, as they are before a call."""
 
     prefilling: Collection[EngineSequence]
@@ -61,7 +61,7 @@ class PrefillCalls:
         """Begin a step with so many tokens for its prompts."""
         self._budget_left, self._has_call = budget, False
 
-    def next(self, prompts: Prompts) -> list[ScheduledChunk]:
+    def next(self, prompts: StepPrompts) -> list[ScheduledChunk]:
         """Return the chunks of the next prefill call of this step, in the order of the policy.
 
         Empty if the budget is spent or no prompt waits. A step with prompts makes at least one call, however many rows
@@ -93,7 +93,7 @@ class PrefillCalls:
             call.append(self._chunk(candidate, length))
         return call
 
-    def _candidates(self, prompts: Prompts) -> Iterator[_Candidate]:
+    def _candidates(self, prompts: StepPrompts) -> Iterator[_Candidate]:
         """Yield the prompts of the next call in order, until they fill the largest size; one if rows are not exact.
 
         Stops at a prompt that could reuse more rows once a prompt before it is complete: no later one overtakes it.

@@ -20,7 +20,7 @@ def test_those_that_are_closed_do_not_count() -> None:
     held[0].close()
     assert opened.count == 2, "it is closed, and known"
     assert not opened.reach(3)
-    assert noted[-1] == 2, "who asks at the bound counts anew"
+    assert noted[-1] == 2, "at the bound they are counted anew"
     held.pop(0)
     gc.collect()
     assert noted[-1] == 2

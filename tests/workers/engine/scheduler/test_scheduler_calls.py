@@ -99,6 +99,7 @@ def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
 def test_a_prompt_is_compared_only_with_rows_that_may_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One look at a token tells of most others that they share too little, however many run."""
     compared = []
+
     def reusable(wanted: CachedRows, source: CachedRows, limit: int, *, exact_rows: bool) -> int:
         compared.append(source.tokens[0])
         return prefix_match.reusable(wanted, source, limit, exact_rows=exact_rows)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.scheduling import LEVELS, NORMAL, Urgency
 from workers.engine.request import EngineRequest
 from workers.engine.scheduling.preemption import OVERDUE, PATIENCE_S
-from workers.engine.scheduling.wait_queue import WaitQueue
+from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence
 
 
@@ -25,7 +25,7 @@ def waiting(stream: int, *, tenant: str = "", urgency: Urgency = NORMAL, **field
     return sequence
 
 
-def taken(queue: WaitQueue, now: float = 0.0) -> list[int]:
+def taken(queue: SlotQueue, now: float = 0.0) -> list[int]:
     """Take all, in turn."""
     streams = []
     while queue:
@@ -69,7 +69,7 @@ class Model:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_it_answers_as_the_model_does(data: st.DataObject) -> None:
-    queue, model, streams, now = WaitQueue(), Model(), count(), 0.0
+    queue, model, streams, now = SlotQueue(), Model(), count(), 0.0
     for _ in range(data.draw(st.integers(1, 40))):
         now += data.draw(st.sampled_from([0.0, 1.0, 25.0]))
         step = data.draw(st.sampled_from(["add", "add", "add", "remove", "take", "take"]))
@@ -115,7 +115,7 @@ def in_turn(model: Model, now: float) -> list[int]:
 def test_urgent_requests_of_a_client_use_up_the_places_of_those_that_they_overtake() -> None:
     """With ranks as well: an old short request that its client overtakes again and again gives it one turn, not each
     turn before another client."""
-    queue = WaitQueue()
+    queue = SlotQueue()
     queue.add(waiting(0, tenant="a", rank=0.0, urgency=Urgency(priority=5)), 0.0)
     queue.add(waiting(1, tenant="b", rank=1.0), 0.0)
     queue.add(waiting(2, tenant="a", rank=2.0), 0.0)
@@ -125,14 +125,14 @@ def test_urgent_requests_of_a_client_use_up_the_places_of_those_that_they_overta
 
 @pytest.mark.parametrize(("now", "first"), [(PATIENCE_S - 0.001, 1), (PATIENCE_S, 0)])
 def test_an_overdue_sequence_comes_first_from_its_time_on(now: float, first: int) -> None:
-    queue = WaitQueue()
+    queue = SlotQueue()
     queue.add(waiting(0, urgency=Urgency(LEVELS["low"])), 0.0)
     queue.add(waiting(1, urgency=Urgency(LEVELS["high"]), submitted_at=1.0), 1.0)
     assert queue.next(now).request.stream == first
 
 
 def test_what_has_started_does_not_expire() -> None:
-    queue = WaitQueue()
+    queue = SlotQueue()
     queue.add(waiting(0, queue_s=5.0, started=True), 0.0)
     queue.add(waiting(1, queue_s=5.0), 0.0)
     assert [each.request.stream for each in queue.expired(5.0)] == [1]
@@ -140,7 +140,7 @@ def test_what_has_started_does_not_expire() -> None:
 
 
 def test_an_empty_queue_has_no_next_one() -> None:
-    queue = WaitQueue()
+    queue = SlotQueue()
     queue.add(waiting(0), 0.0)
     assert queue.remove(0) is not None
     assert queue.remove(0) is None

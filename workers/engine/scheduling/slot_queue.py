@@ -59,18 +59,18 @@ class _ClientQueue:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _QueuedSequence:
     sequence: EngineSequence
     level: int
     overdue_at: float
     expires_at: float
 
 
-class WaitQueue:
+class SlotQueue:
     """Owns the places of the sequences in it. Times do not go back."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _QueuedSequence] = {}
         self._clients: dict[tuple[int, str], _ClientQueue] = {}
         self._places: list[tuple[int, Place, str]] = []
         """Level, place and client of each sequence."""
@@ -90,7 +90,7 @@ class WaitQueue:
         stream, request = sequence.request.stream, sequence.request
         expires_at = math.inf if sequence.started else sequence.submitted_at + request.queue_s
         overdue_at = now + PATIENCE_S - sequence.waited_s(now)
-        waiting = self._waiting[stream] = _Waiting(sequence, level_of(sequence, now), overdue_at, expires_at)
+        waiting = self._waiting[stream] = _QueuedSequence(sequence, level_of(sequence, now), overdue_at, expires_at)
         if waiting.level != OVERDUE:
             insort(self._overdue, (overdue_at, stream))
         if expires_at < math.inf:
@@ -132,13 +132,13 @@ class WaitQueue:
             mine.move_first(sequence)
         self.remove(sequence.request.stream)
 
-    def _enter(self, waiting: _Waiting) -> None:
+    def _enter(self, waiting: _QueuedSequence) -> None:
         level, sequence = waiting.level, waiting.sequence
         client = client_of(sequence.request)
         self._clients.setdefault((level, client), _ClientQueue()).add(sequence)
         insort(self._places, (level, _place(sequence), client))
 
-    def _leave(self, waiting: _Waiting) -> None:
+    def _leave(self, waiting: _QueuedSequence) -> None:
         level, sequence = waiting.level, waiting.sequence
         client = client_of(sequence.request)
         mine = self._clients[level, client]
