@@ -179,7 +179,7 @@ async def test_a_resumable_stream_is_picked_up_through_another_front() -> None:
 
 
 async def test_connections_are_bounded_over_all_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they are distributed: here one front has all of them, and the other one is told what is left."""
+    """However they are distributed: here one front has all of them, and the other one knows what is left."""
     monkeypatch.setattr(process, "SILENT_S", 600.0)
     async with fronts(max_connections=5, keep_alive_s=3600) as served, AsyncExitStack() as stack:
 
