@@ -14,8 +14,8 @@ def test_those_that_are_closed_do_not_count() -> None:
     opened, noted = OpenConnections(), list[int]()
     opened.note = noted.append
     held = connections(3)
-    for each in held:
-        opened.add(each)
+    for number in range(3):
+        opened.add(held[number])
     assert (opened.count, noted) == (3, [1, 2, 3])
     held[0].close()
     assert opened.count == 2, "it is closed, and known"
