@@ -1,7 +1,7 @@
 """The gateway as an ASGI app."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -54,6 +54,7 @@ def create_app(
     traces: RequestTraces | None = None,
     tls: Tls | None = None,
     models: Ref[LoaderMessage] | None = None,
+    retired: Callable[[], bool] = lambda: False,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -63,6 +64,7 @@ def create_app(
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
     `models` loads and unloads models; without it they stay as they are.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
+    `retired` tells whether clients have to connect anew; responses that have no end of their own then end.
     """
     openai = openai_dialect(router, settings)
     dialects = (
@@ -79,7 +81,7 @@ def create_app(
     keys = ApiKeys(settings) if keys is None else keys
     router.metrics.watch_keys(keys.uses)
     status = Status(router, settings)
-    live = LiveEndpoint(router, settings, openai.conventions)
+    live = LiveEndpoint(router, settings, openai.conventions, retired)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
     posted: dict[str, ASGIApp] = {

@@ -336,6 +336,7 @@ class _Daemon(Actor[DaemonMessage]):
             traces=self._traces,
             tls=self._tls,
             models=self._models,
+            retired=lambda: listeners.first.retired,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

@@ -197,7 +197,6 @@ class GatewaySettings:
             ("max_choices", "max_streams_per_worker", "no worker could take such a request"),
             ("max_body_bytes", "max_total_body_bytes", "no such body could be taken"),
             ("max_answer_bytes", "max_total_answer_bytes", "no such answer could be kept"),
-            ("gateways", "max_connections", "some of them could have no connection"),
         ):
             value, bound = getattr(self, name), getattr(self, most)
             if value > bound:
