@@ -64,10 +64,12 @@ class ByteLink:
         self.reset()
         await _end(self._tasks)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._pass_on(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
         said = bytearray()
         self.said.append(said)
@@ -90,7 +92,6 @@ class ByteLink:
             for each in filter(None, (writer, other)):
                 self._open.discard(each)
                 each.transport.abort()
-            self._tasks.discard(task)
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction, said: bytearray | None

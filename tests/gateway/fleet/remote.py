@@ -95,17 +95,23 @@ def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterat
 
 @asynccontextmanager
 async def doorway(
-    folder: Path, *launches: WorkerLaunch, names: tuple[str, ...] = ("far",), deadlines: Deadlines | None = None
+    folder: Path,
+    *launches: WorkerLaunch,
+    names: tuple[str, ...] = ("far",),
+    deadlines: Deadlines | None = None,
+    host: str = "127.0.0.1",
+    listen: Callable[[Callable[[], None]], None] = lambda take_port: take_port(),
 ) -> AsyncIterator[Doorway]:
-    """A gateway whose allow-list has these names; their secret keys lie beside its folder."""
+    """A gateway whose allow-list has these names; their secret keys lie beside its folder. `listen` calls what takes the
+    port, in the network where `host` is."""
     keys = folder / "gateway"
     key = make_gateway_key(keys)
     for name in names:
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
     async with real_gateway(*launches, deadlines=deadlines) as real:
-        settings = GatewaySettings(listen_workers="tcp://127.0.0.1:0", keys_dir=str(keys))
+        settings = GatewaySettings(listen_workers=f"tcp://{host}:0", keys_dir=str(keys))
         joins = RemoteJoin(settings, real.router.rejections)
-        joins.listen()
+        listen(joins.listen)
         async with anyio.create_task_group() as group:
             group.start_soon(joins.run, real.fleet.context.ref)
             yield Doorway(real, joins, keys, key)

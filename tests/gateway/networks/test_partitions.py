@@ -1,0 +1,163 @@
+"""Partitions between a gateway and its remote workers, shorter and longer than the time after which a link counts as
+lost, in both directions or one, while a worker joins, loads, streams, drains or is to cancel."""
+
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from actors.supervision.worker import WorkerState
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import make_key
+from bench.networks.byte_link import ByteLink
+from bench.networks.impairment import Impairment
+from tests.gateway.harness.real import gather, launch
+from tests.gateway.harness.traffic import ask as operate
+from tests.gateway.networks.linked import IMPATIENT, LONG, RATE, linked, linked_by_packets
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_partition_shorter_than_the_detection_delays_streams_and_a_reset_moves_them(tmp_path: Path) -> None:
+    async with linked(tmp_path, launch("near", rate=RATE)) as made, anyio.create_task_group() as group:
+        reference = await made.ask()
+        with made.joining():
+            await made.door.ready("far")
+
+            async def cut() -> None:
+                made.link.cut()
+                await anyio.sleep(0.5)
+                made.link.heal()
+
+            assert await made.ask_both(lambda: group.start_soon(cut)) == [reference] * 2
+            assert (made.door.status("far").incarnation, made.door.status("far").restarts) == (1, 0)
+            assert isinstance(made.link, ByteLink)
+            assert await made.ask_both(made.link.reset) == [reference] * 2
+            await made.door.ready("far", 2)
+
+
+@pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "commands only"])
+async def test_a_longer_partition_moves_streams_once_and_the_old_incarnation_says_no_more(
+    one_way: bool, tmp_path: Path
+) -> None:
+    """What the worker computed meanwhile, and sends when the link is healed, reaches no stream. If only commands are
+    held back, its frames still come: a stream that it has ends there, and one that it never got is moved."""
+    async with linked(tmp_path, launch("near", rate=RATE), deadlines=IMPATIENT) as made:
+        reference = await made.ask()
+        with made.joining():
+            await made.door.ready("far")
+            assert await made.ask_both(partial(made.link.cut, to_gateway=not one_way)) == [reference] * 2
+            if one_way:
+                assert made.door.status("far").state is WorkerState.READY
+                assert await gather(made.ask, made.ask) == [reference] * 2
+            assert made.door.status("far").state is not WorkerState.READY
+            made.taken.clear()
+            made.link.heal()
+            await made.door.ready("far", 2)
+            assert ("far", 1) not in made.taken
+            metrics = (await made.door.real.client.get("/metrics")).text
+            assert 'baton_replays_total{cause="killed",model="tiny",outcome="resumed"} 1.0' in metrics
+            assert await made.ask_both() == [reference] * 2
+
+
+async def test_a_partition_of_packets_longer_than_the_detection(tmp_path: Path) -> None:
+    """The ends of TCP connections are lost as well: each side learns of it by its own deadline, or when it is healed."""
+    near = launch("near", rate=RATE)
+    async with linked_by_packets(tmp_path, near, impairment=Impairment(), deadlines=IMPATIENT) as made:
+        reference = await made.ask()
+        with made.joining():
+            await made.door.ready("far")
+            assert await made.ask_both(made.link.cut) == [reference] * 2
+            made.taken.clear()
+            made.link.heal()
+            await made.door.ready("far", 2)
+            assert ("far", 1) not in made.taken
+
+
+async def test_a_worker_that_is_cut_off_while_it_joins_or_loads_serves_when_it_is_healed(tmp_path: Path) -> None:
+    """A load goes on during a partition. The worker keeps what it has loaded, and joins with it."""
+    async with linked(tmp_path, deadlines=IMPATIENT) as made:
+        made.link.cut()
+        with made.joining(load_seconds=1.0):
+            assert isinstance(made.link, ByteLink)
+            while not made.link.said:
+                await anyio.sleep(0.01)
+            assert "far" not in made.door.real.fleet.members
+            made.link.heal()
+            while "far" not in made.door.real.fleet.members or made.door.status("far").hello is None:
+                await anyio.sleep(0.01)
+            made.link.cut()
+            await made.door.real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
+            made.link.heal()
+            await made.door.ready("far", 2)
+            assert len(await made.ask()) == LONG["max_tokens"]
+
+
+async def test_a_drain_during_a_partition_ends_and_moves_the_streams(tmp_path: Path) -> None:
+    async with linked(tmp_path, launch("near", rate=RATE), deadlines=IMPATIENT) as made:
+        reference = await made.ask()
+        real = made.door.real
+        done: list[str] = []
+        with made.joining():
+            await made.door.ready("far")
+            async with anyio.create_task_group() as group:
+
+                async def drain() -> None:
+                    done.append(str((await operate(real, "/admin/workers/far/drain", grace_s=0.1))["outcome"]))
+
+                def cut() -> None:
+                    made.link.cut()
+                    group.start_soon(drain)
+
+                assert await made.ask_both(cut) == [reference] * 2
+            assert done == ["done"]
+            made.link.heal()
+            await real.until(lambda: made.door.rejected().get("taken", 0) > 0)
+            assert made.door.status("far").state is WorkerState.STOPPED
+
+
+@pytest.mark.parametrize("longer", [False, True], ids=["shorter", "longer"])
+async def test_the_slots_of_streams_that_were_cancelled_during_a_partition_become_free(
+    longer: bool, tmp_path: Path
+) -> None:
+    """The cancels arrive when it is healed. If it was longer, the worker cancels by itself what the lost link had
+    brought, before it joins again."""
+    async with linked(tmp_path, deadlines=IMPATIENT) as made:
+        real = made.door.real
+        with made.joining():
+            await made.door.ready("far")
+            async with real.client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 4000}) as answer:
+                await anext(answer.aiter_lines())
+                made.link.cut()
+            await real.until(lambda: not real.router.pool["far"].live)
+            if longer:
+                await real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
+            made.link.heal()
+            await made.door.ready("far", 2 if longer else 1)
+            await real.until(lambda: made.door.status("far").gauges.slots_active == 0)
+            assert len(await made.ask()) == LONG["max_tokens"]
+
+
+async def test_keys_are_enforced_after_a_partition(tmp_path: Path) -> None:
+    """Whoever recorded the bytes of a join cannot use them, as the gateway makes new keys for each connection. And a
+    worker whose key was revoked meanwhile does not come back."""
+    async with linked(tmp_path, deadlines=IMPATIENT) as made:
+        assert isinstance(made.link, ByteLink)
+        with made.joining():
+            await made.door.ready("far")
+            recorded = bytes(made.link.said[0])
+            made.link.cut()
+            await made.door.real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
+            async with await anyio.connect_tcp("127.0.0.1", made.door.joins.port) as thief:
+                await thief.send(recorded)
+                with pytest.raises(anyio.EndOfStream):
+                    while True:
+                        await thief.receive()
+            assert made.door.rejected() == {"handshake": 1}
+            allowed = AllowList(made.door.folder)
+            allowed.add("other", make_key(tmp_path / "other.key").public_text)
+            allowed.remove("far")
+            made.link.heal()
+            await made.door.real.until(lambda: made.door.rejected().get("key", 0) > 0)
+            assert (made.door.status("far").state, made.door.status("far").incarnation) == (WorkerState.BACKOFF, 1)

@@ -1,0 +1,55 @@
+"""Streams over slow and lossy links: nothing is lost or doubled, and the tokens are those of a good link."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from bench.networks.impairment import Impairment
+from tests.gateway.harness.real import launch
+from tests.gateway.networks.linked import RATE, Linked, linked, linked_by_packets
+
+pytestmark = pytest.mark.anyio
+
+IMPAIRMENTS = {
+    "50 ms and jitter": Impairment(delay_s=0.05, jitter_s=0.02),
+    "200 ms": Impairment(delay_s=0.2),
+    "1 % lost": Impairment(delay_s=0.005, loss=0.01),
+    "5 % lost": Impairment(delay_s=0.005, loss=0.05),
+    "reordered": Impairment(delay_s=0.02, reorder=0.25),
+    "1 Mbit/s": Impairment(delay_s=0.005, bits_per_s=1e6),
+}
+
+
+@pytest.mark.parametrize(
+    ("open_link", "names"),
+    [(linked, ("200 ms", "5 % lost")), (linked_by_packets, tuple(IMPAIRMENTS))],
+    ids=["bytes", "packets"],
+)
+async def test_tokens_are_those_of_an_undisturbed_link(
+    open_link: Callable[..., AbstractAsyncContextManager[Linked]], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The worker stays the same incarnation all the time: none of this counts as a lost link."""
+    async with open_link(tmp_path, launch("near", rate=RATE), impairment=Impairment()) as made:
+        reference = await made.ask()
+        with made.joining():
+            await made.door.ready("far")
+            assert await made.ask_both() == [reference] * 2
+            for name in names:
+                made.taken.clear()
+                made.link.set(IMPAIRMENTS[name])
+                assert await made.ask_both() == [reference] * 2
+                assert {("near", 1), ("far", 1)} <= set(made.taken)
+            assert made.door.status("far").incarnation == 1
+        assert made.door.rejected() == {}
+
+
+async def test_a_worker_joins_over_a_lossy_link(tmp_path: Path) -> None:
+    bad = Impairment(delay_s=0.1, jitter_s=0.05, loss=0.05, bits_per_s=1e6)
+    async with linked_by_packets(tmp_path, impairment=bad) as made:
+        with made.joining():
+            await made.door.ready("far")
+            tokens = await made.ask()
+        assert len(tokens) == 40
+        assert made.door.rejected() == {}
