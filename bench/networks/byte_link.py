@@ -110,7 +110,9 @@ class ByteLink:
         finally:
             await _end([sender])
 
-    async def _send(self, queue: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter, way: Direction) -> None:
+    async def _send(
+        self, queue: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter, way: Direction
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
             at, piece = await queue.get()

@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -75,21 +76,8 @@ class Namespace:
     @staticmethod
     def _in_new_thread(call: Callable[[], Result]) -> Result:
         """The namespace of a thread does not change back: hence one for each call."""
-        results: list[Result] = []
-        errors: list[OSError] = []
-
-        def run() -> None:
-            try:
-                results.append(call())
-            except OSError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(call).result()
 
 
 class PacketLink:

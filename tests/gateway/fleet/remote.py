@@ -77,10 +77,9 @@ def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterat
     script = {key: fields.pop(key) for key in list(fields) if key in ScriptedSpec.__struct_fields__}
     spec = WorkerSpec(
         name="there",
-        backend="scripted",
         log_level="warning",
         scripted=ScriptedSpec(**script),
-        **{"model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
+        **{"backend": "scripted", "model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
     )
     text = json.dumps(msgspec.to_builtins(spec))
     arguments = [text, address, gateway.public_text, str(file)]
@@ -102,8 +101,8 @@ async def doorway(
     host: str = "127.0.0.1",
     listen: Callable[[Callable[[], None]], None] = lambda take_port: take_port(),
 ) -> AsyncIterator[Doorway]:
-    """A gateway whose allow-list has these names; their secret keys lie beside its folder. `listen` calls what takes the
-    port, in the network where `host` is."""
+    """A gateway whose allow-list has these names; their secret keys lie beside its folder. `listen` calls what takes
+    the port, in the network where `host` is."""
     keys = folder / "gateway"
     key = make_gateway_key(keys)
     for name in names:

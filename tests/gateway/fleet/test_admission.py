@@ -13,7 +13,6 @@ from gateway.fleet.member import Member
 from gateway.routing.model_catalog import CatalogEntry, ModelCatalog
 from protocol.events import Hello
 
-
 NONE = ModelCatalog()
 
 

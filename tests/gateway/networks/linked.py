@@ -1,6 +1,7 @@
 """A gateway and a remote worker with an emulated network between them, and what the tests do with the two."""
 
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Linked:
         """The worker "far", whose supervisor connects over the link."""
         port = self.link.port if isinstance(self.link, ByteLink) else self.door.joins.port
         host = "127.0.0.1" if isinstance(self.link, ByteLink) else GATEWAY
-        worker = joining(f"tcp://{host}:{port}", self.door.key, self.door.file("far"), tokens_per_second=RATE, **fields)
+        address, given = f"tcp://{host}:{port}", {"tokens_per_second": RATE} | fields
+        worker = joining(address, self.door.key, self.door.file("far"), **given)
         if isinstance(self.link, PacketLink):
             self.link.worker.run(worker.__enter__)
         else:
@@ -97,19 +99,27 @@ async def linked(
 
 
 @asynccontextmanager
-async def linked_by_packets(
-    folder: Path, *launches: WorkerLaunch, impairment: Impairment, deadlines: Deadlines = PATIENT
+async def linked_over_packets(
+    folder: Path, *launches: WorkerLaunch, deadlines: Deadlines = PATIENT, impairment: Impairment
 ) -> AsyncIterator[Linked]:
-    """The same with the TCP of the kernel over a packet link. Skips the test where the system has no namespaces."""
+    """The same with the TCP of the kernel over a packet link. Raises `NoNamespaces`."""
+    with PacketLink(impairment) as link:
+        async with doorway(folder, *launches, deadlines=deadlines, host=GATEWAY, listen=link.gateway.run) as door:
+            yield _watched(Linked(door, link))
+
+
+@asynccontextmanager
+async def linked_by_packets(*arguments: Any, **fields: Any) -> AsyncIterator[Linked]:
+    """The same. Skips the test where the system has no namespaces."""
+    made = linked_over_packets(*arguments, **fields)
     try:
-        link = PacketLink(impairment)
+        entered = await made.__aenter__()
     except NoNamespaces as error:
         pytest.skip(str(error))
-    with link:
-        async with doorway(
-            folder, *launches, deadlines=deadlines, host=GATEWAY, listen=link.gateway.run
-        ) as door:
-            yield _watched(Linked(door, link))
+    try:
+        yield entered
+    finally:
+        await made.__aexit__(*sys.exc_info())
 
 
 def _watched(linked: Linked) -> Linked:
