@@ -1,16 +1,16 @@
 """Streams of a remote worker over slow, lossy and interrupted links, beside an undisturbed one in the same run.
 
     python bench/gateway_load/links.py [--backend scripted|iree] [--rate 50] [--streams 4] [--tokens 50] [--rounds 3]
-        [--cuts 0.5 1 2 4 8 30] [--bytes]
+        [--interruptions 0.5 1 2 4 8 30] [--bytes]
 
 The gateway and the client are in this process, the worker and its supervisor in processes of their own. Between them
 are two network namespaces whose packets this process forwards (`bench/networks/packet_link.py`), so that the TCP of
 both sides is the kernel's. Where the system has no namespaces, and with --bytes, it is a TCP proxy, in which loss is a
 stall. With each link, --streams streams run --rounds times: shown are the median time to the first token, percentiles
-of the time between two tokens, and whether all tokens are those of the undisturbed link. Then the link is cut in the
-middle of the streams for each of --cuts seconds, with a second worker beside the gateway: shown are the longest gap of
-a stream, and whether the worker stayed (`same`) or the streams went on with the other one (`moved`). A token that is
-lost, doubled or different ends the benchmark.
+of the time between two tokens. Then the link is interrupted in the middle of the streams for each of --interruptions
+seconds, with a second worker beside the gateway: shown are the longest gap of a stream, and whether the worker stayed
+(`same`) or the streams went on with the other one (`moved`). A token that is lost, doubled or not that of the
+undisturbed link ends the benchmark.
 """
 
 import argparse
@@ -50,21 +50,21 @@ LINKS = {
 """By name; the delay is that of one direction."""
 SMOKE = ("undisturbed", "50 ms")
 MIDDLE = 10
-"""The event of a stream at which the link is cut."""
+"""The event of a stream at which the link is interrupted."""
 
 OpenLink = Callable[..., AbstractAsyncContextManager[Linked]]
 
 
 @dataclass
-class Times:
-    """What clients saw of some streams, in milliseconds."""
+class ClientTimes:
+    """Times that clients measured of some streams, in milliseconds."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     answers: set[tuple[int, ...]] = field(default_factory=set)
 
 
-async def stream(made: Linked, tokens: int, seen: Times, middle: Callable[[], None] = lambda: None) -> None:
+async def stream(made: Linked, tokens: int, seen: ClientTimes, middle: Callable[[], None] = lambda: None) -> None:
     """Run one stream. `middle` is called at its `MIDDLE`th event."""
     answer: list[int] = []
     ends = events = 0
@@ -87,9 +87,9 @@ async def stream(made: Linked, tokens: int, seen: Times, middle: Callable[[], No
     seen.answers.add(tuple(answer))
 
 
-async def streams(made: Linked, args: argparse.Namespace, middle: Callable[[], None] = lambda: None) -> Times:
+async def streams(made: Linked, args: argparse.Namespace, middle: Callable[[], None] = lambda: None) -> ClientTimes:
     """Run the streams of one round."""
-    seen = Times()
+    seen = ClientTimes()
     async with anyio.create_task_group() as group:
         for _ in range(args.streams):
             group.start_soon(stream, made, args.tokens, seen, middle)
@@ -114,28 +114,30 @@ async def measure_links(made: Linked, args: argparse.Namespace) -> tuple[int, ..
     return reference.pop()
 
 
-async def measure_cut(made: Linked, args: argparse.Namespace, cut_s: float, expected: tuple[int, ...]) -> None:
-    """Cut the link once in the middle of the streams, and print a line."""
+async def measure_interruption(
+    made: Linked, args: argparse.Namespace, lasts_s: float, expected: tuple[int, ...]
+) -> None:
+    """Interrupt the link once in the middle of the streams, and print a line."""
     before = made.door.status("far").incarnation
-    cut: list[bool] = []
+    begun: list[bool] = []
     async with anyio.create_task_group() as group:
 
         async def interrupt() -> None:
-            made.link.cut()
-            await anyio.sleep(cut_s)
+            made.link.interrupt()
+            await anyio.sleep(lasts_s)
             made.link.heal()
 
         def once() -> None:
-            if not cut:
-                cut.append(True)
+            if not begun:
+                begun.append(True)
                 group.start_soon(interrupt)
 
         seen = await streams(made, args, once)
     if seen.answers != {expected}:
-        raise SystemExit(f"the tokens over a cut of {cut_s:g} s are not those of the undisturbed link")
+        raise SystemExit(f"the tokens over an interruption of {lasts_s:g} s are not those of the undisturbed link")
     await made.door.ready("far", before)
     stayed = made.door.status("far").incarnation == before and not made.door.status("far").restarts
-    print(f"{cut_s:6g}{max(seen.gaps) / 1000:12.2f}   {'same' if stayed else 'moved'}", flush=True)
+    print(f"{lasts_s:8g}{max(seen.gaps) / 1000:12.2f}   {'same' if stayed else 'moved'}", flush=True)
 
 
 async def measure(args: argparse.Namespace, open_link: OpenLink) -> None:
@@ -148,13 +150,13 @@ async def measure(args: argparse.Namespace, open_link: OpenLink) -> None:
                 expected = await measure_links(made, args)
         if args.backend != "scripted":
             return
-        print(f"\n{'cut s':>6}{'max gap s':>12}   worker")
-        for number, cut_s in enumerate(args.cuts):
+        print(f"\n{'lasts s':>8}{'max gap s':>12}   worker")
+        for number, lasts_s in enumerate(args.interruptions):
             near = launch("near", rate=args.rate)
             async with open_link(Path(folder, str(number)), near, impairment=Impairment(delay_s=0.005)) as made:
                 with made.joining(**worker):
                     await made.door.ready("far")
-                    await measure_cut(made, args, cut_s, expected)
+                    await measure_interruption(made, args, lasts_s, expected)
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -164,7 +166,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--backend",
         choices=("scripted", "iree"),
         default="scripted",
-        help="engine of the worker; iree runs the built-in model, and no cuts",
+        help="engine of the worker; iree runs the built-in model, and no interruptions",
     )
     parser.add_argument(
         "--rate", type=above_zero, default=50.0, help="tokens a second of each stream of a scripted worker"
@@ -173,14 +175,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=at_least(MIDDLE + 1), default=50, help="tokens of each stream")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="times that the streams run over each link")
     parser.add_argument(
-        "--cuts",
+        "--interruptions",
         type=above_zero,
         nargs="+",
         default=[0.5, 1.0, 2.0, 4.0, 8.0, 30.0],
-        help="seconds for which the link is cut",
+        help="seconds for which the link is interrupted",
     )
     parser.add_argument("--bytes", action="store_true", help="use the proxy, also where there are namespaces")
-    return parsed(parser, words, smoke={"streams": 2, "tokens": 12, "rounds": 1, "cuts": [0.2]})
+    return parsed(parser, words, smoke={"streams": 2, "tokens": 12, "rounds": 1, "interruptions": [0.2]})
 
 
 async def main(args: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ class ByteLink:
         self.to_worker = Direction(impairment or Impairment(), seed)
         self.to_gateway = Direction(impairment or Impairment(), seed + 1)
         self.said: list[bytearray] = []
-        """What the worker's side sent in each connection."""
+        """The bytes that the worker's side sent in each connection."""
         self._target_port = target_port
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -38,7 +38,7 @@ class ByteLink:
         """Change the impairment of both directions."""
         self.to_worker.impairment = self.to_gateway.impairment = impairment
 
-    def cut(self, *, to_worker: bool = True, to_gateway: bool = True) -> None:
+    def interrupt(self, *, to_worker: bool = True, to_gateway: bool = True) -> None:
         """Hold everything of these directions back from now on."""
         self.to_worker.up, self.to_gateway.up = not to_worker, not to_gateway
         self._changed.set()
@@ -46,7 +46,7 @@ class ByteLink:
 
     def heal(self) -> None:
         """Let everything through again, and first what was held back."""
-        self.cut(to_worker=False, to_gateway=False)
+        self.interrupt(to_worker=False, to_gateway=False)
 
     def reset(self) -> None:
         """Reset all connections, on both sides."""

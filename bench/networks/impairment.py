@@ -12,7 +12,7 @@ class Impairment:
     """The properties of a link, the same in both directions. Like those of `tc netem`."""
 
     delay_s: float = 0.0
-    """Of one direction: a round trip takes twice as long."""
+    """The delay of one direction: a round trip takes twice as long."""
     jitter_s: float = 0.0
     """Added to it at random, up to that."""
     loss: float = 0.0

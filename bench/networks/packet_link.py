@@ -100,13 +100,13 @@ class PacketLink:
         """Change the impairment of both directions."""
         self.to_worker.impairment = self.to_gateway.impairment = impairment
 
-    def cut(self, *, to_worker: bool = True, to_gateway: bool = True) -> None:
+    def interrupt(self, *, to_worker: bool = True, to_gateway: bool = True) -> None:
         """Lose all packets of these directions from now on."""
         self.to_worker.up, self.to_gateway.up = not to_worker, not to_gateway
 
     def heal(self) -> None:
         """Forward packets again."""
-        self.cut(to_worker=False, to_gateway=False)
+        self.interrupt(to_worker=False, to_gateway=False)
 
     def __enter__(self) -> Self:
         ways = ((self.gateway, self.worker, self.to_worker), (self.worker, self.gateway, self.to_gateway))

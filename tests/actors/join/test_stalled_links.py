@@ -25,7 +25,7 @@ BUFFERED = 16 * 1024 * 1024
 
 @asynccontextmanager
 async def through(folder: Path, limits: JoinLimits = GENEROUS) -> AsyncIterator[tuple[Entrance, ByteLink, Client]]:
-    """A worker that has joined through a link which may be cut."""
+    """A worker that has joined through a link which may be interrupted."""
     async with entrance(folder, limits) as door, ByteLink(door.port) as link:
         client = Client(f"tcp://127.0.0.1:{link.port}", door.keys())
         try:
@@ -52,7 +52,7 @@ async def fill(link: Link) -> int:
 @pytest.mark.parametrize("end", ["gateway", "worker"])
 async def test_what_waits_for_a_stalled_link_is_bounded(end: str, tmp_path: Path) -> None:
     async with through(tmp_path) as (door, link, client):
-        link.cut()
+        link.interrupt()
         sent = await fill(client.link if end == "worker" else door.requests[0].link)
         assert HIGH_WATER - 2 <= sent <= HIGH_WATER + BUFFERED // len(MESSAGE)
         assert client.lost == door.lost == []
@@ -64,7 +64,7 @@ async def test_a_link_that_is_closed_while_it_is_stalled_frees_its_connection(
     """It would be kept until TCP gives up: connections are few, and each takes two threads and some descriptors."""
     monkeypatch.setattr(proxy, "CLOSE_S", 0.1)
     async with through(tmp_path, replace(GENEROUS, revoke_s=0.05)) as (door, link, _):
-        link.cut()
+        link.interrupt()
         await fill(door.requests[0].link)
         door.requests[0].link.close(0)
         await door.until(lambda: not door.join._connections)
@@ -77,7 +77,7 @@ async def test_a_worker_learns_of_a_gateway_that_takes_nothing_by_its_own_heartb
     monkeypatch.setattr(zmq_socket, "HEARTBEAT_MS", 100)
     monkeypatch.setattr(zmq_socket, "HEARTBEAT_TIMEOUT_MS", 400)
     async with through(tmp_path) as (door, link, client):
-        link.cut()
+        link.interrupt()
         if full:
             await fill(client.link)
         await door.until(lambda: bool(client.lost))

@@ -25,13 +25,13 @@ async def test_a_partition_shorter_than_the_detection_delays_streams_and_a_reset
         with made.joining():
             await made.door.ready("far")
 
-            async def cut() -> None:
-                made.link.cut()
+            async def interrupt() -> None:
+                made.link.interrupt()
                 await anyio.sleep(0.5)
                 made.link.heal()
 
             def soon() -> None:
-                group.start_soon(cut)
+                group.start_soon(interrupt)
 
             assert await made.ask_both(soon) == [reference] * 2
             assert (made.door.status("far").incarnation, made.door.status("far").restarts) == (1, 0)
@@ -44,14 +44,14 @@ async def test_a_partition_shorter_than_the_detection_delays_streams_and_a_reset
 async def test_a_longer_partition_moves_streams_once_and_the_old_incarnation_says_no_more(
     one_way: bool, cause: str, tmp_path: Path
 ) -> None:
-    """What the worker computed meanwhile, and sends when the link is healed, reaches no stream. If only commands are
+    """Frames that the worker makes meanwhile, and sends when the link is healed, reach no stream. If only commands are
     held back, its frames still come: a stream that it has ends there, and one that it never got is moved as from a
     worker that hangs."""
     async with linked(tmp_path, launch("near", rate=RATE), deadlines=IMPATIENT) as made:
         reference = await made.ask()
         with made.joining():
             await made.door.ready("far")
-            assert await made.ask_both(partial(made.link.cut, to_gateway=not one_way)) == [reference] * 2
+            assert await made.ask_both(partial(made.link.interrupt, to_gateway=not one_way)) == [reference] * 2
             if one_way:
                 assert made.door.status("far").state is WorkerState.READY
                 assert await gather(made.ask, made.ask) == [reference] * 2
@@ -73,8 +73,8 @@ async def test_a_partition_of_packets_in_one_direction_is_one_in_both(tmp_path: 
         reference = await made.ask()
         with made.joining():
             await made.door.ready("far")
-            cut = partial(made.link.cut, to_gateway=False)
-            assert await made.ask_both(cut) == [reference] * 2
+            interrupt = partial(made.link.interrupt, to_gateway=False)
+            assert await made.ask_both(interrupt) == [reference] * 2
             made.taken.clear()
             made.link.heal()
             await made.door.ready("far", 2)
@@ -83,10 +83,10 @@ async def test_a_partition_of_packets_in_one_direction_is_one_in_both(tmp_path: 
             assert 'baton_replays_total{cause="killed",model="tiny",outcome="resumed"} 1.0' in metrics
 
 
-async def test_a_worker_that_is_cut_off_while_it_joins_or_loads_serves_when_it_is_healed(tmp_path: Path) -> None:
+async def test_a_worker_that_is_out_of_reach_while_it_joins_or_loads_serves_when_it_is_healed(tmp_path: Path) -> None:
     """A load goes on during a partition. The worker keeps what it has loaded, and joins with it."""
     async with linked(tmp_path, deadlines=IMPATIENT) as made:
-        made.link.cut()
+        made.link.interrupt()
         assert isinstance(made.link, ByteLink)
         said, members = made.link.said, made.door.real.fleet.members
         with made.joining(load_seconds=1.0):
@@ -94,7 +94,7 @@ async def test_a_worker_that_is_cut_off_while_it_joins_or_loads_serves_when_it_i
             assert "far" not in members
             made.link.heal()
             await made.door.real.until(lambda: "far" in members and made.door.status("far").hello is not None)
-            made.link.cut()
+            made.link.interrupt()
             await made.door.real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
             made.link.heal()
             await made.door.ready("far", 2)
@@ -113,11 +113,11 @@ async def test_a_drain_during_a_partition_ends_and_moves_the_streams(tmp_path: P
                 async def drain() -> None:
                     done.append(str((await operate(real, "/admin/workers/far/drain", grace_s=0.1))["outcome"]))
 
-                def cut() -> None:
-                    made.link.cut()
+                def interrupt() -> None:
+                    made.link.interrupt()
                     group.start_soon(drain)
 
-                assert await made.ask_both(cut) == [reference] * 2
+                assert await made.ask_both(interrupt) == [reference] * 2
             assert done == ["done"]
             made.link.heal()
             await real.until(lambda: made.door.rejected().get("taken", 0) > 0)
@@ -136,7 +136,7 @@ async def test_the_slots_of_streams_that_were_cancelled_during_a_partition_becom
             await made.door.ready("far")
             async with real.client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 4000}) as answer:
                 await anext(answer.aiter_lines())
-                made.link.cut()
+                made.link.interrupt()
             await real.until(lambda: not real.router.pool["far"].live)
             if longer:
                 await real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
@@ -147,14 +147,14 @@ async def test_the_slots_of_streams_that_were_cancelled_during_a_partition_becom
 
 
 async def test_keys_are_enforced_after_a_partition(tmp_path: Path) -> None:
-    """Whoever recorded the bytes of a join cannot use them, as the gateway makes new keys for each connection. And a
-    worker whose key was revoked meanwhile does not come back."""
+    """Recorded bytes of a join are of no use, as the gateway makes new keys for each connection. And a worker whose
+    key was revoked meanwhile does not come back."""
     async with linked(tmp_path, deadlines=IMPATIENT) as made:
         assert isinstance(made.link, ByteLink)
         with made.joining():
             await made.door.ready("far")
             recorded = bytes(made.link.said[0])
-            made.link.cut()
+            made.link.interrupt()
             await made.door.real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
             async with await anyio.connect_tcp("127.0.0.1", made.door.joins.port) as thief:
                 await thief.send(recorded)

@@ -93,7 +93,7 @@ class TestQueueTime:
         assert [submit.limits.queue_ms for submit in world["a"].submits] == [5000, 0]
 
     async def test_a_request_that_its_worker_did_not_begin_keeps_its_bound(self) -> None:
-        """Of three with two slots, one has begun; the prompt of the second one was not made, and the third one had no
+        """One of three with two slots has begun; the prompt of the second one was not made, and the third one had no
         slot."""
         world = World(slots=2, max_queue_s=5.0)
         begun, _, _ = groups = [world.open(each) for each in ("begun", "prompt", "behind")]
