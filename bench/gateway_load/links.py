@@ -33,6 +33,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.networks.impairment import Impairment
 from bench.networks.packet_link import NoNamespaces, PacketLink
+from models import builtin_path
 from tests.gateway.harness.real import launch
 from tests.gateway.networks.linked import LONG, Linked, linked, linked_over_packets
 
@@ -143,7 +144,9 @@ async def measure_interruption(
 async def measure(args: argparse.Namespace, open_link: OpenLink) -> None:
     """Print both tables."""
     with tempfile.TemporaryDirectory() as folder:
-        worker: dict[str, Any] = {"backend": args.backend, "tokens_per_second": args.rate}
+        worker: dict[str, Any] = {"tokens_per_second": args.rate}
+        if args.backend == "iree":
+            worker = {"backend": "iree", "model_path": str(builtin_path()), "context": 512}
         async with open_link(Path(folder), impairment=Impairment()) as made:
             with made.joining(**worker):
                 await made.door.ready("far")

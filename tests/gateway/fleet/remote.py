@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from actors.transport.allow_list import AllowList
 from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.remote_join import RemoteJoin
+from gateway.models.terms import ModelTerms
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.real import Real, real_gateway
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -100,6 +101,7 @@ async def doorway(
     deadlines: Deadlines | None = None,
     host: str = "127.0.0.1",
     listen: Callable[[Callable[[], None]], None] = lambda take_port: take_port(),
+    models: Sequence[ModelTerms] = (),
 ) -> AsyncIterator[Doorway]:
     """A gateway whose allow-list has these names; their secret keys lie beside its folder. `listen` calls what takes
     the port, in the network where `host` is."""
@@ -107,7 +109,7 @@ async def doorway(
     key = make_gateway_key(keys)
     for name in names:
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
-    async with real_gateway(*launches, deadlines=deadlines) as real:
+    async with real_gateway(*launches, deadlines=deadlines, models=models) as real:
         settings = GatewaySettings(listen_workers=f"tcp://{host}:0", keys_dir=str(keys))
         joins = RemoteJoin(settings, real.router.rejections)
         listen(joins.listen)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.networks.byte_link import ByteLink
 from bench.networks.impairment import Impairment
+from models import builtin_path
 from tests.gateway.harness.real import launch
 from tests.gateway.networks.linked import RATE, Linked, linked, linked_by_packets
 
@@ -53,3 +55,22 @@ async def test_a_worker_joins_over_a_lossy_link(tmp_path: Path) -> None:
             tokens = await made.ask()
         assert len(tokens) == 40
         assert made.door.rejected() == {}
+
+
+async def test_a_real_model_computes_the_same_over_a_bad_link_and_after_its_loss(
+    tmp_path: Path, cache_dir: Path
+) -> None:
+    """The worker keeps its model when the link is reset in the middle of a stream, joins again and continues it."""
+    pytest.importorskip("iree.runtime")
+    model = {"backend": "iree", "model_path": str(builtin_path()), "context": 512, "cache_dir": str(cache_dir)}
+    async with linked(tmp_path) as made:
+        assert isinstance(made.link, ByteLink)
+        with made.joining(**model):
+            pid = (await made.door.ready("far")).pid
+            reference = await made.ask()
+            made.link.set(IMPAIRMENTS["5 % lost"])
+            assert await made.ask() == reference
+            made.link.set(IMPAIRMENTS["50 ms and jitter"])
+            assert await made.ask(made.link.reset) == reference
+            status = made.door.status("far")
+            assert (status.incarnation, status.pid) == (2, pid)
