@@ -58,10 +58,10 @@ async def test_a_real_model_computes_the_same_over_a_bad_link_and_after_its_loss
         assert isinstance(made.link, ByteLink)
         with made.joining(**model):
             pid = (await made.door.ready("far")).pid
-            reference = await made.ask()
+            reference = await made.ask(max_tokens=400)
             made.link.set(IMPAIRMENTS["5 % lost"])
-            assert await made.ask() == reference
+            assert await made.ask(max_tokens=400) == reference
             made.link.set(IMPAIRMENTS["50 ms and jitter"])
-            assert await made.ask(made.link.reset) == reference
-            status = made.door.status("far")
+            assert await made.ask(made.link.reset, max_tokens=400) == reference
+            status = await made.door.ready("far", 2)
             assert (status.incarnation, status.pid) == (2, pid)
