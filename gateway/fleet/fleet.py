@@ -159,7 +159,7 @@ class Fleet(Actor[msg.FleetMessage]):
     def _join(self, request: JoinRequest) -> None:
         """Let a remote worker join as the one that its key names, or decline in words and count it."""
         name, hello = request.name, request.hello
-        against = objection(self.members, name, hello)
+        against = objection(self.members, name, hello, self._router.pool.catalog)
         if self._stopping:
             against = Objection(Rejection.TAKEN, "the gateway is shutting down")
         if against is not None:

@@ -26,7 +26,7 @@ from gateway.models.residency import (
     StopModel,
 )
 from gateway.models.terms import ModelTerms
-from gateway.routing.model_catalog import CatalogEntry, ModelState
+from gateway.routing.model_catalog import Activity, CatalogEntry, ModelState
 from gateway.routing.router import Router
 
 STOPPED_TEXT = "its workers were stopped, until somebody restarts one"
@@ -248,19 +248,23 @@ class ModelLoader(Actor[msg.LoaderMessage]):
 
     def _step(self) -> None:
         """Carry out what follows from the facts so far, until nothing more does."""
-        activity = {name: self._router.activity(name) for name in self._workers}
+        activity = self._activity()
         while decisions := self.residency.step(self._loop.time(), activity):
             self._carry_out(decisions)
             for each in decisions:
                 if isinstance(each, StartModel | StopModel):
                     self._check_ends(each.model)
-            activity = {name: self._router.activity(name) for name in self._workers}
+            activity = self._activity()
         for resident in self.residency:
             entry = self._entries[resident.name]
             entry.state, entry.bytes = resident.state, resident.bytes
             entry.last_used, entry.keep_alive_s = resident.last_used, resident.keep_alive_s
         self._deferred.settle()
         self._set_timer(self.residency.due)
+
+    def _activity(self) -> dict[str, Activity]:
+        """Count the requests of each model. Those that a worker of another machine has do not need this one."""
+        return {name: self._router.activity(name, workers.all) for name, workers in self._workers.items()}
 
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -273,9 +273,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         that does not serve them. It must do nothing but take note."""
         self._placement.stirred = stirred
 
-    def activity(self, model: str) -> Activity:
-        """Count the requests of a model."""
-        sequences, queries = self._placement.activity(model), self._queries.activity(model)
+    def activity(self, model: str, workers: Container[str]) -> Activity:
+        """Count the requests of a model that these of its workers have, and those that no worker has."""
+        sequences, queries = self._placement.activity(model, workers), self._queries.activity(model, workers)
         return Activity(sequences.live + queries.live, sequences.waiting + queries.waiting, sequences.last_used)
 
     def retire(self, workers: Iterable[str]) -> None:
@@ -290,7 +290,7 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def canonical(self, name: str) -> str:
         """The own name of the model with this name or alias; the name itself if there is none."""
-        return name if self.pool.of(name) else self.pool.catalog.canonical(name)
+        return self.pool.catalog.canonical(name)
 
     # Notices of workers.
 

@@ -46,6 +46,7 @@ class LiveSequence:
         "_prompt",
         "_taken",
         "attempts",
+        "begun",
         "cause",
         "continued",
         "ended",
@@ -106,6 +107,8 @@ class LiveSequence:
         """The worker that computes it; empty while it waits for one."""
         self.queued_s = 0.0
         """Seconds until its first worker got it."""
+        self.begun = False
+        """A worker has begun to compute it, as far as is known: the bound on the time for which it waits ends."""
         self.waited = False
         """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
@@ -155,7 +158,7 @@ class LiveSequence:
             left = limits.deadline_ms - int((now - self.opened_at) * 1000)
             limits = replace(limits, deadline_ms=max(1, left))
         until = self.terms.queue_until
-        if not self.had_turn and until < math.inf:
+        if not self.begun and until < math.inf:
             limits = replace(limits, queue_ms=max(1, math.ceil((until - now) * 1000)))
         # What is reported of the prompt came before the first token.
         reported = None if self.tokens else self.submit.prompt_logprobs

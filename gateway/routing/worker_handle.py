@@ -64,6 +64,8 @@ class WorkerHandle:
         """Those that the worker had when it was ready last; None before."""
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
+        self.last_used = 0.0
+        """The time at which a request on it ended last; 0: none has."""
         self._closed = -1
         self._distrusted_until = 0.0
         self._full_until = 0.0

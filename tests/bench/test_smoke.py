@@ -70,6 +70,10 @@ OUTPUT: dict[str, list[str]] = {
         ),
         *(rf"^ +{rows} rows reserved +{P} tokens/s +{N} preemptions$" for rows in (1024, 512)),
     ],
+    "bench/gateway_load/links.py": [
+        *(rf"^{link} +{P} +{P} +{P} +{P}$" for link in ("undisturbed", "50 ms")),
+        rf"^ +0\.2 +{P} +(same|moved)$",
+    ],
     "bench/gateway_load/fairness.py": [
         *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N} +{N}%$" for key in ("one", "two")),
         rf"^gateway {P} MB, and at the end {P} MB$",

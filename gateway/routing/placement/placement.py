@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -14,6 +14,7 @@ from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.model_catalog import Activity
+from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.turn_budget import TurnBudget
@@ -71,10 +72,10 @@ class Placement:
         """No sequence is live."""
         self.idle.set()
         self.stirred: Callable[[], None] = lambda: None
-        """Called when a model has no more sequences on its workers, or when sequences begin or cease to wait for a
+        """Called when a worker may have no more sequences, or when sequences begin or cease to wait for a
         model that does not serve them now. May be called inside any method."""
-        self._last_used: dict[str, float] = {}
-        """The time at which the last request of each model ended."""
+        self._last_waited: dict[str, float] = {}
+        """The time at which a request of each model ended last that was on no worker."""
         self._settings = settings
         self._pool = pool
         self._metrics = metrics
@@ -179,11 +180,14 @@ class Placement:
         elif sequence in self.queue:
             self.queue.remove(sequence)
         self._note_idle()
-        model = sequence.request.model
-        self.used(model)
+        model, handle = sequence.request.model, self._pool.find(sequence.worker)
+        if handle is None:
+            self._last_waited[model] = self._loop.time()
+        else:
+            handle.last_used = self._loop.time()
         if sequence.worker:
             self.serve(model)
-        if not self.serves(model) or not any(handle.live for handle in self._pool.of(model)):
+        if not self.serves(model) or handle is None or not handle.live:
             self.stirred()
 
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
@@ -198,6 +202,8 @@ class Placement:
     def lose(self, handle: WorkerHandle, cause: Cause, reason: str) -> None:
         """Take all sequences off a worker that is gone or has to leave. They continue on other workers."""
         sequences = list(handle.live.values())
+        for each in begun_sequences(sequences, handle.slots, handle.reached):
+            each.begun = True
         handle.live.clear()
         handle.close()
         if not sequences:
@@ -259,7 +265,10 @@ class Placement:
 
     def suspend(self, sequence: LiveSequence, cause: Cause, reason: str) -> None:
         """Take one sequence off its worker, which lives on."""
-        self._pool[sequence.worker].remove(sequence)
+        handle = self._pool[sequence.worker]
+        begun = begun_sequences([*handle.live.values()], handle.slots, handle.reached)
+        sequence.begun = sequence.begun or cause is Cause.STEP or sequence in begun
+        handle.remove(sequence)
         self._lost.add([sequence], lambda each: self._move(each, cause, reason))
 
     def postpone(self, sequence: LiveSequence) -> None:
@@ -284,6 +293,7 @@ class Placement:
             sequence.worker = ""
             self._wait([sequence])
             self.serve(handle.model)
+        self.stirred()
         return True
 
     def serve(self, model: str) -> None:
@@ -376,9 +386,12 @@ class Placement:
 
     def _move_to(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
         """Send a waiting sequence to a worker."""
+        returned = sequence.had_turn
         if not self._send(handle, [sequence]):
             return False
         self.queue.remove(sequence, sent=True)
+        if returned:  # the worker before it may have nothing any more
+            self.stirred()
         return True
 
     def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
@@ -437,17 +450,16 @@ class Placement:
         """A worker is ready, and takes new requests."""
         return self._has_ready(model) and not self._pool.catalog.held(model)
 
-    def used(self, model: str) -> None:
-        """Note that a request of a model has ended."""
-        self._last_used[model] = self._loop.time()
-
-    def activity(self, model: str) -> Activity:
-        """Count the sequences of a model: those that have begun, and those that wait for their first worker."""
+    def activity(self, model: str, workers: Container[str]) -> Activity:
+        """Count the sequences of a model: those on these workers or on the way to another one, and those that wait for
+        their first worker."""
         returned = self.queue.returned(model)
-        on_workers = sum(len(handle.live) for handle in self._pool.of(model))
+        handles = [handle for handle in self._pool.of(model) if handle.name in workers]
+        on_workers = sum(len(handle.live) for handle in handles)
         lost = sum(sequence.request.model == model for sequence in self._lost)
         waiting = self.queue.count(model) - returned
-        return Activity(on_workers + lost + returned, waiting, self._last_used.get(model, 0.0))
+        last_used = max(self._last_waited.get(model, 0.0), *(handle.last_used for handle in handles), 0.0)
+        return Activity(on_workers + lost + returned, waiting, last_used)
 
     def _worth_waiting(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
@@ -468,7 +480,7 @@ class Placement:
 
     def _end_wait(self, sequence: LiveSequence) -> None:
         """End the wait of a sequence that is overdue, or let it stay for a worker that is there."""
-        if not sequence.had_turn and self._loop.time() >= sequence.terms.queue_until:
+        if not sequence.begun and self._loop.time() >= sequence.terms.queue_until:
             self.time_out(sequence)
         elif self._has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
@@ -476,7 +488,7 @@ class Placement:
             self._give_up(sequence)
 
     def time_out(self, sequence: LiveSequence) -> None:
-        """End a sequence that has waited for its first turn as long as it may."""
+        """End a sequence that has waited as long as it may for a worker to begin with it."""
         model, client = sequence.request.model, sequence.terms.client
         waited_s = sequence.terms.queue_until - sequence.opened_at
         text = f"the request waited {waited_s:g} s in the queue, and it should not wait longer"
