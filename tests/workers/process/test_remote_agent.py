@@ -89,6 +89,10 @@ class Agent(RemoteAgent):
     def supervise(self) -> WorkerRef:
         return self.stub
 
+    def live(self, gateway: int) -> bool:
+        """A gateway has sequences here or on the worker."""
+        return self._shared.live(gateway)
+
     def tell(self, *notices: Any) -> None:
         for notice in notices:
             self.context.ref.tell(notice)
