@@ -1,5 +1,6 @@
 """A worker with two gateways, over real links: what one of them does, or its end, is nothing to the other one."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from actors.join.proxy import ProxyEnd
 from actors.process.exit_cause import Origin
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerEvent
+from actors.transport import zmq_socket
 from actors.transport.link import CurveKeys
 from protocol.bounds import MAX_NAME
 from protocol.codec import encode
@@ -154,6 +157,62 @@ async def test_the_end_of_one_link_frees_its_slots_at_once_and_is_nothing_to_the
         there.happens(Finished(gone[1], "cancelled", USAGE))
         await there.a.until(lambda: len(there.a.door.requests) == 2)
         assert (len(there.b.door.requests), there.b.door.lost) == (1, [])
+
+
+class Cable(ProxyEnd):
+    """A connection to an entrance, which can be cut: then nothing passes, and neither end learns it."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(lambda: None)
+        self._port = port
+        self._far = ProxyEnd(lambda: None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connecting = asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self._far, "127.0.0.1", self._port)
+        self.join(self._far)
+
+    def cut(self) -> None:
+        self.transport.pause_reading()
+        self._far.transport.pause_reading()
+
+
+async def test_a_gateway_that_is_cut_off_loses_its_slots_within_the_time_of_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_socket, "HEARTBEAT_MS", 50)
+    monkeypatch.setattr(zmq_socket, "HEARTBEAT_TIMEOUT_MS", 500)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    cables: list[Cable] = []
+
+    async with entrance(tmp_path / "a") as first, entrance(tmp_path / "b") as second:
+
+        def cable() -> Cable:
+            cables.append(Cable(first.port))
+            return cables[-1]
+
+        server = await asyncio.get_running_loop().create_server(cable, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        through = GatewayAddress(f"tcp://127.0.0.1:{port}", first.keys())
+        async with server, agent(through, address_of(second)) as made:
+            pair = Pair(made, (first, second))
+            made.worker_is(replace(SERVES, hello=replace(HELLO, slots=4)))
+            for each in (pair.a, pair.b):
+                await each.until_received(READY)
+            lost = await pair.submit(pair.a, 1, 2)
+            (stays,) = await pair.submit(pair.b, 1)
+            with capture_logs():
+                cables[0].cut()
+                await pair.a.until(lambda: pair.cancelled == lost)
+            pair.happens(Step((Delta(stays, (1,)),), Gauges(steps=1)))
+            await pair.b.until_received(Step((Delta(1, (1,)),), Gauges(steps=1, others=2)))
+            assert pair.b.door.lost == []
+            for each in cables:
+                each.abort()
 
 
 async def test_a_gateway_that_does_not_answer_keeps_no_other_one_waiting(tmp_path: Path) -> None:
