@@ -9,7 +9,7 @@ from actors.transport.link import CurveKeys
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where a gateway listens for workers, and the keys of the link to it."""
+    """The address at which a gateway listens for workers, and the keys of the link to it."""
 
     address: str
     """`tcp://HOST:PORT`."""

@@ -40,7 +40,7 @@ class OnWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingSequence:
     submit: Submit
     urgency: Urgency
     arrived: float
@@ -50,7 +50,7 @@ class _Waiting:
 class _Share:
     """The sequences of one gateway."""
 
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
+    waiting: dict[int, _WaitingSequence] = field(default_factory=dict)
     """By the gateway's numbers, in the order of their arrival."""
     numbers: dict[int, int] = field(default_factory=dict)
     """Numbers on the worker, by the gateway's numbers."""
@@ -101,7 +101,9 @@ class Shares:
         if len(share.waiting) >= MAX_WAITING:
             raise NoTurn(f"{MAX_WAITING} sequences of this gateway wait for the worker already")
         share.last = max(share.last, submit.stream)
-        share.waiting[submit.stream] = _Waiting(submit, Urgency(LEVELS[submit.priority_class], submit.priority), now)
+        share.waiting[submit.stream] = _WaitingSequence(
+            submit, Urgency(LEVELS[submit.priority_class], submit.priority), now
+        )
 
     def take(self, now: float) -> Submit | None:
         """Take the sequence that has the next turn, as the worker gets it; None if none has one."""
@@ -228,7 +230,7 @@ class Shares:
         share = self._shares[gateway]
         return len(share.numbers), next(iter(share.waiting.values())).arrived
 
-    def _may_go(self, gateway: int, waiting: _Waiting, room: bool) -> bool:
+    def _may_go(self, gateway: int, waiting: _WaitingSequence, room: bool) -> bool:
         """A suspect does not run beside that of another gateway: the death of both would be attributed to both."""
         if waiting.submit.suspect and self.suspected() - {gateway}:
             return False
@@ -244,7 +246,7 @@ class Shares:
     def _client(self, gateway: int, submit: Submit) -> str:
         return f"{gateway}/{submit.tenant.partition(TENANT_SALT)[0]}"
 
-    def _place(self, gateway: int, waiting: _Waiting, now: float) -> Submit:
+    def _place(self, gateway: int, waiting: _WaitingSequence, now: float) -> Submit:
         submit, share = waiting.submit, self._shares[gateway]
         number = submit.stream if self.alone else next(self._numbers)
         waited_s = 0.0 if self.alone else now - waiting.arrived

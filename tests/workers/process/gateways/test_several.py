@@ -47,7 +47,7 @@ class Pair:
 
     @property
     def submitted(self) -> list[Submit]:
-        """What the worker got, in order."""
+        """The sequences that the worker got, in order."""
         return [each for each in self.stub.sent if isinstance(each, Submit)]
 
     @property
@@ -211,8 +211,8 @@ async def test_a_gateway_that_is_cut_off_loses_its_slots_within_the_time_of_a_he
             pair.happens(Step((Delta(stays, (1,)),), Gauges(steps=1)))
             await pair.b.until_received(Step((Delta(1, (1,)),), Gauges(steps=1, others=2)))
             assert pair.b.door.lost == []
-            for each in cables:
-                each.abort()
+            for one in cables:
+                one.abort()
 
 
 async def test_a_gateway_that_does_not_answer_keeps_no_other_one_waiting(tmp_path: Path) -> None:
