@@ -245,6 +245,12 @@ class Settings(BaseSettings):
         _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
     )
     tls_key: str = _field(_GATEWAY.tls_key, SERVER, "PEM file with the certificate's private key.", "FILE")
+    redis_url: str = _field(
+        _GATEWAY.redis_url,
+        SERVER,
+        "Redis through which several gateways share the limits of API keys, redis://HOST:PORT; empty shares nothing.",
+        "URL",
+    )
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
         SERVER,

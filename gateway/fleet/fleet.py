@@ -32,8 +32,8 @@ from gateway.routing.worker_handle import Role
 
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
 SHARED = (
-    "each gateway has its own limits of API keys and its own resumable streams: a key has its limits at each of them, "
-    "and the streams of a gateway end with it"
+    "resumable streams and stored responses are known to the gateway that made them, and limits of API keys hold at "
+    "each gateway, unless all have the same redis_url"
 )
 _log = structlog.get_logger("gateway.fleet.fleet")
 

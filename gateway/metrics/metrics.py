@@ -136,6 +136,11 @@ class Metrics:
         """Set the function that returns the use of the API keys by name, which is called at every scrape."""
         self._keys.uses = uses
 
+    def watch_limits(self, shared: Callable[[], bool]) -> None:
+        """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
+        gauge = Gauge("baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry)
+        gauge.set_function(lambda: float(shared()))
+
     def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
         """Set the function that returns the fronts, which is called at every scrape."""
         self._fronts.samples = samples
