@@ -39,6 +39,9 @@ class Metrics:
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
         ProcessCollector(registry=self._registry)  # of the gateway's process, on Linux
+        self._limits_shared = Gauge(
+            "baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry
+        )
         self._replays = Counter(
             "baton_replays",
             "Sequences that lost their worker, by cause and by how it went on",
@@ -138,8 +141,7 @@ class Metrics:
 
     def watch_limits(self, shared: Callable[[], bool]) -> None:
         """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
-        gauge = Gauge("baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry)
-        gauge.set_function(lambda: float(shared()))
+        self._limits_shared.set_function(lambda: float(shared()))
 
     def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
         """Set the function that returns the fronts, which is called at every scrape."""

@@ -1,7 +1,6 @@
 """Keeps the limits of API keys across gateways: each uses the shares that it has leases on."""
 
 import asyncio
-from collections.abc import Mapping
 
 import anyio
 import structlog
@@ -29,7 +28,8 @@ class LimitLeases:
         self._others: list[Claims] = []
         self._until = 0.0
         """The time at which the leases expire."""
-        self._logged = ""
+        self._answers: bool | None = None
+        """The store has answered the last exchange; None before the first."""
 
     @property
     def shared(self) -> bool:
@@ -54,25 +54,20 @@ class LimitLeases:
             for name, own in demand.items()
         }
         began = asyncio.get_running_loop().time()
+        answers_before = self._answers
         try:
             claims = await self._store.exchange(wanted)
         except LeasesUnreachable as error:
-            self._note("limits_not_shared", reason=str(error))
+            self._answers = False
+            if answers_before is not False:
+                _log.warning("limits_not_shared", reason=str(error))
             if not self.shared:
                 self._keys.use_shares({})
             return
+        self._answers = True
         self._until = began + LEASE_S
-        own = claims.pop(self._gateway)
+        own_claims = claims.pop(self._gateway)
         self._others = list(claims.values())
-        self._keys.use_shares(_granted(own))
-        self._note("limits_shared", gateways=1 + len(claims))
-
-    def _note(self, event: str, **fields: object) -> None:
-        """Log a change, once."""
-        if event != self._logged:
-            self._logged = event
-            (_log.info if event == "limits_shared" else _log.warning)(event, **fields)
-
-
-def _granted(claims: Claims) -> Mapping[str, float]:
-    return {name: claim.share for name, claim in claims.items()}
+        self._keys.use_shares({name: claim.share for name, claim in own_claims.items()})
+        if not answers_before:
+            _log.info("limits_shared", gateways=1 + len(claims))

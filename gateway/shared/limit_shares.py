@@ -7,7 +7,7 @@ from gateway.metrics.key_collector import KeyUse
 EQUAL = 0.1
 """The part of each limit that is divided equally, so that a key is served at once where it was not used before."""
 DECAY = 0.8
-"""What remains of a demand after each exchange."""
+"""The part of a demand that remains after each exchange."""
 
 
 class Demand:

@@ -130,9 +130,9 @@ class SharedWorker:
                 if (asker := self._queries.pop(query, None)) is not None:
                     self._deliver(asker, event)
 
-    def heartbeat(self, gateway: int, beat: Heartbeat) -> Heartbeat:
+    def heartbeat(self, gateway: int, event: Heartbeat) -> Heartbeat:
         """A heartbeat of the worker, for a gateway."""
-        return beat if self.alone else Heartbeat(self._shares.gauges(gateway, beat.gauges))
+        return event if self.alone else Heartbeat(self._shares.gauges(gateway, event.gauges))
 
     def end_waits(self) -> None:
         """End the sequences that have waited for too long. Called from time to time."""
@@ -140,8 +140,8 @@ class SharedWorker:
             self._deliver(gateway, end)
 
     def lost(self, loss: IncarnationLost) -> list[ByeReason]:
-        """The worker is gone, and all that it had; what had not gone there is returned. Returns what each gateway is
-        told of the end: it is attributed to the requests of all, or to those of the one with a suspect."""
+        """The worker is gone, and all that it had; what had not gone there is returned. Returns the reason that each
+        gateway is notified of: the end is attributed to the requests of all, or to those of the one with a suspect."""
         suspected, self._queries = self._shares.suspected(), {}
         for gateway, streams in self._shares.clear().items():
             for stream in streams:

@@ -51,7 +51,7 @@ class _Share:
     """The sequences of one gateway."""
 
     waiting: dict[int, _WaitingSequence] = field(default_factory=dict)
-    """By the gateway's numbers, in the order of their arrival."""
+    """By the gateway's numbers, in the order in which they came."""
     numbers: dict[int, int] = field(default_factory=dict)
     """Numbers on the worker, by the gateway's numbers."""
     unreached: dict[int, int] = field(default_factory=dict)
@@ -208,12 +208,12 @@ class Shares:
             yield gateway, Step(own, self.gauges(gateway, step.gauges), starts)
 
     def prompt(self, event: PromptLogprobs) -> tuple[int, PromptLogprobs] | None:
-        """Return whose log-probabilities these are; None if nobody's."""
+        """Return whose log-probabilities these are; None for those of an unknown sequence."""
         whose = self._on_worker.get(event.stream)
         return None if whose is None else (whose.gateway, replace(event, stream=whose.stream))
 
     def ended(self, event: Finished | Failed) -> tuple[int, Finished | Failed] | None:
-        """Remove a sequence that has ended, and return whose end it is; None if nobody's."""
+        """Remove a sequence that has ended, and return whose end it is; None for an unknown one."""
         whose = self.end(event.stream)
         if whose is None:
             return None

@@ -127,5 +127,5 @@ async def test_a_killed_gateway_frees_its_slots_and_leaves_the_streams_of_the_ot
         assert (worker["state"], worker["incarnation"]) == ("ready", 1)
         replays = [line for line in lives.metrics() if line.startswith("baton_replays_total{")]
         assert [line for line in replays if not line.endswith(" 0.0")] == []
-        told = [json.loads(line) for line in lives.log if '"workers_are_shared"' in line]
-        assert [(line["worker"], line["gateways"]) for line in told] == [("far", 2)]
+        logged = [json.loads(line) for line in lives.log if '"workers_are_shared"' in line]
+        assert [(line["worker"], line["gateways"]) for line in logged] == [("far", 2)]

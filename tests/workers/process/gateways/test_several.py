@@ -14,7 +14,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import IncarnationLost, WorkerEvent
 from actors.transport import zmq_socket
-from actors.transport.link import CurveKeys
+from actors.transport.link import CurveKeys, Link, LinkFull
 from protocol.bounds import MAX_NAME
 from protocol.codec import encode
 from protocol.commands import Cancel, Drain, Stop, Submit, Tokenize, Welcome
@@ -160,7 +160,7 @@ async def test_the_end_of_one_link_frees_its_slots_at_once_and_is_nothing_to_the
 
 
 class Cable(ProxyEnd):
-    """A connection to an entrance, which can be cut: then nothing passes, and neither end learns it."""
+    """A connection to an entrance, which can stall: then nothing passes, and neither end learns it."""
 
     def __init__(self, port: int) -> None:
         super().__init__(lambda: None)
@@ -175,12 +175,12 @@ class Cable(ProxyEnd):
         await asyncio.get_running_loop().create_connection(lambda: self._far, "127.0.0.1", self._port)
         self.join(self._far)
 
-    def cut(self) -> None:
+    def stall(self) -> None:
         self.transport.pause_reading()
         self._far.transport.pause_reading()
 
 
-async def test_a_gateway_that_is_cut_off_loses_its_slots_within_the_time_of_a_heartbeat(
+async def test_a_gateway_that_is_out_of_reach_loses_its_slots_within_the_time_of_a_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_socket, "HEARTBEAT_MS", 50)
@@ -206,13 +206,37 @@ async def test_a_gateway_that_is_cut_off_loses_its_slots_within_the_time_of_a_he
             lost = await pair.submit(pair.a, 1, 2)
             (stays,) = await pair.submit(pair.b, 1)
             with capture_logs():
-                cables[0].cut()
+                cables[0].stall()
                 await pair.a.until(lambda: pair.cancelled == lost)
             pair.happens(Step((Delta(stays, (1,)),), Gauges(steps=1)))
             await pair.b.until_received(Step((Delta(1, (1,)),), Gauges(steps=1, others=2)))
             assert pair.b.door.lost == []
             for one in cables:
                 one.abort()
+
+
+async def test_a_gateway_that_does_not_take_its_output_is_left_and_the_other_one_gets_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shared(tmp_path) as there:
+        (first,) = await there.submit(there.a, 1)
+        (second,) = await there.submit(there.b, 1)
+        full = there.agent.connections[0].link
+
+        def send(link: Link, frames: Sequence[bytes]) -> None:
+            if full is not None and link is full._link:
+                raise LinkFull("1024 messages wait already")
+            take(link, frames)
+
+        take = Link.send_nowait
+        monkeypatch.setattr(Link, "send_nowait", send)
+        with capture_logs() as logged:
+            there.happens(Step((Delta(first, (1,)), Delta(second, (2,))), Gauges(steps=1)))
+            await there.b.until_received(Step((Delta(1, (2,)),), Gauges(steps=1, others=1)))
+            await there.a.until(lambda: there.cancelled == [first])
+        reasons = [line["reason"] for line in logged if line["event"] == "not_joined"]
+        assert reasons == ["the gateway takes nothing any more"]
+        assert there.b.door.lost == []
 
 
 async def test_a_gateway_that_does_not_answer_keeps_no_other_one_waiting(tmp_path: Path) -> None:
@@ -256,7 +280,7 @@ async def test_a_grace_that_is_over_returns_the_rest(tmp_path: Path, monkeypatch
         await there.a.until(lambda: there.cancelled == [first])
 
 
-async def test_a_death_is_told_to_all_and_what_never_got_there_is_returned(tmp_path: Path) -> None:
+async def test_all_are_notified_of_a_death_and_what_never_got_there_is_returned(tmp_path: Path) -> None:
     async with shared(tmp_path, slots=1) as there:
         await there.submit(there.a, 1, 2)
         there.b.say(submit(1))
@@ -268,17 +292,18 @@ async def test_a_death_is_told_to_all_and_what_never_got_there_is_returned(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("origin", "told"), [(Origin.WITHIN, [ByeReason.DIED, ByeReason.KILLED]), (Origin.OUTSIDE, [ByeReason.KILLED] * 2)]
+    ("origin", "reasons"),
+    [(Origin.WITHIN, [ByeReason.DIED, ByeReason.KILLED]), (Origin.OUTSIDE, [ByeReason.KILLED] * 2)],
 )
 async def test_a_death_is_attributed_to_the_gateway_with_a_suspect(
-    tmp_path: Path, origin: Origin, told: list[ByeReason]
+    tmp_path: Path, origin: Origin, reasons: list[ByeReason]
 ) -> None:
     async with shared(tmp_path) as there:
         there.a.say(replace(submit(1), suspect=True))
         await there.a.until(lambda: len(there.submitted) == 1)
         await there.submit(there.b, 1)
         there.agent.tell(IncarnationLost("w", 5, "it died", origin))
-        for gateway, reason in zip((there.a, there.b), told, strict=True):
+        for gateway, reason in zip((there.a, there.b), reasons, strict=True):
             await gateway.until_received(Bye(reason, "it died"))
 
 

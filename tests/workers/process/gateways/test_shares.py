@@ -199,7 +199,7 @@ def test_a_number_that_is_in_use_breaks_the_protocol_and_the_queue_is_bounded() 
     shares.add(B, of("b", 1), 0.0)
 
 
-def test_what_the_worker_has_reached_is_told_in_the_numbers_of_each_gateway() -> None:
+def test_what_the_worker_has_reached_is_reported_in_the_numbers_of_each_gateway() -> None:
     shares = two(slots=2)
     for stream in (10, 11, 12):
         shares.add(A, of("a", stream), 0.0)
