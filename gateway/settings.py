@@ -62,6 +62,9 @@ class GatewaySettings:
     tls_key: str = ""
     """A PEM file with the certificate's private key."""
 
+    redis_url: str = ""
+    """The URL of the Redis through which gateways share the limits of API keys; empty: they share nothing."""
+
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""
     keys_dir: str = ""
@@ -226,6 +229,8 @@ class GatewaySettings:
                     f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
                     "http://localhost:4318/v1/traces"
                 )
+        if self.redis_url and urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
+            raise GatewaySettingsError("redis_url must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
         if self.scheduler_policy not in get_args(SchedulerPolicy):
             allowed = ", ".join(get_args(SchedulerPolicy))
             raise GatewaySettingsError(

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_GATEWAYS,
     MAX_PIECE_BYTES,
     MAX_PROMPT_PART,
     MAX_SEGMENTS,
@@ -54,8 +55,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three, `retained_tokens` and `memory_bytes` only grow within one
-    incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes` and `others` only grow within
+    one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -92,6 +93,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Resident memory of the process, weights that it shares with other workers included; 0 if unknown."""
     preemptions: Count = 0
     """Times that a running sequence gave its slot or its KV room to another one. It continues later."""
+    others: Count = 0
+    """Sequences that a remote worker has for other gateways, running or waiting."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -116,6 +119,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """The context that the model itself declares; 0 if unknown."""
     context_bound: Label = ""
     """Why `context` is less than that: `setting`, `memory` or `device`; empty if it is not less."""
+    gateways: Annotated[int, Meta(ge=1, le=MAX_GATEWAYS)] = 1
+    """The number of gateways that a remote worker joins, this one included."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

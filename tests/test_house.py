@@ -41,6 +41,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "routing": _GATEWAY_BASE | {"generation"},
         "models": _GATEWAY_BASE | {"routing"},
         "keys": _GATEWAY_BASE,
+        "shared": _GATEWAY_BASE | {"keys"},
         "http": _GATEWAY_BASE | {"keys"},
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
@@ -57,7 +58,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         | {"openapi", "models"},
         "daemon": _GATEWAY_BASE
         | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
-        | {"app", "models"},
+        | {"app", "models", "shared"},
     },
     "gateway.responses": {
         "errors": set(),
@@ -147,6 +148,7 @@ IMPORTED_IN = {
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/metrics/", "cli/client/"),
     "opentelemetry": ("gateway/tracing/",),
+    "redis": ("gateway/shared/",),
     "llguidance": ("workers/grammar/",),
     "tokenizers": ("workers/", "models/"),
     "jinja2": ("workers/text/", "models/"),

@@ -19,7 +19,7 @@ from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
-from gateway.daemon import TracesUnavailable, WorkersGaveUp, run_daemon
+from gateway.daemon import SharingUnavailable, TracesUnavailable, WorkersGaveUp, run_daemon
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
@@ -60,7 +60,14 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
         try:
             anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
-        except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
+        except (
+            BindError,
+            SharingUnavailable,
+            StoreUnavailable,
+            TakeOverFailed,
+            TracesUnavailable,
+            WorkersGaveUp,
+        ) as error:
             raise CommandFailed(str(error)) from error
 
 

@@ -1,9 +1,10 @@
-"""`baton worker`: runs a worker on this machine for a gateway on another one."""
+"""`baton worker`: runs a worker on this machine for gateways on others."""
 
 import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -20,7 +21,8 @@ from cli.config.errors import CommandFailed
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.settings import Settings, flag
-from protocol.bounds import MAX_NAME
+from protocol.bounds import MAX_GATEWAYS, MAX_NAME
+from workers.process.gateways.address import GatewayAddress
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 _NEEDED = {
@@ -32,7 +34,7 @@ _NEEDED = {
 
 def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
-    keys = worker_keys(settings)
+    gateways = gateways_of(settings)
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
@@ -43,8 +45,7 @@ def run_worker(settings: Settings) -> None:
         agent = RemoteAgent(
             spec.name,
             worker_command(spec),
-            settings.join,
-            keys,
+            gateways,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
             signals=(signal.SIGINT, signal.SIGTERM),
             manager=service_manager(settings),
@@ -54,17 +55,28 @@ def run_worker(settings: Settings) -> None:
         raise CommandFailed(str(error)) from error
 
 
-def worker_keys(settings: Settings) -> CurveKeys:
-    """Read the keys that the settings name. Raises `CommandFailed` if one is missing or invalid."""
+def gateways_of(settings: Settings) -> list[GatewayAddress]:
+    """Return the gateways that the settings name, with the keys for each. Raises `CommandFailed` if one is missing or
+    invalid."""
     for name, reason in _NEEDED.items():
         if not getattr(settings, name):
             raise CommandFailed(f"{flag(name)} is needed: {reason}")
-    _check_join(settings.join)
+    addresses, servers = settings.join, settings.server_key
+    _check_addresses(addresses)
+    if len(servers) not in (1, len(addresses)):
+        raise CommandFailed(
+            f"{flag('server_key')}: give one key for all gateways, or one for each {flag('join')}, not {len(servers)} "
+            f"keys for {len(addresses)} gateways"
+        )
     try:
         own = read_key(Path(settings.key_file).expanduser())
-        return CurveKeys(own.public, own.secret, server=to_z85(settings.server_key, flag("server_key")))
+        known = [to_z85(server, flag("server_key")) for server in servers]
     except KeyFileError as error:
         raise CommandFailed(str(error)) from error
+    return [
+        GatewayAddress(address, CurveKeys(own.public, own.secret, server=known[number % len(known)]))
+        for number, address in enumerate(addresses)
+    ]
 
 
 def service_manager(settings: Settings) -> ServiceManager:
@@ -78,12 +90,17 @@ def service_manager(settings: Settings) -> ServiceManager:
         raise CommandFailed(f"{flag('health_file')}: {file} cannot be removed: {error.strerror}") from error
 
 
-def _check_join(address: str) -> None:
-    try:
-        check_address(address, secured=True)
-    except EndpointError:
-        valid = False
-    else:
-        valid = address.startswith("tcp://")
-    if not valid:
-        raise CommandFailed(f"--join: write tcp://HOST:PORT, not {address!r}")
+def _check_addresses(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        try:
+            check_address(address, secured=True)
+        except EndpointError:
+            valid = False
+        else:
+            valid = address.startswith("tcp://")
+        if not valid:
+            raise CommandFailed(f"{flag('join')}: write tcp://HOST:PORT, not {address!r}")
+    if len(set(addresses)) < len(addresses):
+        raise CommandFailed(f"{flag('join')}: a gateway is given twice; a worker joins each of them once")
+    if len(addresses) > MAX_GATEWAYS:
+        raise CommandFailed(f"{flag('join')}: {len(addresses)} gateways are given; {MAX_GATEWAYS} is the most")

@@ -252,6 +252,12 @@ class Settings(BaseSettings):
         _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
     )
     tls_key: str = _field(_GATEWAY.tls_key, SERVER, "PEM file with the certificate's private key.", "FILE")
+    redis_url: str = _field(
+        _GATEWAY.redis_url,
+        SERVER,
+        "Redis through which several gateways share the limits of API keys, redis://HOST:PORT; empty shares nothing.",
+        "URL",
+    )
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
         SERVER,
@@ -458,8 +464,16 @@ class Settings(BaseSettings):
         _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests may take to finish at shutdown.", ge=0, le=86400
     )
 
-    join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
-    server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
+    join: Annotated[tuple[str, ...], NoDecode] = _field(
+        (), JOINING, "Address of a gateway for workers, tcp://HOST:PORT. Repeatable, to serve several.", "ADDRESS"
+    )
+    server_key: Annotated[tuple[str, ...], NoDecode] = _field(
+        (),
+        JOINING,
+        "The gateway's public key, which baton worker-keys show prints there. Repeatable: one for all gateways, or one "
+        "for each, in the order of --join.",
+        "KEY",
+    )
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
     health_file: str = _field(
         "", JOINING, "File that is written every second while the worker is joined and ready; for probes.", "FILE"
@@ -475,7 +489,9 @@ class Settings(BaseSettings):
         self._sources = sources
         return self
 
-    @field_validator("allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", mode="before")
+    @field_validator(
+        "allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""

@@ -39,6 +39,9 @@ class Metrics:
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
         ProcessCollector(registry=self._registry)  # of the gateway's process, on Linux
+        self._limits_shared = Gauge(
+            "baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry
+        )
         self._replays = Counter(
             "baton_replays",
             "Sequences that lost their worker, by cause and by how it went on",
@@ -135,6 +138,10 @@ class Metrics:
     def watch_keys(self, uses: Callable[[], Mapping[str, KeyUse]]) -> None:
         """Set the function that returns the use of the API keys by name, which is called at every scrape."""
         self._keys.uses = uses
+
+    def watch_limits(self, shared: Callable[[], bool]) -> None:
+        """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
+        self._limits_shared.set_function(lambda: float(shared()))
 
     def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
         """Set the function that returns the fronts, which is called at every scrape."""

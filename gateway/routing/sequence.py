@@ -147,7 +147,7 @@ class LiveSequence:
         """Seconds for which it waited: for a worker with room, and there for a slot, if it ended well."""
         return self.queued_s + (self.usage.queue_ms / 1000 if self.usage is not None else 0.0)
 
-    def submit_as(self, number: int, now: float) -> Submit:
+    def submit_as(self, number: int, now: float, *, suspect: bool = False) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.
 
         It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline and
@@ -163,7 +163,9 @@ class LiveSequence:
         # What is reported of the prompt came before the first token.
         reported = None if self.tokens else self.submit.prompt_logprobs
         resume = tuple(self.tokens)
-        return replace(self.submit, stream=number, limits=limits, resume=resume, prompt_logprobs=reported)
+        return replace(
+            self.submit, stream=number, limits=limits, resume=resume, prompt_logprobs=reported, suspect=suspect
+        )
 
     def place(
         self, submit: Submit, worker: str, kind: tuple[str, str], context: int, *, incarnation: int, now: float

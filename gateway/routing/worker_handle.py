@@ -89,6 +89,11 @@ class WorkerHandle:
         return self._backend
 
     @property
+    def load(self) -> int:
+        """Sequences on the worker, those of other gateways included."""
+        return len(self.live) + self.worker.status.gauges.others
+
+    @property
     def ready(self) -> bool:
         """The worker takes requests."""
         status = self.worker.status

@@ -82,7 +82,7 @@ class WorkerPool:
         self.promote(model)
         now = self._clock()
         handles = [handle for handle in self.of(model) if handle.admits(now)]
-        return sorted(handles, key=lambda handle: (handle.doubtful(now), *_preference(handle), len(handle.live)))
+        return sorted(handles, key=lambda handle: (handle.doubtful(now), *_preference(handle), handle.load))
 
     def promote(self, model: str) -> None:
         """Swap active workers with standbys that are more useful, the least useful first. A worker that may be lost
@@ -158,7 +158,7 @@ class WorkerPool:
 def _preference(handle: WorkerHandle) -> tuple[bool, bool]:
     """The sort key of a candidate; the smaller, the better. A full worker starts no queued sequence beside a
     suspect."""
-    full = len(handle.live) >= handle.slots
+    full = handle.load >= handle.slots
     return full, not full and handle.tries_suspect
 
 

@@ -69,6 +69,7 @@ COMMANDS: dict[str, Command] = {
         tenant="team-a",
     ),
     "submit_allowed": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(allowed_tokens=(7, 50256)), Limits()),
+    "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(
         4,
         "cmpl-4",
@@ -176,6 +177,7 @@ EVENTS: dict[str, Event] = {
     "hello_context": Hello(
         PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, model_context=131_072, context_bound="device"
     ),
+    "hello_gateways": Hello(PROTOCOL_VERSION, "w0", 0, 4242, "m", "iree", "cuda", 8, 4096, gateways=2),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
@@ -210,6 +212,7 @@ EVENTS: dict[str, Event] = {
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "beat": Heartbeat(GAUGES),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
+    "beat_others": Heartbeat(Gauges(others=5)),
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }

@@ -413,7 +413,7 @@ class Placement:
         if hello is None:
             return False
         now = self._loop.time()
-        submits = [sequence.submit_as(next(self._numbers), now) for sequence in sequences]
+        submits = [sequence.submit_as(next(self._numbers), now, suspect=suspect(sequence)) for sequence in sequences]
         try:
             handle.worker.send_nowait(submits)
         except WorkerUnavailable as error:

@@ -11,30 +11,61 @@ import pytest
 from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.keys import make_key
 from actors.transport.link import CurveKeys
-from cli.commands.worker import service_manager, worker_keys
+from cli.commands.worker import gateways_of, service_manager
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
+from cli.config.sources import load
+from protocol.bounds import MAX_GATEWAYS
 from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving, url_of
 from tests.cli.joining import joining_commands
+from workers.process.gateways.address import GatewayAddress
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
     own, server = make_key(tmp_path / "own"), make_key(tmp_path / "server")
-    given = Settings(join="tcp://10.0.0.1:7000", server_key=server.public_text, key_file=str(tmp_path / "own"))
-    keys = worker_keys(given)
+    given = Settings(join=("tcp://10.0.0.1:7000",), server_key=(server.public_text,), key_file=str(tmp_path / "own"))
+    (gateway,) = gateways_of(given)
+    keys = gateway.keys
+    assert gateway.address == "tcp://10.0.0.1:7000"
     assert (keys.public, keys.secret, keys.server) == (own.public, own.secret, server.public)
     for name in ("join", "server_key", "key_file"):
         with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
-            worker_keys(given.model_copy(update={name: ""}))
+            gateways_of(given.model_copy(update={name: ""}))
     for address in ("gpu1:7000", "ipc:///tmp/x", "tcp://10.0.0.1"):
         with pytest.raises(CommandFailed, match="--join: write tcp://HOST:PORT, not"):
-            worker_keys(given.model_copy(update={"join": address}))
+            gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000", address)}))
     with pytest.raises(CommandFailed, match="--server-key: a key has 64"):
-        worker_keys(given.model_copy(update={"server_key": "x"}))
+        gateways_of(given.model_copy(update={"server_key": ("x",)}))
     (tmp_path / "own").chmod(0o640)
     with pytest.raises(CommandFailed, match="can be opened by others"):
-        worker_keys(given)
+        gateways_of(given)
+
+
+def test_it_joins_several_gateways_with_one_key_for_all_or_one_for_each(tmp_path: Path) -> None:
+    make_key(tmp_path / "own")
+    first, second = (make_key(tmp_path / name) for name in ("first", "second"))
+    file = tmp_path / "baton.toml"
+    lines = ['join = ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]', f'key_file = "{tmp_path / "own"}"']
+    file.write_text("\n".join([*lines, f'server_key = "{first.public_text}"']))
+    given = load({}, file)
+    assert [(each.address, each.keys.server) for each in gateways_of(given)] == [
+        ("tcp://10.0.0.1:7000", first.public),
+        ("tcp://10.0.0.2:7000", first.public),
+    ]
+    both = given.model_copy(update={"server_key": (first.public_text, second.public_text)})
+    assert [each.keys.server for each in gateways_of(both)] == [first.public, second.public]
+    three = given.model_copy(update={"server_key": (first.public_text,) * 3})
+    with pytest.raises(
+        CommandFailed, match="--server-key: give one key for all gateways, or one for each --join, not 3"
+    ):
+        gateways_of(three)
+    with pytest.raises(CommandFailed, match="--join: a gateway is given twice"):
+        gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000",) * 2}))
+    most = [f"tcp://10.0.0.1:{7000 + number}" for number in range(MAX_GATEWAYS)]
+    assert len(gateways_of(given.model_copy(update={"join": tuple(most)}))) == MAX_GATEWAYS
+    with pytest.raises(CommandFailed, match=f"{MAX_GATEWAYS + 1} gateways are given; {MAX_GATEWAYS} is the most"):
+        gateways_of(given.model_copy(update={"join": (*most, "tcp://10.0.0.2:1")}))
 
 
 def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
@@ -43,7 +74,7 @@ def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     command = lambda endpoint, incarnation: ["false"]  # noqa: E731
     once = RestartPolicy(max_failures=1)
     with pytest.raises(WorkerGaveUp, match="exited with status 1"):
-        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", keys, policy=once))
+        anyio.run(run_agent, RemoteAgent("w", command, [GatewayAddress("tcp://127.0.0.1:9", keys)], policy=once))
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:

@@ -68,13 +68,14 @@ class Doorway:
     @contextmanager
     def joining(self, name: str, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
         """See `joining`."""
-        with joining(self.address, self.key, self.file(name), **fields) as process:
+        with joining(self.file(name), (self.address, self.key), **fields) as process:
             yield process
 
 
 @contextmanager
-def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker's supervisor on "another machine", with its worker; both are gone at the end."""
+def joining(file: Path, *gateways: tuple[str, KeyPair], **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker's supervisor on "another machine", with its worker, for gateways at these addresses; both are gone at
+    the end."""
     script = {key: fields.pop(key) for key in list(fields) if key in ScriptedSpec.__struct_fields__}
     spec = WorkerSpec(
         name="there",
@@ -83,7 +84,8 @@ def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterat
         **{"backend": "scripted", "model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
     )
     text = json.dumps(msgspec.to_builtins(spec))
-    arguments = [text, address, gateway.public_text, str(file)]
+    places = [word for address, key in gateways for word in (address, key.public_text)]
+    arguments = [text, str(file), *places]
     process = subprocess.Popen([sys.executable, "-P", str(SCRIPT), *arguments], stdin=subprocess.DEVNULL)
     try:
         yield process

@@ -40,8 +40,10 @@ from protocol.request import TokensInput
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
-from workers.process import remote_agent
-from workers.process.remote_agent import GatewayFrames, RemoteAgent, StopAgent
+from workers.process.gateways import connection
+from workers.process.gateways.address import GatewayAddress
+from workers.process.gateways.connection import GatewayFrames
+from workers.process.remote_agent import RemoteAgent, StopAgent
 
 pytestmark = pytest.mark.anyio
 
@@ -82,12 +84,16 @@ class Stub(WorkerRef):
 class Agent(RemoteAgent):
     """One whose worker is a stub."""
 
-    def __init__(self, address: str, keys: CurveKeys) -> None:
-        super().__init__("w", lambda endpoint, incarnation: ["false"], address, keys)
+    def __init__(self, gateways: Sequence[GatewayAddress]) -> None:
+        super().__init__("w", lambda endpoint, incarnation: ["false"], gateways)
         self.stub = Stub()
 
     def supervise(self) -> WorkerRef:
         return self.stub
+
+    def live(self, gateway: int) -> bool:
+        """A gateway has sequences here or on the worker."""
+        return self._shared.live(gateway)
 
     def tell(self, *notices: Any) -> None:
         for notice in notices:
@@ -99,9 +105,9 @@ class Agent(RemoteAgent):
 
 
 @asynccontextmanager
-async def agent(address: str, keys: CurveKeys) -> AsyncIterator[Agent]:
+async def agent(*gateways: GatewayAddress) -> AsyncIterator[Agent]:
     async with ActorSystem() as system:
-        made = Agent(address, keys)
+        made = Agent(gateways)
         system.spawn("agent", made)
         await anyio.wait_all_tasks_blocked()
         yield made
@@ -131,9 +137,13 @@ class Joined:
         await self.until(lambda: self.received[-len(events) :] == list(events))
 
 
+def address_of(door: Entrance) -> GatewayAddress:
+    return GatewayAddress(f"tcp://127.0.0.1:{door.port}", door.keys())
+
+
 @asynccontextmanager
 async def joined(folder: Path) -> AsyncIterator[Joined]:
-    async with entrance(folder) as door, agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+    async with entrance(folder) as door, agent(address_of(door)) as made:
         there = Joined(made, door)
         made.worker_is(SERVES)
         await there.until_received(READY)
@@ -142,21 +152,21 @@ async def joined(folder: Path) -> AsyncIterator[Joined]:
 
 @pytest.fixture(autouse=True)
 def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
+    monkeypatch.setattr(connection, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
 
 
 async def test_it_forwards_frames_in_both_directions(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         assert there.stub.inbox.messages == [StartWorker()]
         assert there.door.requests[0].hello.incarnation == 0, "the gateway gives it a number of its own"
-        there.say(submit(1), Cancel(7))
-        await there.until(lambda: there.stub.sent == [submit(1), Cancel(7)])
+        there.say(submit(1), Cancel(7), Cancel(1))
+        await there.until(lambda: there.stub.sent == [submit(1), Cancel(1)])  # there is no sequence 7
         there.agent.tell(WorkerEvent("w", 5, STEP), WorkerEvent("w", 5, FINISHED))
         await there.until_received(STEP, FINISHED)
 
 
 async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
     async with joined(tmp_path) as there:
         before = len(there.door.received)
         await there.until(lambda: len(there.door.received) > before + 3)
@@ -182,10 +192,14 @@ async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
 
 async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
+        there.say(submit(2))
+        await there.until(lambda: there.stub.sent == [submit(2)])
         there.stub.full = True
         there.say(submit(1))
         await there.until_received(Failed(1, ErrorCode.OVERLOADED, "not now"))
-        there.say(Cancel(1))
+        there.say(Cancel(2))
+        await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(0.0)])
+        there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
         await there.until(lambda: len(there.door.requests) == 2)
         assert there.door.lost != [], "a slot would compute for nothing: the gateway gets a new incarnation"
 
@@ -209,8 +223,7 @@ async def test_all_that_a_lost_gateway_had_is_cancelled_before_it_joins_again(tm
         there.door.requests[0].link.close(0)
         await there.until(lambda: there.stub.sent[2:] == [Cancel(1), Cancel(2)])
         there.agent.tell(WorkerEvent("w", 5, FINISHED))
-        assert there.agent._left == {2}, "the worker still has one of its sequences"
-        assert there.agent._link is None
+        assert there.agent.connections[0].link is None, "the worker still has one of its sequences"
         there.agent.tell(WorkerEvent("w", 5, Failed(2, ErrorCode.INTERNAL, "")))
         await there.until(lambda: len(there.door.requests) == 2)
 
@@ -299,8 +312,8 @@ async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame:
 async def test_a_gateway_that_refuses_it_or_does_not_answer_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(remote_agent, "WELCOME_S", 0.5)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(connection, "WELCOME_S", 0.5)
     async with entrance(tmp_path) as door:
 
         def refuse(request: JoinRequest) -> None:
@@ -309,7 +322,7 @@ async def test_a_gateway_that_refuses_it_or_does_not_answer_is_tried_again(
 
         answers = door.answers = [refuse, refuse, door.requests.append, door.requests.append]
         with capture_logs() as logged:
-            async with agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+            async with agent(address_of(door)) as made:
                 made.worker_is(SERVES)
                 await door.until(lambda: door.received != [])
         assert answers == []
@@ -321,16 +334,17 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
     twice = anyio.Event()
     tried: list[str] = []
 
-    def connect(worker: object, address: str, *_: object) -> None:
-        tried.append(address)
+    def connect(shared: object, gateway: int, address: GatewayAddress, *_: object) -> None:
+        tried.append(address.address)
         if len(tried) == 2:
             twice.set()
         raise EndpointError("no socket can be made")
 
-    monkeypatch.setattr(remote_agent, "GatewayLink", connect)
+    monkeypatch.setattr(connection, "GatewayLink", connect)
     own = KeyPair(bytes(range(32)))
     with capture_logs() as logged:
-        async with agent("tcp://127.0.0.1:9", CurveKeys(own.public, own.secret, server=own.public)) as made:
+        nowhere = GatewayAddress("tcp://127.0.0.1:9", CurveKeys(own.public, own.secret, server=own.public))
+        async with agent(nowhere) as made:
             made.worker_is(SERVES)
             with anyio.fail_after(WAIT_S):
                 await twice.wait()

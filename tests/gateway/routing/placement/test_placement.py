@@ -134,6 +134,15 @@ async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> Non
     assert world.gaps() == 1
 
 
+async def test_a_worker_learns_which_sequence_is_a_suspect() -> None:
+    world = World("a", "b")
+    world.open()
+    world["a"].token(1, "a", 1)
+    world["a"].die()
+    world.open()
+    assert [(each.stream, each.suspect) for each in world["b"].submits] == [(2, True), (3, False)]
+
+
 async def test_a_worker_whose_actor_has_ended_is_left() -> None:
     world = World("a", "b")
     group = world.open()
