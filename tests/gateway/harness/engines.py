@@ -12,7 +12,7 @@ from actors.process.exit_cause import Origin
 from gateway.routing.sequence import LiveSequence
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
+from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Logprobs, Step
 from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
@@ -77,13 +77,17 @@ class EngineWorker(FakeWorker):
 
     def _end(self, end: SequenceEnd | None) -> None:
         if end is not None:
-            self._answers += self._output.process(EngineOutput(None, (end,), (), self.engine.gauges())).frames
+            gauges, retention = self.engine.gauges(), self.engine.take_retention_changes()
+            processed = self._output.process(EngineOutput(None, (end,), (), gauges, retention))
+            self._answers += [*processed.frames, Heartbeat(self._output.with_reached(gauges), processed.prefixes)]
 
     def step(self, arrives: bool = True) -> None:
         """Compute one step; what it brings arrives at the gateway, or is on its way for ever."""
         frames, self._answers = self._answers, []
         if not self.engine.idle:
-            processed = self._output.process(EngineOutput(self.engine.step(), (), (), self.engine.gauges()))
+            step = self.engine.step()
+            gauges, retention = self.engine.gauges(), self.engine.take_retention_changes()
+            processed = self._output.process(EngineOutput(step, (), (), gauges, retention))
             frames += processed.frames
             for stream in processed.finish:
                 self._end(self.engine.finish(stream))
