@@ -1,5 +1,7 @@
 """Measures how fast workers compute prompts and answers, for estimates of waits. Pure: no clock."""
 
+from dataclasses import dataclass, field
+
 MEMORY = 64
 """Measurements over which means are taken."""
 _KEPT = 1 - 1 / MEMORY
@@ -44,12 +46,23 @@ class RowCost:
         self._seconds = self._seconds * _KEPT + seconds
         self._rows_times_seconds = self._rows_times_seconds * _KEPT + rows * seconds
 
-    def value(self) -> float:
-        """Return the seconds of one row; 0 before the first measurement."""
+    def value(self, default: float = 0.0) -> float:
+        """Return the seconds of one row; `default` before the first measurement."""
         if not self._rows:
-            return 0.0
+            return default
         rows, seconds = self._rows / self._count, self._seconds / self._count
         variance = self._rows_squared / self._count - rows * rows
         covariance = self._rows_times_seconds / self._count - rows * seconds
         proportional = seconds / rows
         return min(max((covariance + proportional) / (variance + 1.0), 0.0), proportional)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a worker is."""
+
+    prefill: DecayedRatio = field(default_factory=DecayedRatio)
+    """Prompt tokens by seconds."""
+    turn: DecayedRatio = field(default_factory=DecayedRatio)
+    """Seconds in a slot by sequences."""
+    row: RowCost = field(default_factory=RowCost)

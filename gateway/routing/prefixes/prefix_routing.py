@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gateway.metrics.metrics import Metrics
 from gateway.routing.prefixes.choice import WorkerOption, choose
 from gateway.routing.prefixes.index import PrefixIndex
-from gateway.routing.prefixes.pace import DecayedRatio
+from gateway.routing.prefixes.pace import DecayedRatio, Pace
 from gateway.routing.prefixes.worker_load import MIN_MEASURED, Expected, WorkerLoad
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
@@ -31,8 +31,8 @@ class _ModelState:
 
     index: PrefixIndex = field(default_factory=PrefixIndex)
     loads: dict[str, WorkerLoad] = field(default_factory=dict)
-    prefill: DecayedRatio = field(default_factory=DecayedRatio)
-    """Prompt tokens by seconds, of all workers."""
+    pace: Pace = field(default_factory=Pace)
+    """That of all workers together, for those of which nothing was measured yet."""
     scale: DecayedRatio = field(default_factory=DecayedRatio)
     """Tokens of prompts by what was estimated."""
     trust: DecayedRatio = field(default_factory=DecayedRatio)
@@ -101,7 +101,11 @@ class PrefixRouting:
         """Choose between the least loaded worker, which is the first, and others that hold something."""
         state = self._models[handles[0].model]
         trust, answer = state.trust.value(1.0), state.answers.value(ANSWER_TOKENS)
-        common_rate = state.prefill.value(PREFILL_RATE)
+        rate, turn_s, row_s = (
+            state.pace.prefill.value(PREFILL_RATE),
+            state.pace.turn.value(0.0),
+            state.pace.row.value(),
+        )
         options = []
         for handle in handles:
             load = state.loads[handle.name]
@@ -111,9 +115,9 @@ class PrefixRouting:
                     slots=handle.slots,
                     saved=trust * promised.get(handle.name, 0.0),
                     pending=load.pending,
-                    prefill_rate=load.prefill.value(common_rate),
-                    turn_s=load.turn.value(0.0),
-                    crowding_s=load.row.value() * answer,
+                    prefill_rate=load.pace.prefill.value(rate),
+                    turn_s=load.pace.turn.value(turn_s),
+                    crowding_s=load.pace.row.value(row_s) * answer,
                 )
             )
         return handles[choose(options, self._prompt_tokens(state, sequence))]
@@ -180,8 +184,8 @@ class PrefixRouting:
             return
         computed, seconds = event.prompt_tokens - event.cached_tokens, event.prefill_us / 1e6
         if computed >= MIN_MEASURED and seconds > 0:
-            load.prefill.add(computed, seconds)
-            state.prefill.add(computed, seconds)
+            for pace in (load.pace, state.pace):
+                pace.prefill.add(computed, seconds)
         if expected.estimated:
             state.scale.add(max(0, event.prompt_tokens - expected.resumed), expected.estimated)
         if expected.promised:
@@ -193,11 +197,11 @@ class PrefixRouting:
     def finished(self, handle: WorkerHandle, sequence: LiveSequence, usage: Usage) -> None:
         """Learn from the end of a sequence that its worker still has."""
         state = self._models[handle.model]
-        load = state.loads[handle.name]
         state.answers.add(usage.completion_tokens, 1)
-        load.turn.add((usage.prefill_ms + usage.decode_ms) / 1000, 1)
-        if usage.completion_tokens > 1 and not sequence.replays:
-            load.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
+        for pace in (state.loads[handle.name].pace, state.pace):
+            pace.turn.add((usage.prefill_ms + usage.decode_ms) / 1000, 1)
+            if usage.completion_tokens > 1 and not sequence.replays:
+                pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
 
     def _chooses(self, model: str) -> bool:
         """Digests are needed: there is something to choose."""

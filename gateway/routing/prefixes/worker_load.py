@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.routing.prefixes.pace import DecayedRatio, RowCost
+from gateway.routing.prefixes.pace import Pace
 
 MIN_MEASURED = 64
 """Prompt tokens below which a prefill says little about the rate: most of its time is that of a step."""
@@ -28,11 +28,7 @@ class Expected:
 class WorkerLoad:
     """The prompts that a worker has to compute, and how fast it did that before."""
 
-    prefill: DecayedRatio = field(default_factory=DecayedRatio)
-    """Prompt tokens by seconds."""
-    turn: DecayedRatio = field(default_factory=DecayedRatio)
-    """Seconds in a slot by sequences."""
-    row: RowCost = field(default_factory=RowCost)
+    pace: Pace = field(default_factory=Pace)
     pending: float = 0.0
     """Prompt tokens to be computed."""
     last_turn: int = 0

@@ -4,6 +4,7 @@ The test says when it steps, what of a step arrives, and when it dies. So whole 
 both sides, and every interleaving of them can be had on purpose.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,19 +39,22 @@ class EngineWorker(FakeWorker):
         runner: Callable[[], ScriptedRunner] | None = None,
         formats: ChosenFormats = NO_FORMATS,
         tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`runner` makes the runner of each incarnation; without it, one of `LETTERS`."""
+        """`runner` makes the runner of each incarnation; without it, one of `LETTERS`. `clock` is that of its
+        engine."""
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
         self._queue = queue
         self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS))
         self._formats = formats
         self._tokenizer = tokenizer
+        self._clock = clock
         self._start()
 
     def _start(self) -> None:
         self.told_to_stop = False
-        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64)
+        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64, clock=self._clock)
         self._output = OutputProcessor(self._tokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
         self._answers: list[Event] = []
 
