@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 LEAST_TOKENS = 32
 """Tokens that a worker must save beyond what the least loaded one saves: below that, workers recompute a prefix."""
-SLACK = 0.25
+SLACK = 0.5
 """Share of its slots that a worker may have sequences more than the least loaded one, and get another for what it
 holds."""
 

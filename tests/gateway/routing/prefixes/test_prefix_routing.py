@@ -172,7 +172,7 @@ async def test_no_worker_becomes_a_hot_spot() -> None:
     groups = [fleet.open(SYSTEM + str(n), max_tokens=50) for n in range(12)]
     live = [len(handle.live) for handle in fleet.router.handles()]
     assert sum(live) == len(groups)
-    assert max(live) - min(live) <= 3
+    assert max(live) - min(live) <= 5
     fleet.run()
     assert all(each.ended for each in groups)
     before = fleet.computed()
@@ -245,8 +245,10 @@ async def test_prefixes_of_sequences_that_run_count_within_the_bound_of_the_load
     second = fleet.open(SYSTEM + "two", max_tokens=1000)
     fleet.until_first_tokens(second)
     third = fleet.open(SYSTEM + "three", max_tokens=1000)
-    assert [worker_of(each) for each in (first, second, third)] == ["a", "a", "b"]
-    for each in (first, second, third):
+    fleet.until_first_tokens(third)
+    fourth = fleet.open(SYSTEM + "four", max_tokens=1000)
+    assert [worker_of(each) for each in (first, second, third, fourth)] == ["a", "a", "a", "b"]
+    for each in (first, second, third, fourth):
         each.cancel_nowait()
     fleet.run()
     assert not any(handle.live for handle in fleet.router.handles())
