@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,23 +226,24 @@ def test_the_next_turn_of_a_chat_goes_to_the_worker_of_the_first_one() -> None:
     with serving(["-m", "cli", "serve", "--port", "0", "--backend", "iree", "--workers", "2"]) as process:
         with httpx.Client(base_url=url_of(read_until(process, "ready")), timeout=100) as client:
 
-            def started() -> dict[str, float]:
-                series = re.findall(
-                    r'^baton_live_sequences{.*worker="(\w+)"} (\S+)$', client.get("/metrics").text, re.MULTILINE
-                )
+            def by_worker(name: str) -> dict[str, float]:
+                text = client.get("/metrics").text
+                series = re.findall(rf'^{name}{{.*worker="(\w+)"}} (\S+)$', text, re.MULTILINE)
                 return {worker: float(count) for worker, count in series}
 
-            while client.get("/health/ready").status_code != 200 or len(started()) < 2:
-                pass
-            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+            while by_worker("baton_worker_ready") != {"w0": 1.0, "w1": 1.0}:
+                time.sleep(0.1)
+            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 2000, "ignore_eos": True, "stream": True}
             chat = [{"role": "user", "content": told}]
             body = {"model": "baton-tiny", "max_tokens": 20, "ignore_eos": True, "messages": chat}
             with client.stream("POST", "/v1/completions", json=endless) as one:
-                next(one.iter_lines())
+                lines = one.iter_lines()  # it would end the stream when it is dropped
+                next(lines)
                 first = client.post("/v1/chat/completions", json=body).json()
                 with client.stream("POST", "/v1/completions", json=endless) as two:
-                    next(two.iter_lines())
-                    assert started() == {"w0": 1.0, "w1": 1.0}
+                    more = two.iter_lines()
+                    next(more)
+                    assert by_worker("baton_live_sequences") == {"w0": 1.0, "w1": 1.0}
                     chat += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
                     second = client.post("/v1/chat/completions", json=body).json()
         process.send_signal(signal.SIGTERM)

@@ -4,7 +4,7 @@
         [--routing prefix least-loaded round-robin] [--loads chats shared random] [--chats 12] [--rate 6]
 
 Each line is a server of its own, `baton serve` with --workers worker processes, under the same requests. The load
-`chats` has --chats clients that talk in turns: a system prompt that all share, up to eight turns, and a pause between
+`chats` has --chats clients that talk in turns: a system prompt that all share, six to twelve turns, and a pause between
 an answer and the next question. `shared` has requests with one of eight system prompts, and `random` those that have
 nothing in common, both at --rate requests a second. Scripted workers compute --prefill-rate prompt tokens (bytes) a
 second and make --step-rate steps; they sleep meanwhile, so that more of them than cores can be measured. --model
@@ -46,8 +46,8 @@ from workers.process.spec import ScriptedSpec
 
 NAME = "bench"
 CONTEXT = 16_384
-TURNS = 8
-SYSTEM_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 300, 60, 100
+LEAST_TURNS, MOST_TURNS = 6, 12
+SYSTEM_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 300, 50, 100
 CHAT_SYSTEM_WORDS = 100
 PAUSE_S = 1.5
 """Mean time between an answer and the next question."""
@@ -114,7 +114,7 @@ class Client:
         await asyncio.sleep(chosen.uniform(0, PAUSE_S))
         while time.perf_counter() < until:
             messages = [{"role": "system", "content": self.words(CHAT_SYSTEM_WORDS, random.Random(self.seed))}]
-            for _ in range(chosen.randint(3, TURNS)):
+            for _ in range(chosen.randint(LEAST_TURNS, MOST_TURNS)):
                 messages.append({"role": "user", "content": self.words(QUESTION_WORDS, chosen)})
                 messages.append({"role": "assistant", "content": await self.ask(messages)})
                 await asyncio.sleep(chosen.expovariate(1 / PAUSE_S))
@@ -231,7 +231,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--routing", nargs="+", choices=ways, default=ways, help="ways to choose a worker")
     loads = ["chats", "shared", "random"]
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, help="what is sent")
-    parser.add_argument("--chats", type=at_least(1), default=24, help="clients that talk in turns")
+    parser.add_argument("--chats", type=at_least(1), default=20, help="clients that talk in turns")
     parser.add_argument("--rate", type=above_zero, default=6.0, help="requests a second of the other loads")
     parser.add_argument("--prefill-rate", type=above_zero, default=8000.0, help="of a scripted worker, tokens a second")
     parser.add_argument("--step-rate", type=above_zero, default=100.0, help="of a scripted worker, steps a second")

@@ -57,12 +57,6 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
-        self._prefix_digests = Gauge(
-            "baton_prefix_digests",
-            "Digests of prefixes that the router knows a worker to hold",
-            ["model", "worker"],
-            registry=self._registry,
-        )
         self._model_changes = Counter(
             "baton_model_changes",
             "Loads and unloads of models, and loads that failed",
@@ -119,17 +113,10 @@ class Metrics:
             gone = {tuple(each.labels.values()) for each in family.samples if each.labels["worker"] == worker}
             for values in gone:
                 self._ended.remove(*values)
-        for family in self._prefix_digests.collect():
-            for model in {each.labels["model"] for each in family.samples if each.labels["worker"] == worker}:
-                self._prefix_digests.remove(model, worker)
 
     def prefix_tokens_routed(self, model: str) -> Counter:
         """The counter of prompt tokens that the choice of a worker has saved."""
         return self._prefix_tokens.labels(model)
-
-    def watch_prefixes(self, model: str, worker: str, count: Callable[[], float]) -> None:
-        """Set the function that counts the digests that a worker holds, which is called at every scrape."""
-        self._prefix_digests.labels(model, worker).set_function(count)
 
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays with this cause and outcome."""

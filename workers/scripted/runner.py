@@ -34,9 +34,10 @@ class ScriptedRunner:
     """Generates deterministic tokens from the history of a sequence.
 
     Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
-    `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds. `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias
-    returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
-    `ContractError`s, because the engine contains exceptions.
+    `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
+    `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias returns no token, and its slot
+    must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s, because the engine
+    contains exceptions.
     """
 
     def __init__(

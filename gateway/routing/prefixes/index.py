@@ -59,6 +59,10 @@ class PrefixIndex:
         """Return the number of digests that a worker holds, each counted once for everything that holds it."""
         return self._counts.get(worker, 0)
 
+    def holders(self, worker: str) -> int:
+        """Return how many things of a worker hold something."""
+        return len(self._held.get(worker, ()))
+
     def matches(self, digests: Sequence[int]) -> dict[str, int]:
         """Return how many of the first digests of a prompt each worker holds, without those that hold none."""
         low, high = 0, len(digests)

@@ -71,7 +71,7 @@ class PrefixRouting:
         """Add a worker."""
         state = self._models.setdefault(handle.model, _ModelState())
         state.loads[handle.name] = WorkerLoad()
-        self._metrics.watch_prefixes(handle.model, handle.name, lambda: state.index.digests(handle.name))
+        handle.prefix_digests = lambda: state.index.digests(handle.name)
 
     def forget(self, handle: WorkerHandle) -> None:
         """Remove a worker."""
@@ -87,15 +87,22 @@ class PrefixRouting:
         if self._routing == "round-robin":
             loads = self._models[handles[0].model].loads
             return sorted(handles, key=lambda each: (self._preference(each), loads[each.name].last_turn))
-        promised = self._promised(handles[0].model, sequence)
-        if not promised:
-            return handles
-        holders = [each for each in handles[1:] if each.name in promised and self._preference(each) == first]
-        chosen = self._choose([handles[0], *holders], sequence, promised)
-        if chosen is handles[0]:
-            return handles
-        self._preferred = _Preferred(sequence, chosen.name, promised.get(handles[0].name, 0.0))
+        equals = [each for each in handles if self._preference(each) == first]
+        least = self._least_loaded(equals)
+        promised = self._promised(least.model, sequence)
+        chosen = least
+        if promised:
+            holders = [each for each in equals if each.name in promised and each is not least]
+            chosen = self._choose([least, *holders], sequence, promised)
+        if chosen is not least:
+            self._preferred = _Preferred(sequence, chosen.name, promised.get(least.name, 0.0))
         return [chosen, *(each for each in handles if each is not chosen)]
+
+    def _least_loaded(self, handles: list[WorkerHandle]) -> WorkerHandle:
+        """Return the worker with the fewest sequences; of several, that with the fewest prefixes, which are evicted
+        last if they are spread."""
+        index, live = self._models[handles[0].model].index, len(handles[0].live)
+        return min((each for each in handles if len(each.live) == live), key=lambda each: index.holders(each.name))
 
     def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
         """Choose between the least loaded worker, which is the first, and others that hold something."""

@@ -83,8 +83,11 @@ class Fleet:
 
     def busy(self, worker: str) -> RequestGroup:
         """Let a worker have one more sequence, which does not end in this test, and whose prompt is computed."""
-        group = self.open(f"{worker}{len(self.workers[worker].submits)}", max_tokens=3000)
-        assert worker_of(group) == worker
+        others: list[RequestGroup] = []
+        while worker_of(group := self.open(f"{worker}{len(others)}", max_tokens=3000)) != worker:
+            others.append(group)
+        for each in others:
+            each.cancel_nowait()
         self.until_first_tokens(group)
         return group
 
@@ -179,6 +182,16 @@ async def test_no_worker_becomes_a_hot_spot() -> None:
     fleet.open(SYSTEM + "once more")
     fleet.run()
     assert fleet.computed() - before < 100, "each of the workers has the prefix by now"
+
+
+async def test_unlike_prompts_are_spread_so_that_they_are_evicted_late() -> None:
+    fleet = Fleet()
+    chosen = []
+    for n in range(6):
+        group = fleet.open(f"{n}" * 300)
+        chosen.append(worker_of(group))
+        fleet.run()
+    assert chosen == [*NAMES, *NAMES]
 
 
 async def test_a_worker_that_died_holds_nothing() -> None:
