@@ -1,9 +1,13 @@
 """Index of the prefixes that the workers of one model hold, by their digests. Pure."""
 
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
-MAX_DIGESTS = 1 << 17
-"""Digests in one index, each counted once for everything that holds it: some 40 MB at most."""
+MAX_DIGESTS = 1 << 18
+"""Digests in one index, each counted once for everything that holds it: some 80 MB at most."""
+
+MAX_MATCHES = 64
+"""Workers that are considered for what they hold of one prompt: a choice takes no longer with thousands of them."""
 
 
 class PrefixIndex:
@@ -63,22 +67,23 @@ class PrefixIndex:
         """Return how many things of a worker hold something."""
         return len(self._held.get(worker, ()))
 
-    def matches(self, digests: Sequence[int]) -> dict[str, int]:
-        """Return how many of the first digests of a prompt each worker holds, without those that hold none."""
-        low, high = 0, len(digests)
-        while low < high:  # the longest prefix that any worker holds
-            middle = (low + high) // 2
-            if digests[middle] in self._workers:
-                low = middle + 1
-            else:
-                high = middle
+    def matches(self, digests: Sequence[int], most: int = MAX_MATCHES) -> dict[str, int]:
+        """Return how many of the first digests of a prompt workers hold: `most` of those that hold most, the longest
+        prefix first, without those that hold none."""
         found: dict[str, int] = {}
-        for count in range(low, 0, -1):
+        longest = bisect_left(digests, True, key=lambda digest: digest not in self._workers)
+        for count in range(longest, 0, -1):
             workers = self._workers.get(digests[count - 1], {})
             if len(workers) > len(found):  # otherwise they are the same ones
-                for worker in workers.keys() - found.keys():
-                    found[worker] = count
+                for worker in workers:
+                    found.setdefault(worker, count)
+                    if len(found) == most:
+                        return found
         return found
+
+    def matched(self, worker: str, digests: Sequence[int]) -> int:
+        """Return how many of the first digests of a prompt a worker holds."""
+        return bisect_left(digests, True, key=lambda digest: worker not in self._workers.get(digest, ()))
 
     def _count(self, worker: str, change: int) -> None:
         self._total += change

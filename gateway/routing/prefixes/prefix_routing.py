@@ -23,6 +23,8 @@ PREFILL_RATE = 1000.0
 """Prompt tokens a second of a model of which nothing was measured yet."""
 ANSWER_TOKENS = 64.0
 """Tokens of an answer, likewise."""
+MAX_EQUAL = 16
+"""Equally loaded workers of which the one with the fewest prefixes is found."""
 
 
 @dataclass(slots=True)
@@ -83,26 +85,33 @@ class PrefixRouting:
         order of `WorkerPool.candidates`."""
         if len(handles) < 2 or self._routing == "least-loaded":
             return handles
-        first = self._preference(handles[0])
         if self._routing == "round-robin":
             loads = self._models[handles[0].model].loads
             return sorted(handles, key=lambda each: (self._preference(each), loads[each.name].last_turn))
-        equals = [each for each in handles if self._preference(each) == first]
-        least = self._least_loaded(equals)
-        promised = self._promised(least.model, sequence)
-        chosen = least
-        if promised:
-            holders = [each for each in equals if each.name in promised and each is not least]
-            chosen = self._choose([least, *holders], sequence, promised)
+        first = self._preference(handles[0])
+        least = self._least_loaded(handles)
+        model, chosen = least.model, least
+        if promised := self._promised(model, sequence):
+            promised[least.name] = self._share(least, sequence) * self._prompt_tokens(self._models[model], sequence)
+            by_name = {each.name: each for each in handles}
+            others = [by_name[name] for name in promised if name in by_name and name != least.name]
+            others = [each for each in others if self._preference(each) == first]
+            chosen = self._choose([least, *others], sequence, promised)
         if chosen is not least:
-            self._preferred = _Preferred(sequence, chosen.name, promised.get(least.name, 0.0))
+            self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
         return [chosen, *(each for each in handles if each is not chosen)]
 
     def _least_loaded(self, handles: list[WorkerHandle]) -> WorkerHandle:
-        """Return the worker with the fewest sequences; of several, that with the fewest prefixes, which are evicted
-        last if they are spread."""
-        index, live = self._models[handles[0].model].index, len(handles[0].live)
-        return min((each for each in handles if len(each.live) == live), key=lambda each: index.holders(each.name))
+        """Return the worker with the fewest sequences; of several, of which some are looked at, that with the fewest
+        prefixes, which are evicted last if they are spread."""
+        index, first = self._models[handles[0].model].index, handles[0]
+        preference = self._preference(first)
+        equal = [
+            each
+            for each in handles[:MAX_EQUAL]
+            if len(each.live) == len(first.live) and self._preference(each) == preference
+        ]
+        return min(equal, key=lambda each: index.holders(each.name))
 
     def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
         """Choose between the least loaded worker, which is the first, and others that hold something."""
@@ -143,7 +152,7 @@ class PrefixRouting:
         state.turns += 1
         load.last_turn = state.turns
         preferred, self._preferred = self._preferred, None
-        share = self._shares(handle.model, sequence).get(handle.name, 0.0)
+        share = self._share(handle, sequence)
         prompt, trust = self._prompt_tokens(state, sequence), state.trust.value(1.0)
         promised, elsewhere = share * prompt, None
         if preferred is not None and preferred.sequence is sequence and preferred.worker == handle.name:
@@ -220,12 +229,23 @@ class PrefixRouting:
         return {worker: share * prompt for worker, share in self._shares(model, sequence).items()}
 
     def _shares(self, model: str, sequence: LiveSequence) -> dict[str, float]:
-        """Return the share of a prompt that each worker holds."""
-        reports = sequence.submit.prompt_logprobs is not None and not sequence.tokens
-        if reports or not self._chooses(model):  # a prompt that is reported is computed anew
+        """Return the share of a prompt that workers hold, the largest first."""
+        if not self._reuses(model, sequence):
             return {}
         matches = self._models[model].index.matches(sequence.prefix.digests(sequence.submit))
         return {worker: sequence.prefix.share(matched) for worker, matched in matches.items()}
+
+    def _share(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
+        """Return the share of a prompt that a worker holds."""
+        if not self._reuses(handle.model, sequence):
+            return 0.0
+        index = self._models[handle.model].index
+        return sequence.prefix.share(index.matched(handle.name, sequence.prefix.digests(sequence.submit)))
+
+    def _reuses(self, model: str, sequence: LiveSequence) -> bool:
+        """A worker may take rows of others for a sequence. A prompt that is reported is computed anew."""
+        reports = sequence.submit.prompt_logprobs is not None and not sequence.tokens
+        return self._chooses(model) and not reports
 
     def _prompt_tokens(self, state: _ModelState, sequence: LiveSequence) -> float:
         known = isinstance(sequence.submit.input, TokensInput)

@@ -100,6 +100,14 @@ def test_more_than_the_bound_at_once_is_not_held() -> None:
     assert index.matches(tuple(range(6))) == {}
 
 
+def test_some_workers_are_enough_those_with_the_longest_prefix_first() -> None:
+    index = PrefixIndex()
+    for n in range(10):
+        index.hold(f"w{n}", 0, range(n + 1))
+    assert list(index.matches(range(20), most=3).items()) == [("w9", 10), ("w8", 9), ("w7", 8)]
+    assert [index.matched(f"w{n}", range(20)) for n in range(11)] == [*range(1, 11), 0]
+
+
 def test_matches_are_the_longest_of_each_worker() -> None:
     index = PrefixIndex()
     index.hold("a", 0, (1, 2, 3, 4))
