@@ -1,6 +1,7 @@
 """The choice between a less loaded worker and one that holds more of a prompt."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ OPTIONS = st.builds(
 )
 
 
-def holds(saved: float, **fields: float) -> WorkerOption:
+def holds(saved: float, **fields: Any) -> WorkerOption:
     return replace(IDLE, saved=saved, **fields)
 
 

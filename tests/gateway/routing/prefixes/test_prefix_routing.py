@@ -45,7 +45,7 @@ class Fleet:
         chosen = GatewaySettings(**settings)
         self.router = Router(chosen)
         self.decoder = RequestDecoder(chosen)
-        self.workers = {}
+        self.workers: dict[str, EngineWorker] = {}
         for name in names or NAMES:
             self.add(name, slots)
 
