@@ -1,14 +1,14 @@
 """Ways to choose a worker beside each other: prompt tokens computed, waits and balance, over HTTP.
 
     python bench/gateway_load/prefix_routing.py [--model scripted|built-in] [--workers 4] [--slots 8] [--seconds 40]
-        [--routing prefix least-loaded round-robin] [--loads chats shared random] [--chats 12] [--rate 6]
+        [--routing prefix least-loaded round-robin] [--loads chats shared random] [--chats 20] [--turns 12] [--rate 6]
 
 Each line is a server of its own, `baton serve` with --workers worker processes, under the same requests. The load
-`chats` has --chats clients that talk in turns: a system prompt that all share, six to twelve turns, and a pause between
-an answer and the next question. `shared` has requests with one of eight system prompts, and `random` those that have
-nothing in common, both at --rate requests a second. Scripted workers compute --prefill-rate prompt tokens (bytes) a
-second and make --step-rate steps; they sleep meanwhile, so that more of them than cores can be measured. --model
-built-in computes for real.
+`chats` has --chats clients that talk in turns: a system prompt that all share, --turns turns at most and half as many
+at least, and a pause between an answer and the next question. `shared` has requests with one of eight system prompts,
+and `random` those that have nothing in common, both at --rate requests a second. Scripted workers compute
+--prefill-rate prompt tokens (bytes) a second and make --step-rate steps; they sleep meanwhile, so that more of them
+than cores can be measured. --model built-in computes for real.
 
 Shown are the requests, their prompt tokens, the share of these that was computed, the median and the 99th percentile of
 the time to the first token and of the wait for a slot before the prefill, and how much more sequences than the mean the
@@ -46,7 +46,6 @@ from workers.process.spec import ScriptedSpec
 
 NAME = "bench"
 CONTEXT = 16_384
-LEAST_TURNS, MOST_TURNS = 6, 12
 SYSTEM_WORDS, QUESTION_WORDS, ANSWER_TOKENS = 300, 50, 100
 CHAT_SYSTEM_WORDS = 100
 PAUSE_S = 1.5
@@ -84,6 +83,8 @@ class Client:
 
     url: urllib.parse.SplitResult
     seed: int
+    turns: int
+    """The most turns of a chat, which has half as many at least."""
     answers: list[ChatAnswer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ class Client:
         await asyncio.sleep(chosen.uniform(0, PAUSE_S))
         while time.perf_counter() < until:
             messages = [{"role": "system", "content": self.words(CHAT_SYSTEM_WORDS, random.Random(self.seed))}]
-            for _ in range(chosen.randint(LEAST_TURNS, MOST_TURNS)):
+            for _ in range(chosen.randint((self.turns + 1) // 2, self.turns)):
                 messages.append({"role": "user", "content": self.words(QUESTION_WORDS, chosen)})
                 messages.append({"role": "assistant", "content": await self.ask(messages)})
                 await asyncio.sleep(chosen.expovariate(1 / PAUSE_S))
@@ -212,7 +213,7 @@ def measure(args: argparse.Namespace, load: str, routing: str) -> Figures:
         scripted = ScriptedSpec(tokens_per_second=args.step_rate, prefill_tokens_per_second=args.prefill_rate)
         launcher = functools.partial(paced_launches, scripted)
     with served(options, launcher) as found:
-        client = Client(urllib.parse.urlsplit(f"http://{found.server.host}:{found.server.port}"), args.seed)
+        client = Client(urllib.parse.urlsplit(f"http://{found.server.host}:{found.server.port}"), args.seed, args.turns)
         if load == "chats":
             asyncio.run(client.chats(args.chats, args.seconds))
         else:
@@ -232,6 +233,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     loads = ["chats", "shared", "random"]
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, help="what is sent")
     parser.add_argument("--chats", type=at_least(1), default=20, help="clients that talk in turns")
+    parser.add_argument("--turns", type=at_least(1), default=12, help="most turns of a chat")
     parser.add_argument("--rate", type=above_zero, default=6.0, help="requests a second of the other loads")
     parser.add_argument("--prefill-rate", type=above_zero, default=8000.0, help="of a scripted worker, tokens a second")
     parser.add_argument("--step-rate", type=above_zero, default=100.0, help="of a scripted worker, steps a second")
