@@ -14,7 +14,7 @@ from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
 Routing = Literal["prefix", "least-loaded", "round-robin"]
-"""How a worker is chosen among those with a free slot: the one that is expected to be done first, given what it holds
+"""The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
 of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
 """Entries of `allowed_hosts`, and of `cors_origins`."""
@@ -91,7 +91,7 @@ class GatewaySettings:
     scheduler_policy: SchedulerPolicy = "fifo"
     """The order in which the waiting requests of one client get their turns."""
     routing: Routing = "prefix"
-    """How the worker of a sequence is chosen."""
+    """The choice of the worker of a sequence."""
     key_weights: tuple[str, ...] = ()
     """Weights of API keys, `NAME=WEIGHT`: a client gets its share of the workers, and of the places in the queue, by
     the weight of its key, which is 1 unless it is given here."""

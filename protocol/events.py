@@ -243,8 +243,8 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
 
 
 class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What an ended sequence has left in the cache for reuse, in place of what was reported of the same `holder`
-    before."""
+    """The prefix that an ended sequence has left in the cache for reuse, in place of the one that was reported of the
+    same `holder` before."""
 
     holder: StreamId
     """The number of what holds it, in this incarnation: a slot."""

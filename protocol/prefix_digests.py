@@ -100,7 +100,8 @@ def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
 
 
 def _message_texts(message: Message) -> Iterator[str]:
-    """What only some messages have comes last, so that an answer of text alone has no more than its text."""
+    """Yield the texts of a message. Those that only some messages have come last, so that an answer of text alone has
+    no more than its text."""
     yield f"{_SEPARATOR}{message.role}{_FIELD}{message.content}"
     if message.name or message.reasoning or message.tool_call_id:
         yield f"{_FIELD}{message.name}{_FIELD}{message.reasoning}{_FIELD}{message.tool_call_id}"

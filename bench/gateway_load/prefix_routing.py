@@ -78,7 +78,7 @@ class ChatAnswer(StreamedAnswer):
 
 
 @dataclass
-class Client:
+class ChatClients:
     """Sends the requests of one run, which are the same in each."""
 
     url: urllib.parse.SplitResult
@@ -139,8 +139,8 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one run showed."""
+class RoutingFigures:
+    """The figures of one run."""
 
     requests: int
     prompt_tokens: float
@@ -175,7 +175,7 @@ def bucket_quantile(buckets: dict[float, float], share: float) -> float:
     return low
 
 
-def figures(found: Served, answers: Sequence[ChatAnswer]) -> Figures:
+def figures(found: Served, answers: Sequence[ChatAnswer]) -> RoutingFigures:
     """Read the server's metrics, which are of this run alone."""
     totals: dict[str, float] = {}
     buckets: dict[float, float] = {}
@@ -189,7 +189,7 @@ def figures(found: Served, answers: Sequence[ChatAnswer]) -> Figures:
             if sample.name == "baton_batch_sequences_started":
                 started.append(sample.value)
     firsts = [each.first_s for each in answers]
-    return Figures(
+    return RoutingFigures(
         len(answers),
         totals["baton_prompt_tokens_sum"],
         totals["baton_batch_prefill_tokens_total"],
@@ -199,7 +199,7 @@ def figures(found: Served, answers: Sequence[ChatAnswer]) -> Figures:
     )
 
 
-def measure(args: argparse.Namespace, load: str, routing: str) -> Figures:
+def measure(args: argparse.Namespace, load: str, routing: str) -> RoutingFigures:
     options: dict[str, Any] = {
         "name": NAME,
         "workers": args.workers,
@@ -213,7 +213,9 @@ def measure(args: argparse.Namespace, load: str, routing: str) -> Figures:
         scripted = ScriptedSpec(tokens_per_second=args.step_rate, prefill_tokens_per_second=args.prefill_rate)
         launcher = functools.partial(paced_launches, scripted)
     with served(options, launcher) as found:
-        client = Client(urllib.parse.urlsplit(f"http://{found.server.host}:{found.server.port}"), args.seed, args.turns)
+        client = ChatClients(
+            urllib.parse.urlsplit(f"http://{found.server.host}:{found.server.port}"), args.seed, args.turns
+        )
         if load == "chats":
             asyncio.run(client.chats(args.chats, args.seconds))
         else:

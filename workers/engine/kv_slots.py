@@ -9,7 +9,7 @@ from workers.engine.prefix_match import CachedRows
 
 @dataclass(frozen=True, slots=True)
 class RetentionChange:
-    """What a slot retains from now on."""
+    """The rows that a slot retains from now on."""
 
     slot: int
     rows: int = 0

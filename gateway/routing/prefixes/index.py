@@ -24,7 +24,7 @@ class PrefixIndex:
         self._workers: dict[int, dict[str, int]] = {}
         """The workers that hold a digest, and by how much."""
         self._held: dict[str, dict[Hashable, tuple[int, ...]]] = {}
-        """What each worker holds, the oldest first."""
+        """The holders of each worker and their digests, the oldest first."""
         self._counts: dict[str, int] = {}
 
     def hold(self, worker: str, holder: Hashable, digests: Sequence[int]) -> None:

@@ -59,7 +59,7 @@ class RowCost:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast a worker is."""
+    """The speed of a worker."""
 
     prefill: DecayedRatio = field(default_factory=DecayedRatio)
     """Prompt tokens by seconds."""

@@ -29,7 +29,7 @@ MAX_EQUAL = 16
 
 @dataclass(slots=True)
 class _ModelState:
-    """What is known of a model and its workers."""
+    """The state of a model and its workers."""
 
     index: PrefixIndex = field(default_factory=PrefixIndex)
     loads: dict[str, WorkerLoad] = field(default_factory=dict)

@@ -10,7 +10,7 @@ MIN_MEASURED = 64
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is expected of a sequence on its worker, until its first token."""
+    """The estimates for a sequence on its worker, until its first token."""
 
     estimated: float
     """Tokens of the prompt, as estimated from its bytes; 0 if they are known."""

@@ -19,7 +19,7 @@ class AnsweredPrefix:
         self._of_tokens = isinstance(submit.input, TokensInput)
         self._grows = not submit.resume and not isinstance(submit.input, InfillInput)
         self._begins = answer_begins(submit.input)
-        """What is still to be added before the text."""
+        """The separator that is still to be added before the text."""
 
     def add(self, delta: Delta) -> None:
         """Add what was generated."""
