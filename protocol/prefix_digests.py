@@ -5,7 +5,7 @@ chat's next turn begins with the bytes of this one and its answer. Equal digests
 tokens.
 
 Digests are keyed by the tenant, as prefixes are not shared between tenants: those of two tenants have nothing in
-common, and whoever does not know the tenant cannot make them.
+common, and a client cannot make those of another tenant.
 """
 
 import hashlib

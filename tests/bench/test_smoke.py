@@ -79,8 +79,8 @@ OUTPUT: dict[str, list[str]] = {
     "bench/gateway_load/prefix_routing.py": [
         *(
             rf"^{load} +{routing} +{P} +{P} +{P}% +{P} +{P} +{N} +{N} +{N}%$"
-            for load in ("chats", "shared", "random")
-            for routing in ("prefix", "least-loaded", "round-robin")
+            for load in ("chats", "shared")
+            for routing in ("prefix", "least-loaded")
         ),
         rf"^chats: prefix computes {P}x of least-loaded's share$",
     ],
