@@ -230,25 +230,23 @@ async def test_what_is_evicted_is_held_no_more() -> None:
     assert index.digests("a")
 
 
-async def test_a_replayed_stream_prefers_the_worker_that_has_its_prefix() -> None:
-    fleet = Fleet(slots=8)
+@pytest.mark.parametrize(("routing", "worker"), [("prefix", "b"), ("least-loaded", "a")])
+async def test_a_replayed_stream_prefers_the_worker_that_has_its_prefix(routing: str, worker: str) -> None:
+    fleet = Fleet("a", "b", slots=8, routing=routing)
     fleet.busy("a")
-    fleet.busy("b")
-    there = fleet.open(SYSTEM + "one", max_tokens=3000)
-    assert worker_of(there) == "c"
-    fleet.until_first_tokens(there)
-    for name in ("a", "b", "c"):
-        fleet.busy(name)
-    moved = fleet.open("x" * 200 + SYSTEM, max_tokens=3000)
-    assert worker_of(moved) == "a"
-    fleet.until_first_tokens(moved)
-    twin = fleet.open("x" * 200 + SYSTEM + "twin", max_tokens=3000)
-    assert worker_of(twin) == "a"
+    warm = fleet.open(SYSTEM + "one", max_tokens=3000)
+    assert worker_of(warm) == "b"
+    fleet.until_first_tokens(warm)
+    fleet.busy("b")  # now the first worker has one sequence and the second one has two
+    fleet.add("c", slots=8)
+    streams = [fleet.open(SYSTEM + f"two {n}", max_tokens=3000) for n in range(9)]
+    lost = next(each for each in streams if worker_of(each) == "c")
+    for each in streams:
+        if each is not lost:
+            each.cancel_nowait()
+    fleet.until_first_tokens(lost)
     fleet.workers["c"].die()
-    assert worker_of(there) in ("a", "b")
-    fleet.until_first_tokens(twin)
-    fleet.workers["a"].die()
-    assert worker_of(moved) == "b"
+    assert worker_of(lost) == worker
 
 
 async def test_prefixes_of_sequences_that_run_count_within_the_bound_of_the_load() -> None:
