@@ -13,6 +13,9 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
+Routing = Literal["prefix", "least-loaded", "round-robin"]
+"""The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
+of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
 """Entries of `allowed_hosts`, of `cors_origins`, and of `trusted_gateways`."""
 
@@ -94,6 +97,8 @@ class GatewaySettings:
     refused with 429, or displace those of a client with more than its share."""
     scheduler_policy: SchedulerPolicy = "fifo"
     """The order in which the waiting requests of one client get their turns."""
+    routing: Routing = "prefix"
+    """The choice of the worker of a sequence."""
     key_weights: tuple[str, ...] = ()
     """Weights of API keys, `NAME=WEIGHT`: a client gets its share of the workers, and of the places in the queue, by
     the weight of its key, which is 1 unless it is given here."""
@@ -235,6 +240,10 @@ class GatewaySettings:
             allowed = ", ".join(get_args(SchedulerPolicy))
             raise GatewaySettingsError(
                 f"scheduler_policy is {self.scheduler_policy[:200]!r}; it must be one of {allowed}"
+            )
+        if self.routing not in get_args(Routing):
+            raise GatewaySettingsError(
+                f"routing is {self.routing[:200]!r}; it must be one of {', '.join(get_args(Routing))}"
             )
         try:
             parse_weights(self.key_weights)

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from protocol.bounds import (
     MAX_GATEWAYS,
     MAX_PIECE_BYTES,
+    MAX_PREFIX_DIGESTS,
     MAX_PROMPT_PART,
     MAX_SEGMENTS,
     MAX_SLOTS,
@@ -246,6 +247,21 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of them whose KV was taken from another sequence."""
 
 
+class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The prefix that an ended sequence has left in the cache for reuse, in place of the one that was reported of the
+    same `holder` before."""
+
+    holder: StreamId
+    """The number of what holds it, in this incarnation: a slot."""
+    tokens: Count = 0
+    """Tokens whose KV is held; 0 if none are any more."""
+    digests: Annotated[tuple[Count, ...], Meta(max_length=MAX_PREFIX_DIGESTS)] = ()
+    """The digests of the prompt and the answer, as far as their KV is held: see `protocol.prefix_digests`."""
+
+
+HeldPrefixes = Annotated[tuple[HeldPrefix, ...], Meta(max_length=MAX_SLOTS)]
+
+
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
     """Deltas of all sequences in one engine step."""
 
@@ -253,6 +269,8 @@ class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True)
     gauges: Gauges = Gauges()
     started: Annotated[tuple[StartedStream, ...], Meta(max_length=MAX_SLOTS)] = ()
     """One for each sequence whose first new token is in this step."""
+    prefixes: HeldPrefixes = ()
+    """Changes of the prefixes that are held for reuse, since the last frame that reported any."""
 
 
 class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -318,11 +336,13 @@ SILENT_S = 3 * HEARTBEAT_S
 """Time of three missed heartbeats: the worker may be starved, suspended or disconnected."""
 
 
-class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
+class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", omit_defaults=True, gc=False):
     """Sent if no other frame was sent for `HEARTBEAT_S`: the event loop is alive. `gauges.steps` shows whether the
     engine is."""
 
     gauges: Gauges
+    prefixes: HeldPrefixes = ()
+    """As in `Step`."""
 
 
 class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):

@@ -165,7 +165,7 @@ NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 """Modules that deserialize code or objects."""
 
 MAY_USE = {
-    "protocol": {"protocol", "msgspec", "collections", "enum", "typing"},
+    "protocol": {"protocol", "msgspec", "collections", "enum", "typing", "array", "bisect", "hashlib"},
     "baton_serve": {"os", "sys", "runpy"},
 }
 """All that these packages may import. `baton_serve` runs before PYTHONPATH is out of the way."""

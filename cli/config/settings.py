@@ -12,7 +12,7 @@ from pydantic_settings import (
 )
 
 from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
-from gateway.settings import GatewaySettings, MetricsNames
+from gateway.settings import GatewaySettings, MetricsNames, Routing
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.precision import CpuTarget, Quantize
@@ -373,6 +373,13 @@ class Settings(BaseSettings):
         "in total.",
         ge=0,
         le=86400,
+    )
+    routing: Routing = _field(
+        _GATEWAY.routing,
+        LIMITS,
+        "How a worker is chosen among those with a free slot. prefix: the one that is expected to be done first, given "
+        "what its prefix cache holds of the prompt. least-loaded: the one with the fewest sequences. round-robin: each "
+        "in turn.",
     )
     key_weights: Annotated[tuple[str, ...], NoDecode] = _field(
         _GATEWAY.key_weights,

@@ -54,6 +54,12 @@ class Metrics:
             ["model", "outcome"],
             registry=self._registry,
         )
+        self._prefix_tokens = Counter(
+            "baton_prefix_routed_tokens",
+            "Prompt tokens that were not computed because the router preferred a worker that had them",
+            ["model"],
+            registry=self._registry,
+        )
         self._model_changes = Counter(
             "baton_model_changes",
             "Loads and unloads of models, and loads that failed",
@@ -110,6 +116,10 @@ class Metrics:
             gone = {tuple(each.labels.values()) for each in family.samples if each.labels["worker"] == worker}
             for values in gone:
                 self._ended.remove(*values)
+
+    def prefix_tokens_routed(self, model: str) -> Counter:
+        """The counter of prompt tokens that the choice of a worker has saved."""
+        return self._prefix_tokens.labels(model)
 
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays with this cause and outcome."""

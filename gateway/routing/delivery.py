@@ -52,6 +52,7 @@ class Delivery:
         if isinstance(event, Step | Heartbeat):
             handle.counters.add(handle.incarnation, event.gauges)
             handle.reached, handle.steps_failed = event.gauges.reached, event.gauges.steps_failed
+            self._placement.routing.report(handle, event.prefixes)
         if isinstance(event, Step):
             now = self._clock()
             for delta in event.deltas:
@@ -62,6 +63,7 @@ class Delivery:
             for started in event.started:
                 if (sequence := handle.live.get(started.stream)) is not None:
                     sequence.started(started, now)
+                    self._placement.routing.started(handle, started)
 
     def _take_event(self, handle: WorkerHandle, event: PromptLogprobs | Finished | Failed) -> None:
         if isinstance(event, PromptLogprobs):
@@ -155,6 +157,7 @@ class Delivery:
         observed.ended(event.reason).inc()
         handle.exemptions.clear()
         self._placement.charges.settle(sequence, usage)
+        self._placement.routing.finished(handle, sequence, usage)
         self._placement.remove(sequence)
         sequence.finish(StopReason(event.reason), usage, event.stop)
 

@@ -39,6 +39,7 @@ from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.model_catalog import Activity
 from gateway.routing.model_description import ModelDescription, describe
 from gateway.routing.placement.placement import Placement
+from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
 from gateway.routing.sequence import LiveSequence
@@ -93,7 +94,9 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
-        self.pool.add(WorkerHandle(worker, name, model, self.metrics, role))
+        handle = WorkerHandle(worker, name, model, self.metrics, role)
+        self.pool.add(handle)
+        self._placement.routing.add(handle)
 
     def remove(self, worker: str) -> None:
         """Forget a worker that has ended. Raises `ValueError` while it has live sequences or is active."""
@@ -101,6 +104,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if handle.live or handle.role is Role.ACTIVE:
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
+        self._placement.routing.forget(handle)
         self.metrics.forget(worker)
 
     # Requests of clients.
@@ -172,6 +176,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
+        prefixes = [PromptPrefix() for _ in estimated]
         priority_class = self._class_of(key_of_client(client))
         urgency = Urgency(LEVELS[priority_class], request.priority)
         return [
@@ -186,6 +191,7 @@ class Router(Actor[WorkerNotice | Terminated]):
                 now=now,
                 echo=each.echo,
                 terms=AdmissionTerms(client, estimated[index // per_prompt], urgency, queue_until),
+                prefix=prefixes[index // per_prompt],
             )
             for index, each in enumerate(request.sequences)
         ]

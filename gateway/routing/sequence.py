@@ -15,6 +15,7 @@ from gateway.generation.prompt_output import PromptOutput, taken_bytes
 from gateway.routing.admission.terms import NO_TERMS, AdmissionTerms
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
+from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.tracing.traced_request import Attempt, Replay
 from protocol.commands import Submit
 from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, StartedStream, TextSegment, Usage
@@ -48,6 +49,7 @@ class LiveSequence:
         "attempts",
         "begun",
         "cause",
+        "charged",
         "continued",
         "ended",
         "failure",
@@ -60,6 +62,7 @@ class LiveSequence:
         "loss",
         "opened_at",
         "order",
+        "prefix",
         "queued_s",
         "reason",
         "replays",
@@ -69,6 +72,7 @@ class LiveSequence:
         "submit",
         "terms",
         "tokens",
+        "uncached",
         "usage",
         "waited",
         "worker",
@@ -83,10 +87,17 @@ class LiveSequence:
         now: float,
         echo: bool = False,
         terms: AdmissionTerms = NO_TERMS,
+        prefix: PromptPrefix | None = None,
     ) -> None:
-        """With `echo` the client gets the text of the prompt, too."""
+        """With `echo` the client gets the text of the prompt, too. `prefix` is shared by the sequences of one
+        prompt."""
         self.submit = submit
         self.terms = terms
+        self.prefix = prefix or PromptPrefix()
+        self.uncached = float(terms.prompt_tokens)
+        """Estimated tokens of its prompt that have to be computed, for its place among those that wait."""
+        self.charged = 0.0
+        """Cost of the prompt that its client was charged when it got its first worker."""
         self.index = index
         self.request = request
         self.order = submit.stream

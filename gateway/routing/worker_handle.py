@@ -2,7 +2,7 @@
 
 import asyncio
 from asyncio import TimerHandle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
@@ -62,6 +62,8 @@ class WorkerHandle:
         """See `Gauges.reached`."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
+        self.prefix_digests: Callable[[], int] = lambda: 0
+        """Counts the digests of prefixes that it holds. Set by `PrefixRouting`."""
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self.last_used = 0.0
@@ -243,6 +245,7 @@ class WorkerHandle:
             kv_capacity=status.ready.kv_capacity if status.ready is not None else 0,
             memory_bytes=status.gauges.memory_bytes,
             retained_tokens=status.gauges.retained_tokens,
+            prefix_digests=self.prefix_digests(),
             live=len(self.live),
             ready=ready,
             restarts=status.restarts,

@@ -82,7 +82,13 @@ class WorkerPool:
         self.promote(model)
         now = self._clock()
         handles = [handle for handle in self.of(model) if handle.admits(now)]
-        return sorted(handles, key=lambda handle: (handle.doubtful(now), *_preference(handle), handle.load))
+        return sorted(handles, key=lambda handle: (self.preference(handle), handle.load))
+
+    def preference(self, handle: WorkerHandle) -> tuple[bool, bool, bool]:
+        """Return what comes before the load of a candidate; the smaller, the better. A full worker starts no queued
+        sequence beside a suspect."""
+        full = handle.load >= handle.slots
+        return handle.doubtful(self._clock()), full, not full and handle.tries_suspect
 
     def promote(self, model: str) -> None:
         """Swap active workers with standbys that are more useful, the least useful first. A worker that may be lost
@@ -153,13 +159,6 @@ class WorkerPool:
         if any(handle.ready for handle in self.of(model)):
             return f"the requests of model {model!r} keep failing; its workers get a pause"
         return f"no worker of model {model!r} is ready"
-
-
-def _preference(handle: WorkerHandle) -> tuple[bool, bool]:
-    """The sort key of a candidate; the smaller, the better. A full worker starts no queued sequence beside a
-    suspect."""
-    full = handle.load >= handle.slots
-    return full, not full and handle.tries_suspect
 
 
 def _is_out(status: WorkerStatus) -> bool:

@@ -80,6 +80,14 @@ OUTPUT: dict[str, list[str]] = {
         rf"^tokens of the keys differ by {N} %$",
         *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
     ],
+    "bench/gateway_load/prefix_routing.py": [
+        *(
+            rf"^{load} +{routing} +{P} +{P} +{P}% +{P} +{P} +{N} +{N} +{N}%$"
+            for load in ("chats", "shared")
+            for routing in ("prefix", "least-loaded")
+        ),
+        rf"^chats: prefix computes {P}x of least-loaded's share$",
+    ],
     "bench/gateway.py": [
         *(
             rf"^ +4 +{rate} +gateway {count}( +{P}){{7}}( +{P}x){{2}}$"

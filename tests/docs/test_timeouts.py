@@ -10,7 +10,7 @@ from actors.join.listener import JoinLimits
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
 from gateway.settings import GatewaySettings
-from workers.process.remote_agent import RETRY
+from workers.process.gateways.connection import RETRY
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("actors/join", "actors/supervision", "actors/transport", "gateway/http", "gateway/routing")
@@ -20,7 +20,7 @@ FILES = (
     "gateway/fleet/steps.py",
     "protocol/events.py",
     "workers/process/gateway_link.py",
-    "workers/process/remote_agent.py",
+    "workers/process/gateways/connection.py",
     "workers/process/service.py",
 )
 OBJECTS: dict[str, object] = {

@@ -19,6 +19,7 @@ from protocol.events import (
     Finished,
     Gauges,
     Heartbeat,
+    HeldPrefix,
     Hello,
     Loading,
     Logprobs,
@@ -194,6 +195,7 @@ EVENTS: dict[str, Event] = {
         (Delta(1, (12,), " Paris"),), GAUGES, (StartedStream(1, 150, 2000, 31000, 40, 32), StartedStream(2))
     ),
     "step_idle": Step(()),
+    "step_prefixes": Step((), GAUGES, prefixes=(HeldPrefix(3, 240, (1, (1 << 63) - 1)), HeldPrefix(4))),
     "prompt_logprobs": PromptLogprobs(
         1,
         0,
@@ -211,6 +213,7 @@ EVENTS: dict[str, Event] = {
     "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "beat": Heartbeat(GAUGES),
+    "beat_prefixes": Heartbeat(GAUGES, (HeldPrefix(0, 41, (77,)),)),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
     "beat_others": Heartbeat(Gauges(others=5)),
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),

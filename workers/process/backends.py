@@ -168,6 +168,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
+        prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
     )
 
 

@@ -22,6 +22,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Decode steps per second; 0 is unlimited."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    prefill_tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Prompt tokens computed per second; 0 is unlimited."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):

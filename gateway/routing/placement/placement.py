@@ -19,6 +19,7 @@ from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.turn_budget import TurnBudget
 from gateway.routing.placement.wait_queue import WaitQueue
+from gateway.routing.prefixes.prefix_routing import PrefixRouting
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import FULL_S, WorkerHandle
@@ -83,6 +84,7 @@ class Placement:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
+        self.routing = PrefixRouting(settings.routing, metrics, pool.preference)
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
@@ -113,7 +115,7 @@ class Placement:
         candidates = [] if held else self._pool.candidates(model)
         if candidates and not self.queue.count(model):
             with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
-            if any(self._send(handle, sequences) for handle in with_room):
+            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0])):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if any(self._send(handle, sequences) for handle in self._preempting(model, candidates, sequences)):
@@ -176,7 +178,7 @@ class Placement:
         if sequence in self._lost:
             self._lost.remove(sequence)
         elif sequence.worker:
-            self._pool[sequence.worker].remove(sequence)
+            self._take_off(self._pool[sequence.worker], sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         self._note_idle()
@@ -192,8 +194,13 @@ class Placement:
 
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
         """Drop a sequence of a worker whose removal failed."""
+        self.routing.left(handle, sequence)
         handle.live.pop(sequence.submit.stream, None)
         self._note_idle()
+
+    def _take_off(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
+        self.routing.left(handle, sequence)
+        handle.remove(sequence)
 
     def _note_idle(self) -> None:
         if not (self.queue or self._lost or any(handle.live for handle in self._pool)):
@@ -204,6 +211,7 @@ class Placement:
         sequences = list(handle.live.values())
         for each in begun_sequences(sequences, handle.slots, handle.reached):
             each.begun = True
+        self.routing.lose(handle)
         handle.live.clear()
         handle.close()
         if not sequences:
@@ -268,13 +276,13 @@ class Placement:
         handle = self._pool[sequence.worker]
         begun = begun_sequences([*handle.live.values()], handle.slots, handle.reached)
         sequence.begun = sequence.begun or cause is Cause.STEP or sequence in begun
-        handle.remove(sequence)
+        self._take_off(handle, sequence)
         self._lost.add([sequence], lambda each: self._move(each, cause, reason))
 
     def postpone(self, sequence: LiveSequence) -> None:
         """Return a sequence to the queue, as the worker that was to continue it had no room."""
         handle = self._pool[sequence.worker]
-        handle.remove(sequence)
+        self._take_off(handle, sequence)
         handle.refused(self._loop.time())
         sequence.worker = ""
         self._wait([sequence])
@@ -288,6 +296,7 @@ class Placement:
         other = None if self.queue.count(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
+        self.routing.left(handle, sequence)
         handle.live.pop(sequence.submit.stream)
         if not self._send(other, [sequence]):
             sequence.worker = ""
@@ -406,7 +415,8 @@ class Placement:
         ]
         # Avoid the worker whose step failed: a device that fails every step always has free slots.
         failed = sequence.request.worker if sequence.cause is Cause.STEP else ""
-        return min(handles, key=lambda handle: handle.name == failed, default=None)
+        ordered = self.routing.order(handles, sequence)
+        return min(ordered, key=lambda handle: handle.name == failed, default=None)
 
     def _send(self, handle: WorkerHandle, sequences: Sequence[LiveSequence]) -> bool:
         hello = handle.status.hello
@@ -420,11 +430,13 @@ class Placement:
             _log.info("submit_refused", worker=handle.name, request=submits[0].request, reason=str(error))
             return False
         for sequence, submit in zip(sequences, submits, strict=True):
-            if not sequence.had_turn:
-                self.charges.begin(sequence)
-                sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
+            first = not sequence.had_turn
             sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
             handle.place(sequence, submit)
+            held = self.routing.placed(handle, sequence)
+            if first:
+                self.charges.begin(sequence, held)
+                sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
         sequences[0].request.placed(handle.name, hello.config_digest)
         self.idle.clear()
         return True
@@ -432,6 +444,8 @@ class Placement:
     def _wait(self, sequences: Iterable[LiveSequence]) -> None:
         for sequence in sequences:
             serves = self.serves(sequence.request.model)
+            if self._settings.scheduler_policy == "shortest-uncached-first":
+                sequence.uncached = self.routing.uncached(sequence)
             self.queue.add(sequence, in_line=serves)
             self.idle.clear()
             if not serves:

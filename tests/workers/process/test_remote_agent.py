@@ -177,7 +177,7 @@ async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The age of its health file shows it."""
-    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
     reports: list[None] = []
     monkeypatch.setattr(ServiceManager, "ready", lambda self: reports.append(None))
     async with joined(tmp_path) as there:
