@@ -272,6 +272,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         for resident in self.residency:
             entry = self._entries[resident.name]
             entry.state, entry.bytes = resident.shown, resident.bytes
+            entry.operated = resident.pins > 0
             entry.last_used, entry.keep_alive_s = resident.last_used, resident.keep_alive_s
         self._deferred.settle()
         self._set_timer(self.residency.due)
@@ -380,8 +381,8 @@ def _stays_loaded(resident: Resident) -> bool:
     return resident.state is ModelState.LOADED and not resident.leaving
 
 
-def _stays(resident: Resident) -> msg.ModelFailed:
-    return msg.ModelFailed(f"model {resident.name!r} stays loaded: its streams have not ended in time")
+def _stays(resident: Resident) -> msg.ModelStays:
+    return msg.ModelStays(f"model {resident.name!r} stays loaded: its streams have not ended in time")
 
 
 def _check(resident: Resident) -> None:

@@ -12,6 +12,10 @@ class ModelFailed(Exception):
     """The answer to a request to load or to unload a model which cannot be followed. The text says why."""
 
 
+class ModelStays(ModelFailed):
+    """The answer to a request to unload a model whose streams have not ended in time."""
+
+
 # From the fleet.
 
 

@@ -56,6 +56,8 @@ class CatalogEntry:
     """A request makes it load."""
     held: bool = False
     """Its new requests wait, although a worker is ready."""
+    operated: bool = False
+    """An operation on its workers is under way."""
     problem: str = ""
     """Why it could not be loaded; empty if it could, or was never tried."""
     bytes: int = 0
@@ -120,6 +122,11 @@ class ModelCatalog:
         """True for a model whose new requests have to wait."""
         entry = self._entries.get(model)
         return entry is not None and entry.held
+
+    def operated(self, model: str) -> bool:
+        """True for a model whose workers an operation stops and starts."""
+        entry = self._entries.get(model)
+        return entry is not None and entry.operated
 
     def problem(self, model: str) -> str:
         """Why a model could not be loaded; empty if it could."""
