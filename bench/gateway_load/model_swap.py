@@ -53,6 +53,22 @@ BLOCK = 1 << 22
 """Bytes that are read at once."""
 
 
+@dataclass
+class TimedAnswer(StreamedAnswer):
+    """An answer, and when its first token came, whether it had a text or was a part of a character."""
+
+    first: float = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        return self.first - self.began
+
+    def take(self, event: dict[str, Any]) -> None:
+        if event.get("choices") and not self.first:
+            self.first = time.perf_counter()
+        super().take(event)
+
+
 @dataclass(frozen=True)
 class Server:
     """A running server with two models."""
@@ -62,16 +78,17 @@ class Server:
     """Returns the files that a loaded model is read from: its weights first."""
     unload: Callable[[str], None]
 
-    async def ask(self, model: str, chosen: random.Random, tokens: int = ANSWER) -> StreamedAnswer:
+    async def ask(self, model: str, chosen: random.Random, tokens: int = ANSWER) -> TimedAnswer:
         """The whole answer to a prompt that no cache has."""
         body: dict[str, Any] = {"model": model, "prompt": chosen.choices(TOKENS, k=PROMPT), "max_tokens": tokens}
         body |= {"temperature": 0.0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        return await request(urllib.parse.urlsplit(self.url), "/v1/completions", "", body)
+        answer = TimedAnswer(time.perf_counter())
+        await request(urllib.parse.urlsplit(self.url), "/v1/completions", "", body, answer)
+        return answer
 
     def first_token_s(self, model: str, chosen: random.Random) -> float:
         """Seconds from a request to its first token."""
-        answer = asyncio.run(self.ask(model, chosen, 4))
-        return answer.stamps[0] - answer.began
+        return asyncio.run(self.ask(model, chosen, 4)).wait_s
 
 
 @dataclass
@@ -96,7 +113,7 @@ async def load(server: Server, models: Sequence[str], streams: int, seconds: flo
             except (BadAnswerError, ValueError, OSError):
                 found.broken += 1
                 continue
-            found.waits.append(answer.stamps[0] - answer.began)
+            found.waits.append(answer.wait_s)
             found.tokens += answer.tokens if answer.ended < until else 0
 
     async with asyncio.TaskGroup() as group:

@@ -52,12 +52,15 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     served = ServedModels.of(settings, predecessor=process)
     if not served.launches and not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
-    ready_message = ReadyMessage(settings)
+    ready_message = ReadyMessage(settings, served.terms if settings.models else ())
     at_start = [launch.name for launch in served.launches if not launch.on_demand]
     display = choose_display(at_start, ready_message)
     with display:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
+        for each in served.terms if settings.models else ():
+            terms = {"load": each.load, "bytes": each.bytes, "context": each.context}
+            _log.info("model", model=each.name, **terms, model_context=each.model_context, bound=each.context_bound)
         try:
             anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
         except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:

@@ -17,6 +17,7 @@ from cli.config.sources import InvalidSettings, load
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
 from workers.process.spec import WorkerSpec
+from workers.process.startup import context_choice
 from workers.process.startup.describe import describe
 from workers.process.startup.footprint import Footprint
 
@@ -277,3 +278,19 @@ class TestContext:
             assert (terms.context, describe(spec).context) == (9216, 9216)
             assert (spec.kv_most, terms.bytes) == (found.row_bytes * rows, found.weights + found.row_bytes * rows)
             assert terms.bytes <= budget
+
+    def test_a_server_that_takes_over_counts_on_what_the_other_one_leaves(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = self.footprint(path)
+        self.free = 0
+        left = int((found.weights + found.row_bytes * MOST) / memory_plan.SHARE) + 2
+        for module in (memory_plan, context_choice):
+            monkeypatch.setattr(module, "leaving_bytes", lambda process: left if process == 77 else 0)
+            monkeypatch.setattr(module, "spare_bytes", lambda: 0)
+        several = toml(f'path = "{path}"\nname = "a"', rest='backend = "iree"\nmax_batch_size = 1')
+        Path("baton.toml").unlink()
+        one = load({"backend": "iree", "model": str(path), "max_batch_size": 1})
+        for settings in (several, one):
+            served = ServedModels.of(settings, predecessor=77)
+            assert [(each.chosen_context, each.predecessor) for each in specs(served)] == [(MOST, 77)]
