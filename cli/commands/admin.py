@@ -155,7 +155,9 @@ def _server(settings: Settings, url: str) -> "Administration":
     return Administration.of(url, settings)
 
 
-def _operate(settings: Settings, url: str, path: str, grace_s: float | None, **fields: str) -> None:
+def _operate(
+    settings: Settings, url: str, path: str, grace_s: float | None, *, model: str = "", checkpoint: str = ""
+) -> None:
     """Run an operation to its end, and show its progress."""
     with _server(settings, url) as client:
-        client.operate(path, grace_s, **fields)
+        client.operate(path, grace_s, model=model, checkpoint=checkpoint)

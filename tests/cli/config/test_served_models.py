@@ -16,6 +16,7 @@ from cli.config.several.planned_model import KEEP_ALIVE_S
 from cli.config.sources import InvalidSettings, load
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
+from workers.host.memory import SHARE
 from workers.process.spec import WorkerSpec
 from workers.process.startup import context_choice
 from workers.process.startup.describe import describe
@@ -241,7 +242,7 @@ class TestContext:
 
     def test_memory_that_others_have_now_is_given_to_no_context(self, path: Path) -> None:
         found = self.footprint(path)
-        self.free = int((found.weights + found.row_bytes * 8192) / memory_plan.SHARE) + 2
+        self.free = int((found.weights + found.row_bytes * 8192) / SHARE) + 2
         (terms,) = self.serve(path, 1 << 40, 'name = "a"').terms
         assert (terms.context, terms.context_bound) == (8192, "memory")
         self.free = 0
@@ -284,7 +285,7 @@ class TestContext:
     ) -> None:
         found = self.footprint(path)
         self.free = 0
-        left = int((found.weights + found.row_bytes * MOST) / memory_plan.SHARE) + 2
+        left = int((found.weights + found.row_bytes * MOST) / SHARE) + 2
         for module in (memory_plan, context_choice):
             monkeypatch.setattr(module, "leaving_bytes", lambda process: left if process == 77 else 0)
             monkeypatch.setattr(module, "spare_bytes", lambda: 0)
