@@ -70,7 +70,7 @@ class TimedAnswer(StreamedAnswer):
 
 
 @dataclass(frozen=True)
-class Server:
+class SwappingServer:
     """A running server with two models."""
 
     url: str
@@ -92,7 +92,7 @@ class Server:
 
 
 @dataclass
-class Load:
+class Served:
     """What clients got in some time."""
 
     tokens: int = 0
@@ -102,9 +102,9 @@ class Load:
     """Answers that were not whole."""
 
 
-async def load(server: Server, models: Sequence[str], streams: int, seconds: float) -> Load:
+async def load(server: SwappingServer, models: Sequence[str], streams: int, seconds: float) -> Served:
     """Send requests with `streams` clients for each of these models."""
-    found, until = Load(), time.perf_counter() + seconds
+    found, until = Served(), time.perf_counter() + seconds
 
     async def client(model: str, chosen: random.Random) -> None:
         while time.perf_counter() < until:
@@ -123,7 +123,7 @@ async def load(server: Server, models: Sequence[str], streams: int, seconds: flo
 
 
 @contextmanager
-def baton(path: Path, cache: Path, quantize: str, slots: int, context: int) -> Iterator[Server]:
+def baton(path: Path, cache: Path, quantize: str, slots: int, context: int) -> Iterator[SwappingServer]:
     """`baton serve` with the models of `NAMES`."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -138,11 +138,11 @@ def baton(path: Path, cache: Path, quantize: str, slots: int, context: int) -> I
         command = [sys.executable, "-m", "cli", "serve", "--config", str(settings)]
         with started(command, f"{url}/health/ready"):
             unload = lambda name: operate(url, f"/admin/models/{name}/unload")  # noqa: E731
-            yield Server(url, lambda: [*mapped_files(url, cache), *path.iterdir()], unload)
+            yield SwappingServer(url, lambda: [*mapped_files(url, cache), *path.iterdir()], unload)
 
 
 @contextmanager
-def llama_server(program: Path, model: Path, slots: int, context: int, threads: int) -> Iterator[Server]:
+def llama_server(program: Path, model: Path, slots: int, context: int, threads: int) -> Iterator[SwappingServer]:
     """llama-server with the models of `NAMES`, of which it loads one at a time."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -152,7 +152,7 @@ def llama_server(program: Path, model: Path, slots: int, context: int, threads: 
         presets.write_text("".join(f"[{name}]\n{options}" for name in NAMES))
         command = [str(program), "--models-preset", str(presets), "--models-max", "1", "--port", str(port)]
         with started([*command, "--no-ui", "--log-disable"], f"{url}/health"):
-            yield Server(url, lambda: [model], lambda name: unload_of_llama(url, name))
+            yield SwappingServer(url, lambda: [model], lambda name: unload_of_llama(url, name))
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def read_s(file: Path) -> float:
     return time.perf_counter() - began
 
 
-def single(server: Server, rounds: int) -> None:
+def single(server: SwappingServer, rounds: int) -> None:
     """Measure one request at a time, and print the times."""
     chosen = random.Random(0)
     for name in (*NAMES, *NAMES):  # compiles graphs and packs weights
@@ -236,7 +236,7 @@ def single(server: Server, rounds: int) -> None:
     print(f"the file that was read has {files[0].stat().st_size / 1e6:.0f} MB", flush=True)
 
 
-def busy(server: Server, streams: int, seconds: float) -> None:
+def busy(server: SwappingServer, streams: int, seconds: float) -> None:
     """Measure one model under load, and both in turn, and print what they get."""
     print(f"{'load':<12}{'answers':>9}{'broken':>8}{'tokens/s':>10}{'first token, median s':>23}{'longest s':>11}")
     rates = []

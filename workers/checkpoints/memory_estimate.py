@@ -10,6 +10,9 @@ GROUP = 32
 """Weights of a quantized matrix that share a scale, at least."""
 SCALE_BYTES = 4
 BITS = {"int8": 8, "int4": 4}
+EMBEDDING = "embed_tokens.weight"
+PADDING = 1 / 64
+"""Share of rows and columns that are added to matrices."""
 
 
 def estimate_weights(path: Path, *, dtype: Dtype, quantize: Quantize) -> int:
@@ -24,7 +27,9 @@ def estimate_weights(path: Path, *, dtype: Dtype, quantize: Quantize) -> int:
         own, shape = weights.format(name), weights.shape(name)
         bits, group = (own.bits, own.group) if own is not None else (BITS.get(quantize), GROUP)
         if bits is None or len(shape) != 2:
-            total += math.prod(shape) * itemsize
+            # A tied head that is not quantized is stored again, in the order in which it is multiplied.
+            copies = 2 if config.tie_embeddings and name.endswith(EMBEDDING) else 1
+            total += copies * math.prod(shape) * itemsize
         else:
             total += math.prod(shape) * (bits / 8 + 2 * SCALE_BYTES / group)
-    return int(total)
+    return int(total * (1 + PADDING))
