@@ -92,7 +92,7 @@ class SwappingServer:
 
 
 @dataclass
-class Served:
+class TurnTotals:
     """What clients got in some time."""
 
     tokens: int = 0
@@ -102,9 +102,9 @@ class Served:
     """Answers that were not whole."""
 
 
-async def load(server: SwappingServer, models: Sequence[str], streams: int, seconds: float) -> Served:
+async def load(server: SwappingServer, models: Sequence[str], streams: int, seconds: float) -> TurnTotals:
     """Send requests with `streams` clients for each of these models."""
-    found, until = Served(), time.perf_counter() + seconds
+    found, until = TurnTotals(), time.perf_counter() + seconds
 
     async def client(model: str, chosen: random.Random) -> None:
         while time.perf_counter() < until:
