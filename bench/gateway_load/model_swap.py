@@ -93,7 +93,7 @@ class SwappingServer:
 
 @dataclass
 class TurnTotals:
-    """What clients got in some time."""
+    """Totals of the answers that clients got in some time."""
 
     tokens: int = 0
     waits: list[float] = field(default_factory=list)
