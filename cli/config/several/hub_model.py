@@ -50,7 +50,7 @@ class HubModel:
     when it has been prepared."""
 
     settings: Settings
-    """Of a server with this model alone."""
+    """Settings of a server with this model alone."""
     wanted: ModelSettings
     hub: HubId
     plan: MemoryPlan

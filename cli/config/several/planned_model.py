@@ -30,7 +30,7 @@ class PlannedModel:
     wanted: ModelSettings
     model: ChosenModel
     spec: WorkerSpec
-    """Of one of its workers, without a choice of the context."""
+    """The specification of one of its workers, without a choice of the context."""
     footprint: Footprint
 
     @classmethod
