@@ -52,7 +52,19 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
-        | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
+        | {
+            "generation",
+            "routing",
+            "keys",
+            "http",
+            "streaming",
+            "openai",
+            "responses",
+            "anthropic",
+            "ollama",
+            "fleet",
+            "admin",
+        },
         "app": _GATEWAY_BASE
         | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
         | {"openapi", "models"},

@@ -37,7 +37,7 @@ from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.delivery import Delivery
 from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.model_catalog import Activity
-from gateway.routing.model_description import ModelDescription, describe
+from gateway.routing.model_description import ModelDescription, capabilities, describe
 from gateway.routing.placement.placement import Placement
 from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.routing.prompt_queries import PromptQueries
@@ -48,7 +48,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Tokenized
+from protocol.events import Capabilities, Event, Tokenized
 from protocol.scheduling import LEVELS, PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
@@ -410,6 +410,10 @@ class Router(Actor[WorkerNotice | Terminated]):
     def describe(self, model: str) -> ModelDescription:
         """Describe a model by its own name."""
         return describe(self.pool, model, self._clock())
+
+    def capabilities(self, model: str) -> Capabilities | None:
+        """The features of a model by its own name; None before a worker has loaded it."""
+        return capabilities(self.pool, model)
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""

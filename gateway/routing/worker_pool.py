@@ -63,13 +63,15 @@ class WorkerPool:
         known = [hello.context for hello in hellos if hello is not None]
         return max(known) if known else self.catalog.context(model)
 
-    def context_terms(self, model: str) -> dict[str, int | str | None]:
+    def context_terms(self, model: str) -> tuple[int | None, str | None]:
         """Return the context that the model itself declares, and by what that of the worker with the most is bounded;
         both None while unknown or, the latter, where the context is the model's own."""
         hellos = [hello for handle in self.of(model) if (hello := handle.status.hello) is not None]
         most = max(hellos, key=lambda hello: hello.context, default=None)
-        declared, bound = (most.model_context, most.context_bound) if most is not None else (0, "")
-        return {"model_context": declared or None, "context_bound": bound or None}
+        if most is not None:
+            return most.model_context or None, most.context_bound or None
+        entry = self.catalog.find(model)
+        return (None, None) if entry is None else (entry.model_context, entry.context_bound or None)
 
     def samples(self) -> list[WorkerSample]:
         """Sample the workers, for a scrape."""

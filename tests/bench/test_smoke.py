@@ -88,6 +88,21 @@ OUTPUT: dict[str, list[str]] = {
         ),
         rf"^chats: prefix computes {P}x of least-loaded's share$",
     ],
+    "bench/gateway_load/model_swap.py": [
+        *(
+            rf"^{name} +{P} +{P}$"
+            for name in (
+                "loaded",
+                "in place of the other one",
+                "not loaded, in the page cache",
+                "not loaded, on the disk",
+                "reading from the page cache",
+                "reading from the disk",
+            )
+        ),
+        *(rf"^{name} +{N} +0 +{P} +{P} +{P}$" for name in ("one model", "both in turn")),
+        rf"^lost by the turns: {N} % of the tokens a second$",
+    ],
     "bench/gateway.py": [
         *(
             rf"^ +4 +{rate} +gateway {count}( +{P}){{7}}( +{P}x){{2}}$"

@@ -498,6 +498,8 @@ class Placement:
             self.time_out(sequence)
         elif self._has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
+        elif sequence.had_turn and self._pool.catalog.operated(sequence.request.model):
+            self.queue.stay(sequence)  # an operator has stopped its worker, and is to wait for the next one
         else:
             self._give_up(sequence)
 

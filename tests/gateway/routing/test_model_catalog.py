@@ -102,21 +102,21 @@ async def test_a_model_that_could_not_be_loaded_refuses_with_the_reason() -> Non
 async def test_a_model_keeps_its_capabilities_while_it_is_unloaded() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker("w0").join(router)
-    router.pool.catalog.add(entry := CatalogEntry("tiny", context=77, backend="iree"))
+    router.pool.catalog.add(entry := CatalogEntry("tiny", context=77, model_context=99, context_bound="memory"))
+    entry.backend = "iree"
     worker.change(ready=Ready(Capabilities(tools=True, reasoning=True)))
     FakeWorker("w1").join(router).change(ready=Ready(Capabilities(tools=True)))
-    described = router.describe("tiny")
-    assert described.capabilities is not None
+    described, capabilities = router.describe("tiny"), router.capabilities("tiny")
     assert (described.state, described.workers, described.backend) == (ModelState.LOADED, 2, "scripted")
-    assert (described.capabilities.tools, described.capabilities.reasoning) == (True, False)
+    assert capabilities == Capabilities(tools=True)
     for handle in router.handles():
         assert isinstance(handle.worker, FakeWorker)
         handle.worker.change(hello=None, ready=None, pid=None, state=worker.status.state.STOPPED)
-    entry.state = ModelState.FAILED
+    entry.state, entry.problem = ModelState.FAILED, "it is damaged"
     described = router.describe("tiny")
-    assert described.capabilities is not None
     assert (described.state, described.context, described.backend) == (ModelState.FAILED, 77, "iree")
-    assert described.capabilities.tools
+    assert (described.model_context, described.context_bound, described.problem) == (99, "memory", "it is damaged")
+    assert router.capabilities("tiny") == capabilities
 
 
 async def test_a_model_of_remote_workers_alone_is_described_by_them() -> None:
