@@ -112,6 +112,7 @@ class Delivery:
             sequence.last_at = now
             if sequence.failures and cleared(sequence, count):
                 handle.exemptions.clear()
+                handle.on_change(handle)
                 self._placement.serve(handle.model)
         return sequence
 
