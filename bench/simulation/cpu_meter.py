@@ -9,23 +9,28 @@ R = TypeVar("R")
 
 
 class CpuMeter:
-    """Adds the CPU time of this thread up, that of the gateway and that of the model apart. The event loop counts as
-    the gateway's, which has one in reality, too."""
+    """Divides the CPU time of this thread between the gateway and the model. The event loop counts as the gateway's,
+    which has one in reality, too.
+
+    Each change of sides takes the wall time, which is cheap to read, and the CPU time since the last `start` is divided
+    in the same ratio: what other processes take of the wall time, they take of both sides alike.
+    """
 
     def __init__(self) -> None:
-        self._seconds = {True: 0.0, False: 0.0}
-        self._gateway = True
-        self._since = time.thread_time()
+        self._in_gateway = True
+        self.start()
 
-    def gateway_s(self) -> float:
-        """Seconds of the gateway so far."""
-        self._enter(self._gateway)
-        return self._seconds[True]
+    def start(self) -> None:
+        """Begin to measure anew."""
+        self._wall = {True: 0.0, False: 0.0}
+        self._cpu = time.thread_time()
+        self._since = time.perf_counter()
 
-    def model_s(self) -> float:
-        """Seconds of the model so far."""
-        self._enter(self._gateway)
-        return self._seconds[False]
+    def read(self) -> tuple[float, float]:
+        """CPU seconds of the gateway and of the model since the start."""
+        self._enter(self._in_gateway)
+        cpu, wall = time.thread_time() - self._cpu, self._wall[True] + self._wall[False]
+        return cpu * self._wall[True] / wall, cpu * self._wall[False] / wall
 
     def gateway(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function of the gateway."""
@@ -43,8 +48,8 @@ class CpuMeter:
             self._enter(before)
 
     def _enter(self, gateway: bool) -> bool:
-        now = time.thread_time()
-        self._seconds[self._gateway] += now - self._since
+        now = time.perf_counter()
+        self._wall[self._in_gateway] += now - self._since
         self._since = now
-        before, self._gateway = self._gateway, gateway
+        before, self._in_gateway = self._in_gateway, gateway
         return before

@@ -59,9 +59,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         """Let an event of the world happen in so many seconds."""
         self.at(self._now + seconds, event)
 
-    def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         self._woken = True
         return super().call_soon(callback, *args, context=context)
 

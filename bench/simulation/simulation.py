@@ -51,7 +51,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
         self._scenario = scenario
         self._loop = loop
-        self._random = random.Random(scenario.seed)  # noqa: S311  a simulation, not a secret
+        self._random = random.Random(scenario.seed)
         self._gateways: list[Gateway] = []
         self._workers: list[VirtualWorker] = []
         self._received: list[Received] = []
@@ -71,12 +71,12 @@ class Simulation:
         async with ActorSystem() as system, asyncio.TaskGroup() as tasks:
             self._gateways = [self._start_gateway(system, number) for number in range(scenario.gateways)]
             meter.model(self._start_workers, tasks.create_task)
-            while not self._all_ready():
-                await anyio.sleep(POLL_S)
-            began, gateway_s, model_s = loop.time(), meter.gateway_s(), meter.model_s()
+            await self._fleet_ready()
+            began = loop.time()
+            meter.start()
             meter.model(self._plan, tasks.create_task)
             await self._done.wait()
-            seconds, gateway_s, model_s = loop.time() - began, meter.gateway_s() - gateway_s, meter.model_s() - model_s
+            seconds, (gateway_s, model_s) = loop.time() - began, meter.read()
             memory = process.memory_info().rss - memory
             await self._quiet()
             left_over = [text for gateway in self._gateways for text in ledger(gateway.router)]
@@ -107,9 +107,11 @@ class Simulation:
     def _ask_to_join(create_task: CreateTask, fleet: Ref[FleetMessage], request: JoinRequest) -> None:
         create_task(_hand_to(request, fleet))
 
-    def _all_ready(self) -> bool:
-        ready = sum(handle.ready for gateway in self._gateways for handle in gateway.router.pool)
-        return ready == len(self._workers)
+    async def _fleet_ready(self) -> None:
+        handles = [handle for gateway in self._gateways for handle in gateway.router.pool]
+        while len(handles) < len(self._workers) or not all(handle.ready for handle in handles):
+            await anyio.sleep(POLL_S)
+            handles = [handle for gateway in self._gateways for handle in gateway.router.pool]
 
     # What is to happen.
 
