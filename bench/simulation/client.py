@@ -52,9 +52,10 @@ class Received:
     """Tokens of the answer by the gateway's own count."""
     wait_s: float = 0.0
     """Seconds until it had a slot of a worker."""
+    first_s: float = 0.0
+    """Seconds until its first token."""
     slot_s: float = 0.0
     """Seconds for which it had one."""
-    worker: str = ""
     attempts: tuple[Attempt, ...] = field(default=(), repr=False)
     """Its workers, the first and the last of them."""
 
@@ -100,12 +101,12 @@ class SimulatedClient:
     def _ended(self, group: RequestGroup) -> None:
         received, (sequence,) = self.received, group.sequences
         received.attempts = tuple(sequence.attempts)
-        received.worker = group.worker
         if group.failure is not None:
             self._end(str(group.failure.code))
         if sequence.usage is not None:
             received.usage = sequence.usage.completion_tokens
             received.wait_s = sequence.queue_s
+            received.first_s = sequence.first_at - sequence.opened_at
             received.slot_s = (sequence.usage.prefill_ms + sequence.usage.decode_ms) / 1000
 
     def _end(self, outcome: str) -> None:

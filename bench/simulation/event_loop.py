@@ -12,9 +12,11 @@ import math
 import selectors
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any
+from typing import TypeVarTuple
 
 from bench.simulation.cpu_meter import CpuMeter
+
+Args = TypeVarTuple("Args")
 
 START_S = 1000.0
 """The clock's first time. The gateway takes 0 for a time that was never set."""
@@ -59,12 +61,18 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         """Let an event of the world happen in so many seconds."""
         self.at(self._now + seconds, event)
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
         self._woken = True
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self._woken = True
         return super().call_at(when, callback, *args, context=context)

@@ -43,6 +43,8 @@ class Outcome:
     tokens: int
     waits_s: tuple[float, ...]
     """Of the requests that finished: until each had a slot."""
+    first_token_s: float
+    """The mean time from a request to its first token."""
     ideal_wait_s: float
     """The mean wait of the same requests in one queue before all slots."""
     imbalance: float
@@ -105,6 +107,7 @@ def judge(
         seconds=seconds,
         tokens=sum(each.tokens for each in received),
         waits_s=tuple(each.wait_s for each in finished),
+        first_token_s=statistics.fmean(each.first_s for each in finished) if finished else 0.0,
         ideal_wait_s=statistics.fmean(ideal) if ideal else 0.0,
         imbalance=statistics.pstdev(tokens_of_workers) / mean if mean else 0.0,
         moved=tuple(moved for each in received for moved in _moved(each)),

@@ -3,9 +3,8 @@
 import asyncio
 import functools
 import random
-import statistics
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -254,14 +253,3 @@ async def _run(scenario: Scenario) -> tuple[Outcome, Cost]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulationLoop)
     return await Simulation(scenario, loop).run()
-
-
-def steady(workers: int, requests: int, seed: int = 0) -> Scenario:
-    """A scenario in which nothing breaks."""
-    return Scenario(workers=workers, requests=requests, seed=seed)
-
-
-def median_cost(costs: Sequence[Cost]) -> Cost:
-    """The run with the median CPU time."""
-    middle = statistics.median_low(each.gateway_us for each in costs)
-    return replace(next(each for each in costs if each.gateway_us == middle))
