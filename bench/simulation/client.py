@@ -7,6 +7,7 @@ from bench.simulation.worker import MODEL, token_at
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TextDelta
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
+from gateway.routing.admission.fair_shares import OUTPUT_COST
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.tracing.traced_request import Attempt
@@ -28,6 +29,11 @@ class Wanted:
     """Tokens."""
     output: int
     """Tokens."""
+
+    @property
+    def cost(self) -> float:
+        """What its client's share is charged."""
+        return self.prompt + OUTPUT_COST * self.output
 
     def request(self) -> GenerationRequest:
         """The request as a dialect decodes it."""

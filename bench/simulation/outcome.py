@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from bench.simulation.client import Received
 from bench.simulation.ideal import ideal_waits
 from bench.simulation.scenario import Scenario
+from gateway.routing.failure_attribution import MAX_TRIES
+from protocol.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Outcome:
     """Requests with two ends."""
     altered: int
     """Tokens that were not those of an undisturbed run."""
+    refused_early: int
+    """Requests that were quarantined before they had had every try."""
     left_over: tuple[str, ...]
     """What the ledger of a gateway still has although all requests have ended."""
     seconds: float
@@ -49,14 +53,24 @@ class Outcome:
     """The mean wait of the same requests in one queue before all slots."""
     imbalance: float
     """The standard deviation of the tokens of a worker, relative to their mean."""
+    placed: tuple[tuple[float, str, float], ...]
+    """For each request that finished, in the order in which workers got them: the time, the client, and
+    what its tokens cost its share."""
     moved: tuple[Moved, ...]
     operations: tuple[str, ...]
     """How the rolling upgrades ended."""
 
     @property
     def intact(self) -> bool:
-        """Nothing is lost, doubled, altered or left over."""
-        return not (self.lost or self.doubled or self.altered or self.left_over)
+        """Nothing is lost, doubled, altered, refused too early or left over."""
+        return not (self.lost or self.doubled or self.altered or self.refused_early or self.left_over)
+
+    def served(self, first: int, last: int) -> dict[str, float]:
+        """What each client was served by the requests that workers got between these numbers."""
+        served: dict[str, float] = {}
+        for _, client, cost in self.placed[first:last]:
+            served[client] = served.get(client, 0.0) + cost
+        return served
 
     @property
     def wait_s(self) -> float:
@@ -103,6 +117,9 @@ def judge(
         lost=sum(not each.ends for each in received) + len(short),
         doubled=sum(each.ends > 1 for each in received),
         altered=sum(each.altered for each in received),
+        refused_early=sum(
+            each.outcome == ErrorCode.QUARANTINED and len(each.attempts) < MAX_TRIES for each in received
+        ),
         left_over=tuple(left_over),
         seconds=seconds,
         tokens=sum(each.tokens for each in received),
@@ -110,6 +127,7 @@ def judge(
         first_token_s=statistics.fmean(each.first_s for each in finished) if finished else 0.0,
         ideal_wait_s=statistics.fmean(ideal) if ideal else 0.0,
         imbalance=statistics.pstdev(tokens_of_workers) / mean if mean else 0.0,
+        placed=tuple(sorted((each.attempts[0].sent_at, each.wanted.client, each.wanted.cost) for each in finished)),
         moved=tuple(moved for each in received for moved in _moved(each)),
         operations=tuple(operations),
     )

@@ -227,9 +227,9 @@ class VirtualWorker:
                 return
 
     def _welcome(self, refusal: str) -> None:
-        life = self._life
         if refusal:
             self._link = self._wire = None
+            life = self._life = next(self._lives)  # a later one: this connection concerns it no more
             self._later(RETRY_S, lambda: self._connect(life))
             return
         self._later(self._engine.load_s, self._become_ready)
