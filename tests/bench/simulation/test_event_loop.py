@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from bench.simulation.cpu_meter import CpuMeter
 from bench.simulation.event_loop import START_S, SimulationLoop, Stalled
 
 
@@ -63,12 +64,12 @@ def test_a_wait_that_nothing_ends_is_an_error() -> None:
         run(story())
 
 
-def test_time_of_the_model_is_not_that_of_the_gateway() -> None:
-    async def story() -> None:
-        meter = loop().meter
-        meter.start()
-        meter.model(sum, range(3_000_000))
-        gateway_s, model_s = meter.read()
-        assert 0.0 < gateway_s < model_s
-
-    run(story())
+def test_cpu_time_is_divided_by_the_wall_time_of_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = iter([0.0, 1.0, 4.0, 5.0, 9.0, 10.0])
+    cpu = iter([100.0, 105.0])
+    monkeypatch.setattr("bench.simulation.cpu_meter.time.perf_counter", lambda: next(wall))
+    monkeypatch.setattr("bench.simulation.cpu_meter.time.thread_time", lambda: next(cpu))
+    meter = CpuMeter()
+    meter.model(lambda: meter.gateway(lambda: None))
+    # Gateway to 1, model to 4, gateway to 5, model to 9, gateway to 10; and 5 s of CPU time.
+    assert meter.read() == (pytest.approx(1.5), pytest.approx(3.5))
