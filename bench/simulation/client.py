@@ -32,7 +32,7 @@ class Wanted:
 
     @property
     def cost(self) -> float:
-        """What its client's share is charged."""
+        """The cost that its client's share is charged."""
         return self.prompt + OUTPUT_COST * self.output
 
     def request(self) -> GenerationRequest:
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Received:
-    """What the client got, and how its request went."""
+    """The answer that a client got, and how its request went."""
 
     wanted: Wanted
     outcome: str = ""

@@ -111,7 +111,7 @@ class VirtualLink(Link):
             self._simulation.meter.gateway(self._report_loss, reason)
 
     def break_off(self, reason: str) -> None:
-        """The worker's process has ended: the gateway hears of it behind the last message."""
+        """The worker's process has ended: the gateway is notified behind the last message."""
         self._wire.send(lambda: self.lose(reason), up=True)
 
     def _take(self, frames: list[bytes]) -> None:

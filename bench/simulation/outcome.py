@@ -28,7 +28,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has happened in the simulated world: the same for the same scenario."""
+    """The end of the simulated world: the same for the same scenario."""
 
     codes: dict[str, int]
     """Requests by their end: `finished`, or the code of an error."""
@@ -41,12 +41,12 @@ class Outcome:
     refused_early: int
     """Requests that were quarantined before they had had every try."""
     left_over: tuple[str, ...]
-    """What the ledger of a gateway still has although all requests have ended."""
+    """Entries that the ledger of a gateway still has although all requests have ended."""
     seconds: float
     """Virtual seconds from the first request to the last end."""
     tokens: int
     waits_s: tuple[float, ...]
-    """Of the requests that finished: until each had a slot."""
+    """Seconds until each request that finished had a slot."""
     first_token_s: float
     """The mean time from a request to its first token."""
     ideal_wait_s: float
@@ -58,7 +58,7 @@ class Outcome:
     what its tokens cost its share."""
     moved: tuple[Moved, ...]
     operations: tuple[str, ...]
-    """How the rolling upgrades ended."""
+    """The rolling upgrades, and how each ended."""
 
     @property
     def intact(self) -> bool:
@@ -66,7 +66,7 @@ class Outcome:
         return not (self.lost or self.doubled or self.altered or self.refused_early or self.left_over)
 
     def served(self, first: int, last: int) -> dict[str, float]:
-        """What each client was served by the requests that workers got between these numbers."""
+        """Return what each client was served by the requests that workers got between these numbers."""
         served: dict[str, float] = {}
         for _, client, cost in self.placed[first:last]:
             served[client] = served.get(client, 0.0) + cost
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the simulation cost, which is another time another."""
+    """The cost of a simulation, which differs from run to run."""
 
     gateway_us: float
     """CPU microseconds of the code of the gateways for each request, from the first request to the last end."""

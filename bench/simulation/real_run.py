@@ -20,7 +20,7 @@ IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RealPoint:
-    """What a real gateway needed."""
+    """The figures of a real gateway."""
 
     workers: int
     requests: int
@@ -36,7 +36,7 @@ class RealPoint:
 
     @property
     def idle_us(self) -> float:
-        """What it would have taken in that time without requests, for each request."""
+        """CPU microseconds that it would have taken in that time without requests, for each request."""
         return 1e6 * self.idle * self.seconds / self.requests
 
 

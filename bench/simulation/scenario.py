@@ -1,4 +1,4 @@
-"""What a simulation is to do: its fleet, its load, and what breaks when. The same scenario always has the same end."""
+"""The task of a simulation: its fleet, its load, and what breaks when. The same scenario always has the same end."""
 
 from dataclasses import dataclass, field
 from typing import Literal

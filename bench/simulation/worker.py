@@ -39,7 +39,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """How long a virtual worker takes, in seconds."""
+    """The pace of a virtual worker, in seconds."""
 
     slots: int = 8
     step_s: float = 0.04
@@ -85,7 +85,7 @@ class VirtualWorker:
         """`join` passes a request to join to its gateway. A request with a key in `poison` ends its process."""
         self.name = name
         self.version = 1
-        """Of its program; the next start has it."""
+        """The version of its program at the next start."""
         self.unreachable = False
         """The network is cut. Changed by its machine."""
         self.slowness = 1.0
