@@ -37,7 +37,7 @@ from bench.harness.options import add_out
 from bench.measurement.machine import cpu_model
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
-from bench.simulation.outcome import Cost, Outcome, quantile
+from bench.simulation.outcome import Cost, FleetOutcome, quantile
 from bench.simulation.real_run import RealPoint, run_really
 from bench.simulation.scenario import Scenario
 from bench.simulation.scenarios import node_loss, steady, troubled
@@ -62,7 +62,7 @@ class SimulatedPoint:
     """One simulation."""
 
     scenario: Scenario
-    outcome: Outcome
+    outcome: FleetOutcome
     cost: Cost
 
 

@@ -43,7 +43,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedStream:
     """The answer that a client got, and how its request went."""
 
     wanted: Wanted
@@ -70,7 +70,7 @@ class SimulatedClient:
     """Reads one stream as the gateway's reply does. What the client itself does is of the model."""
 
     def __init__(self, loop: SimulationLoop, router: Router, wanted: Wanted) -> None:
-        self.received = Received(wanted)
+        self.received = ReceivedStream(wanted)
         self._loop = loop
         self._router = router
 

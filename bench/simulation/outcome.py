@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.simulation.client import Received
+from bench.simulation.client import ReceivedStream
 from bench.simulation.ideal import ideal_waits
 from bench.simulation.scenario import Scenario
 from gateway.routing.failure_attribution import MAX_TRIES
@@ -27,7 +27,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FleetOutcome:
     """The end of the simulated world: the same for the same scenario."""
 
     codes: dict[str, int]
@@ -100,19 +100,19 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def judge(
     scenario: Scenario,
-    received: Sequence[Received],
+    received: Sequence[ReceivedStream],
     left_over: Sequence[str],
     operations: Sequence[str],
     seconds: float,
     tokens_of_workers: Sequence[int],
-) -> Outcome:
+) -> FleetOutcome:
     """Compare what each client got with what it should have got."""
     finished = [each for each in received if each.outcome == "finished"]
     short = [each for each in finished if not each.tokens == each.usage == each.wanted.output]
     slots = scenario.workers * scenario.engine.slots
     ideal = ideal_waits(((each.wanted.arrives_s, each.slot_s) for each in finished), slots)
     mean = statistics.fmean(tokens_of_workers)
-    return Outcome(
+    return FleetOutcome(
         codes=dict(sorted(Counter(each.outcome for each in received).items())),
         lost=sum(not each.ends for each in received) + len(short),
         doubled=sum(each.ends > 1 for each in received),
@@ -133,7 +133,7 @@ def judge(
     )
 
 
-def _moved(received: Received) -> list[Moved]:
+def _moved(received: ReceivedStream) -> list[Moved]:
     """The moves of a stream that had begun. Of more than four attempts those between the first ones are known."""
     found = []
     for before, after in zip(received.attempts, received.attempts[1:], strict=False):

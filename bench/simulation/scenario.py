@@ -11,7 +11,7 @@ FaultKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FleetFault:
     """One thing that breaks, or is done by operators."""
 
     kind: FaultKind
@@ -24,7 +24,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientShare:
     """A client with an API key."""
 
     name: str
@@ -49,8 +49,8 @@ class Scenario:
     """The load, as a part of what the slots of all workers can compute."""
     prompt_tokens: tuple[int, int] = (16, 128)
     output_tokens: tuple[int, int] = (8, 40)
-    clients: tuple[Client, ...] = (Client("a"), Client("b"))
-    faults: tuple[Fault, ...] = ()
+    clients: tuple[ClientShare, ...] = (ClientShare("a"), ClientShare("b"))
+    faults: tuple[FleetFault, ...] = ()
     poison: int = 0
     """Requests that kill the worker that computes them."""
     latency_s: float = 0.0005

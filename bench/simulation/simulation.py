@@ -13,10 +13,10 @@ import psutil
 from actors.actor import Ref
 from actors.join.request import JoinRequest
 from actors.system import ActorSystem
-from bench.simulation.client import Received, SimulatedClient, Wanted
+from bench.simulation.client import ReceivedStream, SimulatedClient, Wanted
 from bench.simulation.event_loop import SimulationLoop
-from bench.simulation.outcome import Cost, Outcome, judge
-from bench.simulation.scenario import Client, Fault, Scenario
+from bench.simulation.outcome import Cost, FleetOutcome, judge
+from bench.simulation.scenario import ClientShare, FleetFault, Scenario
 from bench.simulation.worker import MODEL, VirtualWorker
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.messages import FleetMessage, LatestOperation, ReplaceAll
@@ -44,7 +44,7 @@ class Gateway:
     fleet: Ref[FleetMessage]
 
 
-class Simulation:
+class FleetSimulation:
     """One run of a scenario. Must be made on the loop on which it runs."""
 
     def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
@@ -53,7 +53,7 @@ class Simulation:
         self._random = random.Random(scenario.seed)
         self._gateways: list[Gateway] = []
         self._workers: list[VirtualWorker] = []
-        self._received: list[Received] = []
+        self._received: list[ReceivedStream] = []
         self._open = 0
         self._all_sent = False
         self._done = asyncio.Event()
@@ -62,7 +62,7 @@ class Simulation:
         self._slow: set[int] = set()
         """Nodes whose network is slow."""
 
-    async def run(self) -> tuple[Outcome, Cost]:
+    async def run(self) -> tuple[FleetOutcome, Cost]:
         """Start the fleet, send the requests, and judge what came."""
         scenario, loop, meter = self._scenario, self._loop, self._loop.meter
         process = psutil.Process()
@@ -127,7 +127,7 @@ class Simulation:
         for fault in scenario.faults:
             loop.after(fault.at_s, functools.partial(self._break, fault, create_task))
 
-    def _wanted(self, number: int, client: Client, at: float) -> Wanted:
+    def _wanted(self, number: int, client: ClientShare, at: float) -> Wanted:
         scenario, chance = self._scenario, self._random
         prompt, output = chance.randint(*scenario.prompt_tokens), chance.randint(*scenario.output_tokens)
         return Wanted(number + 1, client.name, at, prompt, output)
@@ -165,7 +165,7 @@ class Simulation:
         size = self._scenario.workers_per_node
         return self._workers[node * size : (node + 1) * size]
 
-    def _break(self, fault: Fault, create_task: CreateTask) -> None:
+    def _break(self, fault: FleetFault, create_task: CreateTask) -> None:
         worker = self._workers[fault.target]
         match fault.kind:
             case "node_lost":
@@ -243,13 +243,13 @@ def ledger(router: Router) -> list[str]:
     return [f"{count} {name}" for name, count in held.items() if count]
 
 
-def simulate(scenario: Scenario) -> tuple[Outcome, Cost]:
+def simulate(scenario: Scenario) -> tuple[FleetOutcome, Cost]:
     """Run a scenario on an event loop of its own."""
     with asyncio.Runner(loop_factory=SimulationLoop) as runner:
         return runner.run(_run(scenario))
 
 
-async def _run(scenario: Scenario) -> tuple[Outcome, Cost]:
+async def _run(scenario: Scenario) -> tuple[FleetOutcome, Cost]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulationLoop)
-    return await Simulation(scenario, loop).run()
+    return await FleetSimulation(scenario, loop).run()

@@ -59,7 +59,7 @@ def token_at(key: int, position: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _VirtualRow:
     stream: int
     key: int
     prompt: int
@@ -109,8 +109,8 @@ class VirtualWorker:
         self._reset()
 
     def _reset(self) -> None:
-        self._waiting: deque[_Row] = deque()
-        self._rows: list[_Row] = []
+        self._waiting: deque[_VirtualRow] = deque()
+        self._rows: list[_VirtualRow] = []
         self._stepping = self._ready = self._draining = self.hangs = self.fails_step = False
         self._steps = self._steps_failed = self._reached = self._slowest_ms = 0
         self._last_frame = self._loop.time()
@@ -276,7 +276,7 @@ class VirtualWorker:
         prompt = submit.input.tokens
         most = submit.limits.max_tokens or 0
         now = self._loop.time()
-        self._waiting.append(_Row(submit.stream, prompt[0], len(prompt), most, len(submit.resume), now))
+        self._waiting.append(_VirtualRow(submit.stream, prompt[0], len(prompt), most, len(submit.resume), now))
         self._reached = max(self._reached, submit.stream)
         self._begin_step()
 
@@ -341,7 +341,7 @@ class VirtualWorker:
         failed = [Failed(row.stream, ErrorCode.STEP, "the step failed") for row in rows]
         return [Heartbeat(self._gauges()), *failed]
 
-    def _usage(self, row: _Row) -> Usage:
+    def _usage(self, row: _VirtualRow) -> Usage:
         queue_s, prefill_s = row.slot_at - row.received_at, row.first_at - row.slot_at
         times = (int(1000 * seconds) for seconds in (queue_s, prefill_s, self._loop.time() - row.first_at))
         return Usage(row.prompt, row.position, *times)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.simulation.scenario import Client, Fault, FaultKind, Scenario
+from bench.simulation.scenario import ClientShare, FaultKind, FleetFault, Scenario
 from bench.simulation.scenarios import EACH, node_loss, steady, troubled
 from bench.simulation.simulation import simulate
 from bench.simulation.worker import EngineModel
@@ -43,7 +43,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(seed: int) -> None:
 def test_each_kind_of_fault_moves_streams_and_leaves_them_intact(kind: FaultKind) -> None:
     # All in one rack would leave nothing for the streams of a lost one.
     scenario = Scenario(workers=8, requests=120, workers_per_node=2, nodes_per_rack=2, utilization=0.5)
-    outcome, _ = simulate(replace(scenario, faults=(Fault(kind, 2.0, 1, 15.0),)))
+    outcome, _ = simulate(replace(scenario, faults=(FleetFault(kind, 2.0, 1, 15.0),)))
     assert outcome.intact
     assert outcome.codes == {"finished": 120}
     assert bool(outcome.moved) == (kind != "slow_link")
@@ -58,7 +58,7 @@ def test_streams_of_a_lost_machine_are_placed_in_the_turn_in_which_the_loss_is_n
 
 
 def test_clients_that_always_wait_are_served_by_weight() -> None:
-    clients = (Client("a", weight=3.0), Client("b", weight=1.0))
+    clients = (ClientShare("a", weight=3.0), ClientShare("b", weight=1.0))
     scenario = Scenario(workers=4, requests=600, clients=clients, utilization=30.0, engine=FAST)
     outcome, _ = simulate(scenario)
     assert outcome.intact
@@ -108,7 +108,7 @@ def test_an_altered_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"poison": 11}, "poison"),
         ({"utilization": 0.0}, "utilization"),
         ({"prompt_tokens": (5, 4)}, "prompt_tokens"),
-        ({"faults": (Fault("node_lost", 0.0, 1),)}, "faults"),
+        ({"faults": (FleetFault("node_lost", 0.0, 1),)}, "faults"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_refused_by_the_name_of_its_field(changes: dict[str, Any], field: str) -> None:
