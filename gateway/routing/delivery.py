@@ -52,6 +52,7 @@ class Delivery:
         if isinstance(event, Step | Heartbeat):
             handle.counters.add(handle.incarnation, event.gauges)
             handle.reached, handle.steps_failed = event.gauges.reached, event.gauges.steps_failed
+            handle.note_others(event.gauges.others)
             self._placement.routing.report(handle, event.prefixes)
         if isinstance(event, Step):
             now = self._clock()
@@ -114,6 +115,7 @@ class Delivery:
             sequence.last_at = now
             if sequence.failures and cleared(sequence, count):
                 handle.exemptions.clear()
+                handle.on_change(handle)
                 self._placement.serve(handle.model)
         return sequence
 

@@ -94,7 +94,8 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
-        handle = WorkerHandle(worker, name, model, self.metrics, role)
+        most = self._settings.max_streams_per_worker
+        handle = WorkerHandle(worker, name, model, self.metrics, role, most=most)
         self.pool.add(handle)
         self._placement.routing.add(handle)
 
@@ -130,7 +131,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        if not self.pool.of(model):
+        if not self.pool.has(model):
             raise self.no_model(model)
         if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
@@ -198,6 +199,8 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def _check_count(self, request: GenerationRequest) -> None:
         """Refuse more sequences than a worker and the queue can ever hold. Raises `RequestError`."""
+        if len(request.sequences) == 1:
+            return  # each worker holds one, and this looks at all
         most = self._placement.most(request.model)
         if most is not None and len(request.sequences) > most:
             field = "n" if request.output.per_prompt > 1 else "prompt"
@@ -208,7 +211,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Ask any worker of a model about a prompt. Raises `RequestError`."""
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        if not self.pool.of(model := self.canonical(query.model)):
+        if not self.pool.has(model := self.canonical(query.model)):
             raise self.no_model(query.model)
         if model != query.model:
             query = dataclasses.replace(query, model=model)
@@ -265,8 +268,12 @@ class Router(Actor[WorkerNotice | Terminated]):
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
         for sequence in sequences:
             self._placement.exempt_workers(sequence)
-        for handle in self.handles():
-            handle.cancel([sequence for sequence in sequences if sequence.worker == handle.name])
+        on_workers: dict[str, list[LiveSequence]] = {}
+        for sequence in sequences:
+            if sequence.worker:
+                on_workers.setdefault(sequence.worker, []).append(sequence)
+        for worker, held in on_workers.items():
+            self.pool[worker].cancel(held)
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in sorted(sequences, key=lambda sequence: bool(sequence.worker)):
             self._placement.remove(sequence)

@@ -49,7 +49,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^memory gives {P} and {P} GB/s$",
         *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],
-    "bench/detection.py": [
+    "bench/overhead/detection.py": [
         rf"^scripted: .* {N} % of a core$",
         *(rf"^{name} +(p50 {P} +p99 {P} +max {P} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
     ],
@@ -172,6 +172,14 @@ OUTPUT: dict[str, list[str]] = {
             for caches in ("empty", "filled")
             for what in ("s to the first token, then streams", "tokens/s of streams")
         ),
+    ],
+    "bench/scale.py": [rf"^\| {workers} +\|( +{P} \|){{4}}( +{N} \|){{3}} +{N} % \|$" for workers in (1, 16)]
+    + [
+        rf"^\| 1 +\|( +{P} \|){{5}} +{N} % \|$",
+        rf"^\| 16 +\| +{P} \| +{P} \|( +{N} \|){{2}} +{P} \| +{P} \| +0 \| +0 \|$",
+        rf"^\| 2 +\| +8 \| +{P} \| +{N} % \| +{P} \|$",
+        r"^every fault and an upgrade, seed 0: .* intact$",
+        rf"^one core is full at {P} workers .* by routing alone, at {P} with all the rest$",
     ],
     "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {P} tok/s, through HTTP {P} tok/s, ratio {P}$"],
     "bench/soak.py": [

@@ -38,12 +38,6 @@ SERVED_BYTES = 16 * 1024 * 1024
 _log = structlog.get_logger("gateway.routing.placement")
 
 
-def ahead(slots: int) -> int:
-    """Sequences that a worker with so many slots has beside those that can run, so that a slot which becomes free is
-    taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
-    return max(1, slots // 2)
-
-
 class Placement:
     """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
@@ -84,7 +78,7 @@ class Placement:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
-        self.routing = PrefixRouting(settings.routing, metrics, pool.preference)
+        self.routing = PrefixRouting(settings.routing, metrics, pool)
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
@@ -112,15 +106,19 @@ class Placement:
         neither is possible, or None."""
         self._urgencies.add(sequences[0].terms.urgency)
         held = self._pool.catalog.held(model)
-        candidates = [] if held else self._pool.candidates(model)
-        if candidates and not self.queue.count(model):
-            with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
-            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0])):
+        if not held and not self.queue.count(model):
+
+            def has_room(handle: WorkerHandle) -> bool:
+                return len(handle.live) + len(sequences) <= handle.room
+
+            with_room = filter(has_room, self._pool.candidates(model, with_room=True))
+            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0], has_room)):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
-        if any(self._send(handle, sequences) for handle in self._preempting(model, candidates, sequences)):
+        if not held and any(self._send(handle, sequences) for handle in self._preempting(model, sequences)):
             return None
-        if not candidates and not held and not self._worth_waiting(model):
+        none = not held and next(self._pool.candidates(model), None) is None
+        if none and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
             displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
@@ -140,17 +138,10 @@ class Placement:
 
     def most(self, model: str) -> int | None:
         """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
-        rooms = [self._room(handle) for handle in self._pool.of(model) if handle.slots]
+        rooms = [handle.room for handle in self._pool.of(model) if handle.slots]
         return max(self._settings.max_waiting_streams, *rooms) if rooms else None
 
-    def _room(self, handle: WorkerHandle) -> int:
-        """The sequences that a worker may have: one for each slot, and some for the slots that become free next. The
-        others wait here, where their order can still change."""
-        return min(self._settings.max_streams_per_worker, handle.slots + ahead(handle.slots))
-
-    def _preempting(
-        self, model: str, candidates: Sequence[WorkerHandle], sequences: Sequence[LiveSequence]
-    ) -> list[WorkerHandle]:
+    def _preempting(self, model: str, sequences: Sequence[LiveSequence]) -> list[WorkerHandle]:
         """Return the workers on which the sequences of a new request would preempt others, unless equally urgent ones
         wait already."""
         if len(self._urgencies) < 2:
@@ -158,6 +149,7 @@ class Placement:
         before = next(self.queue.turns(model).urgent_first(), None)
         if before is not None and before.terms.urgency.level <= sequences[0].terms.urgency.level:
             return []
+        candidates = self._pool.candidates(model)
         return [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
 
     def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
@@ -195,7 +187,7 @@ class Placement:
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
         """Drop a sequence of a worker whose removal failed."""
         self.routing.left(handle, sequence)
-        handle.live.pop(sequence.submit.stream, None)
+        handle.drop(sequence)
         self._note_idle()
 
     def _take_off(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
@@ -203,17 +195,15 @@ class Placement:
         handle.remove(sequence)
 
     def _note_idle(self) -> None:
-        if not (self.queue or self._lost or any(handle.live for handle in self._pool)):
+        if not (self.queue or self._lost) and self._pool.idle:
             self.idle.set()
 
     def lose(self, handle: WorkerHandle, cause: Cause, reason: str) -> None:
         """Take all sequences off a worker that is gone or has to leave. They continue on other workers."""
-        sequences = list(handle.live.values())
-        for each in begun_sequences(sequences, handle.slots, handle.reached):
+        for each in begun_sequences([*handle.live.values()], handle.slots, handle.reached):
             each.begun = True
         self.routing.lose(handle)
-        handle.live.clear()
-        handle.close()
+        sequences = handle.lose_all()
         if not sequences:
             self.serve(handle.model)
             return
@@ -297,7 +287,7 @@ class Placement:
         if other is None:
             return False
         self.routing.left(handle, sequence)
-        handle.live.pop(sequence.submit.stream)
+        handle.drop(sequence)
         if not self._send(other, [sequence]):
             sequence.worker = ""
             self._wait([sequence])
@@ -310,7 +300,7 @@ class Placement:
         take yet, but each worker keeps a slot free for it."""
         if not self.queue.count(model):
             return
-        if not self._has_ready(model):
+        if not self._pool.has_ready(model):
             self.queue.lose_workers(model)
         if self._pool.hopeless(model) is not None:
             for sequence in self.queue.of(model):
@@ -346,7 +336,7 @@ class Placement:
     def _serve_urgent(self, model: str) -> bool:
         """Send those to workers that preempt others there. False if they are too many for this turn of the event
         loop."""
-        candidates = self._pool.candidates(model)
+        candidates = list(self._pool.candidates(model))
         running = [other.terms for handle in candidates for other in handle.live.values()]
         least = max((terms.urgency.level for terms in running), default=-1)
         least_of: dict[str, Urgency] = {}
@@ -406,17 +396,22 @@ class Placement:
     def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
         """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""
         now = self._loop.time()
-        handles = [
-            handle
-            for handle in self._pool.candidates(sequence.request.model)
-            if not handle.full(now)
-            and len(handle.live) < (min(self._room(handle), handle.slots - kept) if kept else self._room(handle))
-            and may_run(sequence, handle.live, handle.slots)
-        ]
         # Avoid the worker whose step failed: a device that fails every step always has free slots.
         failed = sequence.request.worker if sequence.cause is Cause.STEP else ""
-        ordered = self.routing.order(handles, sequence)
-        return min(ordered, key=lambda handle: handle.name == failed, default=None)
+
+        def may(handle: WorkerHandle) -> bool:
+            room = min(handle.room, handle.slots - kept) if kept else handle.room
+            return (
+                not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
+            )
+
+        avoided = None
+        candidates = self._pool.candidates(sequence.request.model, with_room=True)
+        for handle in self.routing.order(filter(may, candidates), sequence, may):
+            if handle.name != failed:
+                return handle
+            avoided = handle
+        return avoided
 
     def _send(self, handle: WorkerHandle, sequences: Sequence[LiveSequence]) -> bool:
         hello = handle.status.hello
@@ -454,15 +449,12 @@ class Placement:
     def _retry(self, model: str) -> None:
         """Serve again soon, as time alone makes room: a worker was full, or a circuit was open."""
         timer = self._retries.get(model)
-        if self._has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
+        if self._pool.has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
             self._retries[model] = self._loop.call_later(FULL_S, self.serve, model)
-
-    def _has_ready(self, model: str) -> bool:
-        return any(handle.ready for handle in self._pool.of(model))
 
     def serves(self, model: str) -> bool:
         """A worker is ready, and takes new requests."""
-        return self._has_ready(model) and not self._pool.catalog.held(model)
+        return self._pool.has_ready(model) and not self._pool.catalog.held(model)
 
     def activity(self, model: str, workers: Container[str]) -> Activity:
         """Count the sequences of a model: those on these workers or on the way to another one, and those that wait for
@@ -477,7 +469,7 @@ class Placement:
 
     def _worth_waiting(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
-        comes = not self._has_ready(model) and self._pool.hopeless(model) is None
+        comes = not self._pool.has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes
 
     def _overdue(self, sequence: LiveSequence) -> None:
@@ -496,7 +488,7 @@ class Placement:
         """End the wait of a sequence that is overdue, or let it stay for a worker that is there."""
         if not sequence.begun and self._loop.time() >= sequence.terms.queue_until:
             self.time_out(sequence)
-        elif self._has_ready(sequence.request.model):
+        elif self._pool.has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
         elif sequence.had_turn and self._pool.catalog.operated(sequence.request.model):
             self.queue.stay(sequence)  # an operator has stopped its worker, and is to wait for the next one

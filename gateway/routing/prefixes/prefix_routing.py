@@ -5,8 +5,9 @@ known by their digests (`protocol.prefix_digests`). What is expected of a worker
 the expected tokens it really had, and how fast it computes.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from gateway.metrics.metrics import Metrics
 from gateway.routing.prefixes.choice import WorkerOption, choose
@@ -15,6 +16,7 @@ from gateway.routing.prefixes.pace import DecayedRatio, Pace
 from gateway.routing.prefixes.worker_load import MIN_MEASURED, Expected, WorkerLoad
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
+from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import Routing
 from protocol.events import HeldPrefix, StartedStream, Usage
 from protocol.request import TokensInput
@@ -32,6 +34,7 @@ class _ModelState:
     """The state of a model and its workers."""
 
     index: PrefixIndex = field(default_factory=PrefixIndex)
+    handles: dict[str, WorkerHandle] = field(default_factory=dict)
     loads: dict[str, WorkerLoad] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     """That of all workers together, for those of which nothing was measured yet."""
@@ -58,13 +61,11 @@ class _Preferred:
 class PrefixRouting:
     """Knows what the workers of each model hold. Synchronous; told of every placement, every end and every report."""
 
-    def __init__(
-        self, routing: Routing, metrics: Metrics, preference: Callable[[WorkerHandle], tuple[bool, ...]]
-    ) -> None:
-        """`preference` is what comes before any choice here: only workers with equal ones are chosen from."""
+    def __init__(self, routing: Routing, metrics: Metrics, pool: WorkerPool) -> None:
+        """Only workers that the `pool` prefers equally are chosen from."""
         self._routing = routing
         self._metrics = metrics
-        self._preference = preference
+        self._pool = pool
         self._models: dict[str, _ModelState] = {}
         self._preferred: _Preferred | None = None
         """The last choice, until its sequence is placed."""
@@ -72,44 +73,58 @@ class PrefixRouting:
     def add(self, handle: WorkerHandle) -> None:
         """Add a worker."""
         state = self._models.setdefault(handle.model, _ModelState())
+        state.handles[handle.name] = handle
         state.loads[handle.name] = WorkerLoad()
         handle.prefix_digests = lambda: state.index.digests(handle.name)
 
     def forget(self, handle: WorkerHandle) -> None:
         """Remove a worker."""
         self.lose(handle)
-        del self._models[handle.model].loads[handle.name]
+        state = self._models[handle.model]
+        del state.handles[handle.name], state.loads[handle.name]
 
-    def order(self, handles: list[WorkerHandle], sequence: LiveSequence) -> list[WorkerHandle]:
-        """Return the workers that may get a sequence in the order in which they should be asked. They are given in the
-        order of `WorkerPool.candidates`."""
-        if len(handles) < 2 or self._routing == "least-loaded":
-            return handles
+    def order(
+        self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
+    ) -> Iterator[WorkerHandle]:
+        """Yield the workers that may get a sequence in the order in which they should be asked. They are given in the
+        order of `WorkerPool.candidates`; `may` is true for each of them, and for other candidates that may get it."""
         if self._routing == "round-robin":
-            loads = self._models[handles[0].model].loads
-            return sorted(handles, key=lambda each: (self._preference(each), loads[each.name].last_turn))
-        first = self._preference(handles[0])
-        least = self._least_loaded(handles)
-        model, chosen = least.model, least
+            preference = self._pool.preference
+            every = list(handles)
+            loads = self._models[every[0].model].loads if every else {}
+            return iter(sorted(every, key=lambda each: (preference(each), loads[each.name].last_turn)))
+        return handles if self._routing == "least-loaded" else self._by_prefix(handles, sequence, may)
+
+    def _by_prefix(
+        self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
+    ) -> Iterator[WorkerHandle]:
+        near = list(islice(handles, MAX_EQUAL))
+        if not near:
+            return
+        chosen = least = self._least_loaded(near)
+        model, state = least.model, self._models[least.model]
         if promised := self._promised(model, sequence):
-            promised[least.name] = self._share(least, sequence) * self._prompt_tokens(self._models[model], sequence)
-            by_name = {each.name: each for each in handles}
-            others = [by_name[name] for name in promised if name in by_name and name != least.name]
-            others = [each for each in others if self._preference(each) == first]
+            promised[least.name] = self._share(least, sequence) * self._prompt_tokens(state, sequence)
+            first = self._pool.preference(least)
+            others = [state.handles[name] for name in promised if name != least.name]
+            others = [
+                each
+                for each in others
+                if self._pool.admits(each) and may(each) and self._pool.preference(each) == first
+            ]
             chosen = self._choose([least, *others], sequence, promised)
         if chosen is not least:
             self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
-        return [chosen, *(each for each in handles if each is not chosen)]
+        yield chosen
+        yield from (each for each in chain(near, handles) if each is not chosen)
 
-    def _least_loaded(self, handles: list[WorkerHandle]) -> WorkerHandle:
-        """Return the worker with the fewest sequences; of several, of which some are looked at, that with the fewest
-        prefixes, which are evicted last if they are spread."""
+    def _least_loaded(self, handles: Sequence[WorkerHandle]) -> WorkerHandle:
+        """Return the worker with the fewest sequences; of several that with the fewest prefixes, which are evicted last
+        if they are spread."""
         index, first = self._models[handles[0].model].index, handles[0]
-        preference = self._preference(first)
+        preference = self._pool.preference(first)
         equal = [
-            each
-            for each in handles[:MAX_EQUAL]
-            if each.load == first.load and self._preference(each) == preference
+            each for each in handles if each.load == first.load and self._pool.preference(each) == preference
         ]
         return min(equal, key=lambda each: index.holders(each.name))
 

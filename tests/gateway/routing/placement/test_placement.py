@@ -11,7 +11,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
 from gateway.openai.scores.decoding import ScoreDecoder
-from gateway.routing.placement.placement import ahead
+from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_SLOTS
 from protocol.errors import ErrorCode
