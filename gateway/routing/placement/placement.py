@@ -401,9 +401,7 @@ class Placement:
 
         def may(handle: WorkerHandle) -> bool:
             room = min(handle.room, handle.slots - kept) if kept else handle.room
-            return (
-                not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
-            )
+            return not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
 
         avoided = None
         candidates = self._pool.candidates(sequence.request.model, with_room=True)

@@ -123,9 +123,7 @@ class PrefixRouting:
         if they are spread."""
         index, first = self._models[handles[0].model].index, handles[0]
         preference = self._pool.preference(first)
-        equal = [
-            each for each in handles if each.load == first.load and self._pool.preference(each) == preference
-        ]
+        equal = [each for each in handles if each.load == first.load and self._pool.preference(each) == preference]
         return min(equal, key=lambda each: index.holders(each.name))
 
     def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
