@@ -5,7 +5,7 @@ known by their digests (`protocol.prefix_digests`). What is expected of a worker
 the expected tokens it really had, and how fast it computes.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -98,11 +98,13 @@ class PrefixRouting:
     def _by_prefix(
         self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
     ) -> Iterator[WorkerHandle]:
-        near = list(islice(handles, MAX_EQUAL))
+        near, count = self._least_loaded(handles)
         if not near:
             return
-        chosen = least = self._least_loaded(near)
-        model, state = least.model, self._models[least.model]
+        model = near[0].model
+        state = self._models[model]
+        # Of equally loaded ones that with the fewest prefixes, which are evicted last if they are spread.
+        chosen = least = min(near[:count], key=lambda each: state.index.holders(each.name))
         if promised := self._promised(model, sequence):
             promised[least.name] = self._share(least, sequence) * self._prompt_tokens(state, sequence)
             first = self._pool.preference(least)
@@ -118,13 +120,15 @@ class PrefixRouting:
         yield chosen
         yield from (each for each in chain(near, handles) if each is not chosen)
 
-    def _least_loaded(self, handles: Sequence[WorkerHandle]) -> WorkerHandle:
-        """Return the worker with the fewest sequences; of several that with the fewest prefixes, which are evicted last
-        if they are spread."""
-        index, first = self._models[handles[0].model].index, handles[0]
-        preference = self._pool.preference(first)
-        equal = [each for each in handles if each.load == first.load and self._pool.preference(each) == preference]
-        return min(equal, key=lambda each: index.holders(each.name))
+    def _least_loaded(self, handles: Iterator[WorkerHandle]) -> tuple[list[WorkerHandle], int]:
+        """Take the least loaded workers, and perhaps one that is not. Returns what was taken, and how many are equal."""
+        taken: list[WorkerHandle] = []
+        for each in islice(handles, MAX_EQUAL):
+            taken.append(each)
+            first = taken[0]
+            if each.load != first.load or self._pool.preference(each) != self._pool.preference(first):
+                return taken, len(taken) - 1
+        return taken, len(taken)
 
     def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
         """Choose between the least loaded worker, which is the first, and others that hold something."""

@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 
 
 def test_the_cost_of_a_request_does_not_grow_with_the_number_of_workers() -> None:
-    few, many = (calls(steady(workers, 6 * workers)) for workers in (8, 64))
+    few, many = (calls(steady(workers, 6 * workers)) for workers in (16, 64))
     assert many < 1.1 * few
 
 

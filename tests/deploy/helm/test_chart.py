@@ -85,7 +85,8 @@ def test_ports_are_those_of_the_settings(release: Release, case: str, written: d
     if "worker" not in release.controllers:
         assert set(ports) == {"http"}
         return
-    address = urlsplit(load({}, written["worker"]).join)
+    (join,) = load({}, written["worker"]).join
+    address = urlsplit(join)
     service = release.named("Service", str(address.hostname).partition(".")[0])
     assert address.hostname == f"{service['metadata']['name']}.{NAMESPACE}.svc"
     assert (address.port, service["spec"]["ports"][0]["targetPort"]) == (service["spec"]["ports"][0]["port"], "join")

@@ -42,7 +42,7 @@ class Linked:
         port = self.link.port if isinstance(self.link, ByteLink) else self.door.joins.port
         host = "127.0.0.1" if isinstance(self.link, ByteLink) else GATEWAY
         address, given = f"tcp://{host}:{port}", {"tokens_per_second": RATE} | fields
-        worker = joining(address, self.door.key, self.door.file("far"), **given)
+        worker = joining(self.door.file("far"), (address, self.door.key), **given)
         if isinstance(self.link, PacketLink):
             self.link.worker.run(worker.__enter__)
         else:
