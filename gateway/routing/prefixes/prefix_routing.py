@@ -121,7 +121,7 @@ class PrefixRouting:
         yield from (each for each in chain(near, handles) if each is not chosen)
 
     def _least_loaded(self, handles: Iterator[WorkerHandle]) -> tuple[list[WorkerHandle], int]:
-        """Take the least loaded workers, and perhaps one that is not. Returns what was taken, and how many are equal."""
+        """Take the least loaded workers, and perhaps one that is not. Returns those taken, and how many are equal."""
         taken: list[WorkerHandle] = []
         for each in islice(handles, MAX_EQUAL):
             taken.append(each)
