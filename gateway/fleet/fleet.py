@@ -32,8 +32,8 @@ from gateway.routing.worker_handle import Role
 
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
 SHARED = (
-    "resumable streams and stored responses are known to the gateway that made them, and limits of API keys hold at "
-    "each gateway, unless all have the same redis_url"
+    "resumable streams and stored responses are known to the gateway that made them; limits of API keys hold at each "
+    "gateway, or with the same redis_url for all gateways together"
 )
 _log = structlog.get_logger("gateway.fleet.fleet")
 

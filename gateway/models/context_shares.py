@@ -45,6 +45,7 @@ def choose_contexts(models: Sequence[ModelMemory], budget: float) -> list[int]:
     """
     chosen = [_first(model) for model in models]
     groups = [_beside(index, models, budget) for index in range(len(models))]
+    used = [sum(models[index].bytes(chosen[index]) for index in group) for group in groups]
     rising = {index for index, model in enumerate(models) if chosen[index] < model.most}
     for level in _levels(max((model.most for model in models), default=0)):
         for index in sorted(rising):
@@ -52,12 +53,14 @@ def choose_contexts(models: Sequence[ModelMemory], budget: float) -> list[int]:
             wanted = min(level, model.most)
             if wanted <= chosen[index]:
                 continue
-            raised = [*chosen[:index], wanted, *chosen[index + 1 :]]
-            if all(_bytes(models, raised, group) <= budget for group in groups if index in group):
-                chosen = raised
-            else:
-                rising.discard(index)
-            if wanted == model.most:
+            more = model.bytes(wanted) - model.bytes(chosen[index])
+            concerned = [number for number, group in enumerate(groups) if index in group]
+            fits = all(used[number] + more <= budget for number in concerned)
+            if fits:
+                chosen[index] = wanted
+                for number in concerned:
+                    used[number] += more
+            if not fits or wanted == model.most:
                 rising.discard(index)
     return chosen
 
@@ -83,10 +86,6 @@ def _beside(index: int, models: Sequence[ModelMemory], budget: float) -> set[int
             group.add(other)
             used += needed
     return group
-
-
-def _bytes(models: Sequence[ModelMemory], contexts: Sequence[int], group: set[int]) -> int:
-    return sum(models[index].bytes(contexts[index]) for index in group)
 
 
 def _levels(most: int) -> Iterator[int]:

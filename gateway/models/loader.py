@@ -144,6 +144,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             case msg.UnpinModel(model) if model in self.residency:
                 self.residency.unpin(model)
                 self._release_extra(model)
+                self._check_ends(model)
             case msg.ReserveMemory(model, reply):
                 reply.send(self._reserve(model))
             case msg.LoadModel(model, reply) | msg.UnloadModel(model, reply) | msg.ReloadModel(model, reply):
@@ -253,6 +254,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         if resident.state is ModelState.UNLOADING:
             if all(each.gone for each in workers.all.values()):
                 self.residency.ended(model)
+        elif resident.state is ModelState.LOADED and resident.pins:
+            pass  # the operation may start one again, such as with its old checkpoint: this is checked at its end
         elif resident.state in (ModelState.LOADING, ModelState.LOADED) and all(each.over for each in workers.used):
             reasons = "; ".join(f"worker {each.ref.name}: {each.status.reason}" for each in workers.used)
             retries = bool(reasons)

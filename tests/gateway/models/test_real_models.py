@@ -330,6 +330,52 @@ async def test_a_model_is_exchanged_without_memory_for_a_second_one_and_its_stre
         assert re.search(r"^baton_replays_total.* [1-9]", metrics, flags=re.MULTILINE), "streams were moved"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_streams_outlast_a_checkpoint_that_cannot_be_loaded_in_its_place(workers: int) -> None:
+    launches = [launch(f"w{number}", model="a", rate=100) for number in range(workers)]
+    models = [ModelTerms(name="a", bytes=4 * workers)]
+    async with real_gateway(*launches, models=models, budget=4 * workers, ready=["w0"]) as real:
+        await real.ready()
+        expected = await stream(real, "a", 80)
+        began = [anyio.Event() for _ in range(3)]
+
+        async def exchange() -> dict[str, Any]:
+            for event in began:
+                await event.wait()
+            return await operate(real, "/admin/reload", {"model": "a", "grace_s": 0, "checkpoint": "broken"})
+
+        streams = [lambda event=event: stream(real, "a", 80, event) for event in began]
+        *answers, operation = await gather(*streams, exchange)
+        assert operation["outcome"] == "failed", operation
+        assert answers == [expected] * 3
+        assert real.state("a") is ModelState.LOADED
+
+
+async def test_a_model_without_any_checkpoint_that_loads_has_failed_when_the_operation_has() -> None:
+    """The checkpoint from before, too: it is damaged by now."""
+    damaged = launch("w0", model="a", rate=100, faults=[Fault("refuse_load", incarnation=3)])
+    async with real_gateway(damaged, models=[ModelTerms(name="a", bytes=4)], budget=4, ready=["w0"]) as real:
+        began = anyio.Event()
+
+        async def exchange() -> dict[str, Any]:
+            await began.wait()
+            return await operate(real, "/admin/reload", {"model": "a", "grace_s": 0, "checkpoint": "broken"})
+
+        async def read() -> str:
+            body = COMPLETION | {"model": "a", "max_tokens": 80, "ignore_eos": True, "stream": True}
+            async with real.client.stream("POST", "/v1/completions", json=body) as response:
+                began.set()
+                return (await response.aread()).decode()
+
+        text, operation = await gather(read, exchange)
+        assert operation["outcome"] == "failed", operation
+        assert "worker_lost" in text
+        assert real.state("a") is ModelState.FAILED
+        answer = await complete(real, "a")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert "could not be loaded: worker w0" in answer.json()["error"]["message"]
+
+
 async def test_a_worker_that_was_drained_before_its_model_was_loaded_is_not_started_with_it() -> None:
     workers = [launch("w0", model="a"), launch("w1", model="a")]
     async with real_gateway(*workers, models=[lazy("a")]) as real:
