@@ -116,6 +116,9 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """The context that the model itself declares; 0 if unknown."""
     context_bound: Label = ""
     """Why `context` is less than that: `setting`, `memory` or `device`; empty if it is not less."""
+    key: Label = ""
+    """The worker's own public key, 64 hexadecimal digits, on a connection that was made with a join token: the gateway
+    lets it connect with that key from now on."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -454,6 +454,16 @@ class Settings(BaseSettings):
     join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
     server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
+    join_token: str = _field(
+        "",
+        JOINING,
+        "One-time token from baton worker-keys token, instead of a key that the gateway knows. Better a variable than "
+        "a flag, which other users of the machine see.",
+        "TOKEN",
+    )
+    join_timeout_s: float = _field(
+        0.0, JOINING, "Seconds without a gateway after which the worker ends; 0: it tries on.", ge=0, le=86400
+    )
 
     @property
     def sources(self) -> dict[str, str]:

@@ -45,7 +45,7 @@ class WorkerPool:
         self._handles[handle.name] = handle
 
     def remove(self, worker: str) -> None:
-        """Remove a worker that has ended and was on standby."""
+        """Remove a worker that has ended."""
         del self._handles[worker]
 
     def models(self) -> list[str]:

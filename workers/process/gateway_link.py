@@ -52,10 +52,10 @@ class GatewayLink:
         """The gateway's sequences that the worker still has."""
         return frozenset(self._live)
 
-    async def send_hello(self, hello: Hello) -> None:
-        """Say `Hello`, without a number: the gateway gives it one of its own."""
+    async def send_hello(self, hello: Hello, key: str = "") -> None:
+        """Say `Hello`, without a number: the gateway gives it one of its own. `key` is the public key to register."""
         try:
-            await self._link.send([encode(replace(hello, incarnation=0))])
+            await self._link.send([encode(replace(hello, incarnation=0, key=key))])
         except LinkClosed:
             pass  # its owner learns it, or knows it already
 

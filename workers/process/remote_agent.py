@@ -15,6 +15,7 @@ import structlog
 from msgspec import Struct
 
 from actors.actor import Actor, OnFailure, Terminated
+from actors.join.join_keys import JoinKeys
 from actors.mailbox import MailboxFull
 from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
@@ -35,8 +36,7 @@ from actors.supervision.worker import (
 from actors.supervision.worker_actor import WorkerRef, spawn_worker
 from actors.system import ActorSystem
 from actors.transport.endpoint import EndpointError, check_address
-from actors.transport.keys import from_z85
-from actors.transport.link import CurveKeys
+from actors.transport.link import KEY_REFUSED
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel
 from protocol.errors import ByeReason
@@ -92,14 +92,16 @@ class RemoteAgent(Actor[AgentMessage]):
         name: str,
         command: CommandLine,
         address: str,
-        keys: CurveKeys,
+        keys: JoinKeys,
         *,
+        join_timeout_s: float = 0.0,
         policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
         signals: Sequence[signal.Signals] = (),
         manager: ServiceManager | None = None,
     ) -> None:
-        """One of the `signals` stops it. `manager` learns when it has joined with its model loaded, and of the end.
+        """It gives up after `join_timeout_s` without a gateway; 0: never. One of the `signals` stops it. `manager`
+        learns when it has joined with its model loaded, and of the end.
 
         Raises `actors.transport.endpoint.EndpointError` for an invalid address.
         """
@@ -110,15 +112,17 @@ class RemoteAgent(Actor[AgentMessage]):
         self._command = command
         self._address = address
         self._keys = keys
+        self._join_timeout_s = join_timeout_s
         self._terms = Terms(policy, deadlines or Deadlines())
         self._signals = signals
         self._manager = ServiceManager({}) if manager is None else manager
-        self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=from_z85(keys.public))
+        self._log = structlog.get_logger("joining").bind(worker=name, gateway=address, key=keys.own_text)
         self._link: GatewayLink | None = None
         self._left: frozenset[int] = frozenset()  # what the gateway of an ended link still had on the worker
         self._failures: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._waits = False  # before it tries again
         self._made_at = 0.0
+        self._alone_since: float | None = None  # without a gateway, from the first try to reach one
 
     def started(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -154,7 +158,10 @@ class RemoteAgent(Actor[AgentMessage]):
                 if link is not None:
                     link.worker_lost(message)
             case GatewayFrames(source, frames) if source is link:
+                before = source.joined
                 source.receive(frames)
+                if source.joined and not before:
+                    self._keys.welcomed()
             case GatewayLost(source, reason) if source is link:
                 source.end(reason)
             case LinkDue(source) if source is link:
@@ -186,7 +193,8 @@ class RemoteAgent(Actor[AgentMessage]):
         if self._link is not None:
             self._link.changed(status)
         if not status.running:
-            self.gave_up = status.reason if status.state is WorkerState.GIVEN_UP else ""
+            if status.state is WorkerState.GIVEN_UP:
+                self.gave_up = self.gave_up or status.reason
             self.context.ref.stop()
 
     def _leave(self, reason: str) -> None:
@@ -201,11 +209,13 @@ class RemoteAgent(Actor[AgentMessage]):
         status = self._worker.status
         if self._link is not None or self._waits or self._left or status.hello is None or status.state not in _JOINED:
             return
+        if self._alone_since is None:
+            self._alone_since = self._loop.time()
         try:
             link = GatewayLink(
                 self._worker,
                 self._address,
-                self._keys,
+                self._keys.current,
                 lambda frames: self._post(GatewayFrames(link, frames)),
                 lambda reason: self._post(GatewayLost(link, reason)),
             )
@@ -213,7 +223,7 @@ class RemoteAgent(Actor[AgentMessage]):
             self._try_later(str(error))
             return
         self._link, self._made_at = link, self._loop.time()
-        self.context.start_soon(link.send_hello, status.hello)
+        self.context.start_soon(link.send_hello, status.hello, self._keys.registers)
         self._later(HEARTBEAT_S, LinkDue(link))
 
     def _attend(self, link: GatewayLink) -> None:
@@ -235,9 +245,29 @@ class RemoteAgent(Actor[AgentMessage]):
             self._worker.ref.tell(RestartWorker(0.0), urgent=True)
         if link.joined:
             self._failures.clear()
-        self._try_later(link.ended)
+            self._alone_since = None
+        if why := self._keys.ended(refused=link.ended == KEY_REFUSED):
+            self._give_up(why)
+        else:
+            self._try_later(link.ended)
+
+    def _out_of_time(self, reason: str | None) -> str:
+        since = self._alone_since
+        if not self._join_timeout_s or since is None or self._loop.time() - since < self._join_timeout_s:
+            return ""
+        return f"it was without a gateway for {self._join_timeout_s:g} s: {reason}"
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = why
+        self._log.error("gives_up", reason=why)
+        self._manager.stopping()
+        self._waits = True
+        self._worker.ref.tell(StopWorker(), urgent=True)
 
     def _try_later(self, reason: str | None) -> None:
+        if why := self._out_of_time(reason):
+            self._give_up(why)
+            return
         now = self._loop.time()
         self._failures.append(now)
         delay_s = RETRY.delay_s(self._failures, now)

@@ -8,21 +8,24 @@ import anyio
 import httpx
 import pytest
 
+from actors.join.join_keys import REVOKED, JoinKeys
 from actors.supervision.restart_policy import RestartPolicy
-from actors.transport.keys import make_key
+from actors.transport.join_tokens import PREFIX, parse_token
+from actors.transport.keys import make_gateway_key, make_key, read_key
 from actors.transport.link import CurveKeys
 from cli.commands.worker import worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving, url_of
+from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving, url_of
 from tests.cli.joining import joining_commands
+from tests.ports import port_for_later
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 
 def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
     own, server = make_key(tmp_path / "own"), make_key(tmp_path / "server")
     given = Settings(join="tcp://10.0.0.1:7000", server_key=server.public_text, key_file=str(tmp_path / "own"))
-    keys = worker_keys(given)
+    keys = worker_keys(given).current
     assert (keys.public, keys.secret, keys.server) == (own.public, own.secret, server.public)
     for name in ("join", "server_key", "key_file"):
         with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
@@ -43,7 +46,7 @@ def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     command = lambda endpoint, incarnation: ["false"]  # noqa: E731
     once = RestartPolicy(max_failures=1)
     with pytest.raises(WorkerGaveUp, match="exited with status 1"):
-        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", keys, policy=once))
+        anyio.run(run_agent, RemoteAgent("w", command, "tcp://127.0.0.1:9", JoinKeys(keys), policy=once))
 
 
 def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> None:
@@ -64,3 +67,41 @@ def test_a_server_without_workers_serves_with_one_that_joins(tmp_path: Path) -> 
         gateway.send_signal(signal.SIGTERM)
         _, errors = gateway.communicate(timeout=DEADLINE_S)
     assert gateway.returncode == 0, errors
+
+
+def test_a_worker_joins_with_a_token_and_ends_when_it_is_removed(tmp_path: Path) -> None:
+    """With an empty allow-list, over the routes that an orchestrator uses."""
+    server = make_gateway_key(tmp_path / "keys").public_text
+    address = f"tcp://127.0.0.1:{port_for_later()}"
+    keys = ["--keys-dir", str(tmp_path / "keys"), "--admin-key", "admin"]
+    headers = {"authorization": "Bearer admin"}
+    with serving([*SERVE, "--workers", "0", "--listen-workers", address, *keys]) as gateway:
+        url = url_of(read_until(gateway, "listening"))
+        made = httpx.post(f"{url}/admin/workers/far/token", headers=headers, timeout=DEADLINE_S).json()
+        assert made["server_key"] == server
+        work = ["-m", "cli", "worker", "--backend", "scripted", "--join", address, "--server-key", server]
+        with serving(work, {"BATON_JOIN_TOKEN": made["token"]}) as worker:
+            read_until(worker, "joined")
+            read_until(gateway, "worker_joined")
+            removed = httpx.post(f"{url}/admin/workers/far/remove", headers=headers, timeout=DEADLINE_S)
+            assert removed.status_code == 202
+            _, errors = worker.communicate(timeout=DEADLINE_S)
+    assert worker.returncode == 1
+    assert json.loads(errors.splitlines()[-1])["problem"] == REVOKED
+
+
+def test_a_token_needs_no_key_file_and_makes_one_that_is_given(tmp_path: Path) -> None:
+    server = make_key(tmp_path / "server")
+    token = PREFIX + "1" * 64
+    given = Settings(join="tcp://10.0.0.1:7000", server_key=server.public_text, join_token=token)
+    keys = worker_keys(given)
+    assert keys.current.public == parse_token(token).public
+    assert keys.ended(refused=False) == ""
+    assert keys.current.public != parse_token(token).public
+    file = given.model_copy(update={"key_file": str(tmp_path / "own")})
+    made = worker_keys(file)
+    assert (made.registers, made.own_text) == (read_key(tmp_path / "own").public_text,) * 2
+    assert worker_keys(file).own_text == made.own_text
+    with pytest.raises(CommandFailed, match="--join-token: a join token is") as caught:
+        worker_keys(given.model_copy(update={"join_token": "baton-join-secret"}))
+    assert "secret" not in str(caught.value)

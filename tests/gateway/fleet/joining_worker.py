@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from actors.join.join_keys import JoinKeys
 from actors.process.logs import configure_logging
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
@@ -30,7 +31,7 @@ async def main() -> None:
         spec.name,
         worker_command(spec),
         address,
-        CurveKeys(own.public, own.secret, server=to_z85(server)),
+        JoinKeys(CurveKeys(own.public, own.secret, server=to_z85(server))),
         policy=RestartPolicy(first_delay_s=0.01),
         deadlines=Deadlines(hang=2.5),
     )

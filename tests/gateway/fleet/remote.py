@@ -102,7 +102,7 @@ async def doorway(
     key = make_gateway_key(keys)
     for name in names:
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
-    async with real_gateway(*launches, deadlines=deadlines) as real:
+    async with real_gateway(*launches, deadlines=deadlines, on_removed=lambda worker: joins.forget(worker)) as real:
         settings = GatewaySettings(listen_workers="tcp://127.0.0.1:0", keys_dir=str(keys))
         joins = RemoteJoin(settings, real.router.rejections)
         joins.listen()
