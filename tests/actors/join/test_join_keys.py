@@ -1,4 +1,4 @@
-"""Which key a worker connects with, and when it gives up."""
+"""The key that a worker connects with, and when it gives up."""
 
 from actors.join.join_keys import NOT_ENROLLED, REVOKED, JoinKeys
 from actors.transport.keys import KeyPair

@@ -76,7 +76,7 @@ def test_a_worker_joins_with_a_token_and_ends_when_it_is_removed(tmp_path: Path)
     keys = ["--keys-dir", str(tmp_path / "keys"), "--admin-key", "admin"]
     headers = {"authorization": "Bearer admin"}
     with serving([*SERVE, "--workers", "0", "--listen-workers", address, *keys]) as gateway:
-        url = url_of(read_until(gateway, "listening"))
+        url = f"http://127.0.0.1:{json.loads(read_until(gateway, 'listening')[-1])['port']}"
         made = httpx.post(f"{url}/admin/workers/far/token", headers=headers, timeout=DEADLINE_S).json()
         assert made["server_key"] == server
         work = ["-m", "cli", "worker", "--backend", "scripted", "--join", address, "--server-key", server]

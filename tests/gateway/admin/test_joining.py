@@ -42,7 +42,7 @@ async def test_an_administrator_gets_a_token_of_the_name(tmp_path: Path) -> None
         assert answer.status_code == 200
         assert made | {"token": ""} == {"worker": "gpu1", "token": "", "valid_s": 5, "server_key": server.public_text}
         assert JoinTokens(tmp_path).read().names == {parse_token(made["token"]).public: "gpu1"}
-        again = await client.post("/admin/workers/gpu1/token", headers=ADMIN)
+        again = await client.post("/admin/workers/gpu1/token", json={}, headers=ADMIN)
         assert (again.status_code, again.json()["valid_s"]) == (200, 600)
 
 
