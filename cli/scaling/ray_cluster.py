@@ -5,6 +5,7 @@ ends a worker that serves: its link to the gateway is what it lives by. The acto
 """
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import structlog
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from baton_serve.start import module_command
@@ -31,18 +33,27 @@ STOP_S = 10.0
 """Time for a worker to end after SIGTERM."""
 TAIL_BYTES = 4096
 """Bytes at the end of a worker's log that are reported with its end."""
+MAX_MESSAGE = 1000
+"""Characters of a message of Ray that are logged."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+_log = structlog.get_logger("cli.scaling.ray_cluster")
 
 
 class RayCluster:
     """Implements `WorkerCluster`. It must be the only connection of this process to a cluster."""
 
-    def __init__(self, address: str, prefix: str, resources: Mapping[str, float]) -> None:
-        """Connect. `resources` are those of one worker. Raises `ClusterLost`."""
+    def __init__(self, address: str, prefix: str, resources: Mapping[str, float], module: str = "cli") -> None:
+        """Connect. `resources` are those of one worker, and `module` is what its process runs. Raises
+        `ClusterLost`."""
         self._prefix = prefix
         self._resources = resources
+        self._module = module
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._reports: dict[str, Any] = {}  # reports that were asked for and have not come
         self._seen: set[str] = set()  # names of actors that have reported
+        self._output = contextlib.redirect_stdout(RayMessages())
+        self._output.__enter__()
         with _as_lost(f"no Ray cluster answers at {address}"):
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         self._worker = ray.remote(placed_worker_class())
@@ -123,7 +134,8 @@ class RayCluster:
     def start(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
         """See `WorkerCluster`."""
         with _as_lost(f"{name} cannot be started"):
-            ray.get(ray.get_actor(name).start.remote(name, arguments, dict(environment)), timeout=ANSWER_S)
+            started = ray.get_actor(name).start.remote(name, self._module, arguments, dict(environment))
+            ray.get(started, timeout=ANSWER_S)
 
     def remove(self, name: str) -> None:
         """See `WorkerCluster`."""
@@ -144,6 +156,21 @@ class RayCluster:
     def close(self) -> None:
         """See `WorkerCluster`."""
         ray.shutdown()
+        self._output.__exit__(None, None, None)
+
+
+class RayMessages(io.TextIOBase):
+    """Takes what Ray prints about the cluster for a log."""
+
+    def writable(self) -> bool:
+        """A stream to write to."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Log what is not white space, without the codes of colours."""
+        if said := " ".join(_COLOURS.sub("", text).split()):
+            _log.warning("ray_message", text=said[:MAX_MESSAGE])
+        return len(text)
 
 
 @contextlib.contextmanager
@@ -182,16 +209,17 @@ def placed_worker_class() -> type:
             self._process: subprocess.Popen[bytes] | None = None
             self._log = Path()
 
-        def start(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
+        def start(self, name: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
             """Start a worker, unless one runs. Its log is a file: a pipe would end it with this actor."""
             if self._process is not None and self._process.poll() is None:
                 return
-            self._log.unlink() if self._log.is_file() else None
+            if self._log.is_file():
+                self._log.unlink()
             descriptor, path = tempfile.mkstemp(".log", f"baton-{name}-")
             self._log = Path(path)
             try:
                 self._process = subprocess.Popen(
-                    module_command("cli", *arguments),
+                    module_command(module, *arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=descriptor,
                     stderr=descriptor,
@@ -214,10 +242,12 @@ def placed_worker_class() -> type:
             }
 
         def _why(self, status: int) -> str:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
-                tail = log.read().decode("utf-8", "replace")
-            said = re.findall(r'"(?:problem|reason)": ?"((?:[^"\\]|\\.)*)"', tail) or tail.splitlines()[-1:]
+            said: list[str] = []
+            if self._log.is_file():  # it is removed when the worker is stopped
+                with self._log.open("rb") as log:
+                    log.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
+                    tail = log.read().decode("utf-8", "replace")
+                said = re.findall(r'"(?:problem|reason)": ?"((?:[^"\\]|\\.)*)"', tail) or tail.splitlines()[-1:]
             ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
             return f"{ended}: {said[-1]}" if said else ended
 
