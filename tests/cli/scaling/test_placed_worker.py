@@ -55,7 +55,9 @@ def test_it_runs_in_a_session_of_its_own_with_its_token_in_the_environment_and_e
     report = place.report()
     process = psutil.Process(report["pid"])
     assert (report["state"], os.getsid(process.pid)) == ("running", process.pid)
-    assert process.environ()["BATON_JOIN_TOKEN"] == "secret"
+    while not (environment := process.environ()):  # in the middle of its start
+        pass
+    assert environment["BATON_JOIN_TOKEN"] == "secret"
     assert "secret" not in " ".join(process.cmdline())
     place.stop(DEADLINE_S)
     assert place.report()["why"].startswith(f"killed by signal {signal.SIGTERM}")
@@ -63,7 +65,10 @@ def test_it_runs_in_a_session_of_its_own_with_its_token_in_the_environment_and_e
 
 def test_a_worker_that_does_not_leave_is_killed(place: Any) -> None:
     place.start("ray-0", "http.server", ["--bind", "127.0.0.1", "0"], {})
-    os.kill(place.report()["pid"], signal.SIGSTOP)
+    process = psutil.Process(place.report()["pid"])
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:
+        pass
     place.stop(0.05)
     assert place.report()["why"].startswith(f"killed by signal {signal.SIGKILL}")
 
