@@ -146,6 +146,9 @@ OUTPUT: dict[str, list[str]] = {
             for what in ("s to the first token, then streams", "tokens/s of streams")
         ),
     ],
+    "bench/scale_out/ray_node_loss.py": [
+        rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
+    ],
     "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {P} tok/s, through HTTP {P} tok/s, ratio {P}$"],
     "bench/soak.py": [
         r"^\| answered +\| +[1-9]",
