@@ -1,4 +1,4 @@
-"""What clients notice when a machine of a Ray cluster is lost under their streams, and when the fleet is whole again.
+"""Gaps of streams when a machine of a Ray cluster is lost, and the time until the fleet is whole again.
 
     python bench/scale_out/ray_node_loss.py [--streams 64] [--nodes 3] [--tokens 800]
 

@@ -15,7 +15,7 @@ import psutil
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 80 << 20
-"""The least that Ray accepts is below this; the workers keep nothing in it."""
+"""Nearly the minimum that Ray accepts. The workers keep nothing in it."""
 QUIET = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
 
 

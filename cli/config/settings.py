@@ -23,7 +23,7 @@ _GATEWAY = GatewaySettings()
 """The defaults of the gateway's settings."""
 
 MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
-SCALING = "Scaling"
+SCALING = "Placement"
 
 
 def _field(default: Any, panel: str, help: str, metavar: str = "", allowed: str = "", **bounds: Any) -> Any:

@@ -52,10 +52,11 @@ class RayCluster:
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._reports: dict[str, Any] = {}  # reports that were asked for and have not come
         self._seen: set[str] = set()  # names of actors that have reported
+        with _as_lost(f"no Ray cluster answers at {address}"):
+            _check_answers(address)
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         self._output = contextlib.redirect_stdout(RayMessages())
         self._output.__enter__()
-        with _as_lost(f"no Ray cluster answers at {address}"):
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         self._worker = ray.remote(placed_worker_class())
         self._lease = ray.remote(lease_class())
 
@@ -100,7 +101,7 @@ class RayCluster:
             return found
 
     def _read(self, name: str, report: Any) -> WorkerPlace | None:
-        """The place by its report, which is None if it has not come; None if the place is gone."""
+        """The place by its report, or without one (None) if it has not come. Returns None if the place is gone."""
         if report is None:
             return WorkerPlace(name, PlaceState.UNREACHABLE if name in self._seen else PlaceState.PENDING)
         try:
@@ -173,6 +174,16 @@ class RayMessages(io.TextIOBase):
         return len(text)
 
 
+def _check_answers(address: str) -> None:
+    """Raises `ClusterLost` if nothing listens at the address, which Ray would try to reach for a minute."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ClusterLost(f"write auto, HOST:PORT or ray://HOST:PORT, not {address!r}")
+    socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+
+
 @contextlib.contextmanager
 def _as_lost(what: str) -> Iterator[None]:
     """Raise `ClusterLost` for the errors of Ray. Its connections raise those of Python and of gRPC, too."""
@@ -180,7 +191,7 @@ def _as_lost(what: str) -> Iterator[None]:
         yield
     except ClusterLost:
         raise
-    except (RayError, ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+    except (RayError, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ClusterLost(f"{what}: {' '.join(str(error).split())[:500] or type(error).__name__}") from error
 
 

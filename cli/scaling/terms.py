@@ -1,4 +1,4 @@
-"""What `baton scale` was asked for, checked."""
+"""The terms of `baton scale`, checked."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class ScaleTerms:
     """The names of the workers are PREFIX-0, PREFIX-1 and so on."""
     bounds: ScaleRange
     resources: Mapping[str, float]
-    """What one worker needs of its machine, as Ray counts it."""
+    """The needs of one worker, as Ray counts them."""
     options: Sequence[str]
     """The options of `baton worker` beside those of joining."""
 

@@ -15,7 +15,9 @@ pytest.importorskip("ray", reason="needs the `ray` extra")
 
 from structlog.testing import capture_logs
 
-from cli.scaling.ray_cluster import RayMessages, lease_class, placed_worker_class
+from cli.scaling.placement import ClusterLost
+from cli.scaling.ray_cluster import RayCluster, RayMessages, lease_class, placed_worker_class
+from tests.ports import port_for_later
 
 DEADLINE_S = 60.0
 
@@ -86,3 +88,16 @@ def test_what_ray_prints_is_logged() -> None:
         print("\x1b[33m(raylet)\x1b[0m a node\n  is dead", file=RayMessages())
     assert lines == [{"event": "ray_message", "log_level": "warning", "text": "(raylet) a node is dead"}]
     assert sys.stdout.writable()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "ray://:10001", "HOST:PORT", "127.0.0.1:"])
+def test_an_address_of_another_form_is_refused(address: str) -> None:
+    with pytest.raises(ClusterLost, match=f"write auto, HOST:PORT or ray://HOST:PORT, not '{address}'"):
+        RayCluster(address, "ray", {})
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999{}"])
+def test_an_address_at_which_nothing_answers_is_named(form: str) -> None:
+    address = form.format(port_for_later())
+    with pytest.raises(ClusterLost, match=f"no Ray cluster answers at {address}: "):
+        RayCluster(address, "ray", {})

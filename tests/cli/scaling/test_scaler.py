@@ -173,7 +173,7 @@ def test_problems_are_logged_once_and_tried_again() -> None:
 
 
 def test_the_queue_scales_up_fast_and_down_slowly() -> None:
-    """What waits counts in the gateway and in all workers of the model, also those of the gateway's own machine."""
+    """The queues of all workers of the model count, also of those of the gateway's own machine."""
     made = running(1, most=4)
     made.gateway.joins("w0", queue=2)
     made.gateway.waiting = 3
