@@ -85,7 +85,7 @@ class WorkerCluster(Protocol):
 
 
 class ClusterLost(Exception):
-    """Raised when the cluster cannot be reached, or has refused something; the message says what."""
+    """Raised when the cluster cannot be reached, or has refused something; the message has the reason."""
 
 
 def names_of(prefix: str, count: int) -> list[str]:

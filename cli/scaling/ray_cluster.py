@@ -145,7 +145,7 @@ class RayCluster:
                 actor = ray.get_actor(name)
             except ValueError:
                 return
-            with contextlib.suppress(RayActorError, GetTimeoutError):  # its machine is gone, or cut off
+            with contextlib.suppress(RayActorError, GetTimeoutError):  # its machine is gone or unreachable
                 ray.get(actor.stop.remote(STOP_S), timeout=STOP_S + ANSWER_S)
             ray.kill(actor)
 

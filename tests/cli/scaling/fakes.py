@@ -56,7 +56,7 @@ class FakeCluster:
 
 
 class FakeGateway:
-    """A gateway that workers have joined whose places run, as far as the test says so."""
+    """A gateway that workers have joined whose places run, as far as the test lets them."""
 
     def __init__(self) -> None:
         self.workers: dict[str, dict[str, Any]] = {}
