@@ -77,13 +77,13 @@ def test_a_worker_joins_with_a_token_and_ends_when_it_is_removed(tmp_path: Path)
     headers = {"authorization": "Bearer admin"}
     with serving([*SERVE, "--workers", "0", "--listen-workers", address, *keys]) as gateway:
         url = f"http://127.0.0.1:{json.loads(read_until(gateway, 'listening')[-1])['port']}"
-        made = httpx.post(f"{url}/admin/workers/far/token", headers=headers, timeout=DEADLINE_S).json()
+        made = httpx.post(f"{url}/admin/workers/far/token", json={}, headers=headers, timeout=DEADLINE_S).json()
         assert made["server_key"] == server
         work = ["-m", "cli", "worker", "--backend", "scripted", "--join", address, "--server-key", server]
         with serving(work, {"BATON_JOIN_TOKEN": made["token"]}) as worker:
             read_until(worker, "joined")
             read_until(gateway, "worker_joined")
-            removed = httpx.post(f"{url}/admin/workers/far/remove", headers=headers, timeout=DEADLINE_S)
+            removed = httpx.post(f"{url}/admin/workers/far/remove", json={}, headers=headers, timeout=DEADLINE_S)
             assert removed.status_code == 202
             _, errors = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 1

@@ -338,7 +338,7 @@ def with_token(door: Entrance, token: str) -> JoinKeys:
     return JoinKeys(door.keys(KeyPair.generate()), door.keys(parse_token(token)), kept=False)
 
 
-async def until_told_to_stop(made: Agent) -> None:
+async def until_it_stops_its_worker(made: Agent) -> None:
     with anyio.fail_after(WAIT_S):
         while StopWorker() not in made.stub.inbox.messages:  # noqa: ASYNC110  sockets are waited for
             await anyio.sleep(0.002)
@@ -363,7 +363,7 @@ async def test_a_worker_gives_up_with_a_token_that_is_of_no_use(tmp_path: Path) 
         door.tokens.make("near")
         async with agent(f"tcp://127.0.0.1:{door.port}", with_token(door, token)) as made:
             made.worker_is(SERVES)
-            await until_told_to_stop(made)
+            await until_it_stops_its_worker(made)
             assert made.gave_up == NOT_ENROLLED
         assert door.rejected() == {"key": 2}
 
@@ -376,7 +376,7 @@ async def test_a_worker_whose_key_in_memory_is_revoked_gives_up(tmp_path: Path) 
             await door.until(lambda: not keys.registers)
             door.listed.remove("near")
             door.requests[0].link.close()
-            await until_told_to_stop(made)
+            await until_it_stops_its_worker(made)
             assert made.gave_up == REVOKED
 
 
@@ -385,5 +385,5 @@ async def test_a_worker_ends_after_its_time_without_a_gateway(tmp_path: Path) ->
         port, keys = door.port, door.keys()
     async with agent(f"tcp://127.0.0.1:{port}", keys, join_timeout_s=0.2) as made:
         made.worker_is(SERVES)
-        await until_told_to_stop(made)
+        await until_it_stops_its_worker(made)
         assert made.gave_up.startswith("it was without a gateway for 0.2 s: ")
