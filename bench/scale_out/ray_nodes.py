@@ -1,6 +1,6 @@
 """Child process of `bench/scale_out/ray_node_loss.py`: a Ray cluster on this machine, whose nodes can be lost.
 
-`python -m bench.scale_out.ray_nodes N` starts it with N nodes, each with one CPU of Ray's, beside a head without any,
+`python bench/scale_out/ray_nodes.py N` starts it with N nodes, each with one CPU of Ray's, beside a head without any,
 and prints one JSON object a line: the address, then the answer to each line on stdin. `add` adds a node. `lose I` ends
 node I as a machine is lost: all of its processes get SIGKILL, also those that have left Ray's sessions. The end of
 stdin ends the cluster.
