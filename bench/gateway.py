@@ -63,6 +63,7 @@ class MeasuredServer:
 
     kind: Kind
     gateways: int = 1
+    workers: int = 1
 
     @property
     def name(self) -> str:
@@ -83,7 +84,7 @@ class ServerProcess:
 
     def __init__(self, server: MeasuredServer, streams: int, rate: float, tokens: int) -> None:
         """Returns when it accepts requests. Raises RuntimeError if it ends before."""
-        spec = ServerSpec(server.kind, streams, rate, tokens, server.gateways, str(BUILTIN))
+        spec = ServerSpec(server.kind, streams, rate, tokens, server.gateways, str(BUILTIN), server.workers)
         # The others log each request.
         log = subprocess.DEVNULL if server.kind in FRONTS else None
         self._process = subprocess.Popen(server.command(spec), stdout=subprocess.PIPE, stderr=log, text=True)

@@ -1,7 +1,7 @@
 """The gateway as an ASGI app."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -20,6 +20,7 @@ from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
 from gateway.fleet.remote_join import RemoteJoin
 from gateway.http.access.auth import AuthMiddleware
+from gateway.http.access.gateways import TrustedGateways
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
@@ -56,6 +57,7 @@ def create_app(
     tls: Tls | None = None,
     models: Ref[LoaderMessage] | None = None,
     joins: RemoteJoin | None = None,
+    retired: Callable[[], bool] = lambda: False,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -66,6 +68,7 @@ def create_app(
     `models` loads and unloads models; without it they stay as they are.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     `joins` makes tokens for workers that join; without it none can.
+    `retired` tells whether clients have to connect anew; responses that have no end of their own then end.
     """
     openai = openai_dialect(router, settings)
     dialects = (
@@ -82,7 +85,7 @@ def create_app(
     keys = ApiKeys(settings) if keys is None else keys
     router.metrics.watch_keys(keys.uses)
     status = Status(router, settings)
-    live = LiveEndpoint(router, settings, openai.conventions)
+    live = LiveEndpoint(router, settings, openai.conventions, retired)
     streams = streams or ResumableStreams(settings, router.metrics)
     resume = ResumeEndpoint(settings, streams, resuming, peer)
     posted: dict[str, ASGIApp] = {
@@ -135,8 +138,9 @@ def create_app(
     app = Starlette(routes=routes, exception_handlers=ErrorHandlers(conventions).by_type())
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
-    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces)
-    return AuthMiddleware(app, direct, settings, conventions, keys, records)
+    gateways = TrustedGateways(settings)
+    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces, gateways)
+    return AuthMiddleware(app, direct, settings, conventions, keys, records, gateways)
 
 
 def _decoders(dialect: Dialect) -> dict[str, StatefulDecode]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import secrets
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -48,6 +49,7 @@ from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
 
 if TYPE_CHECKING:
+    from gateway.shared.limit_leases import LimitLeases
     from gateway.tracing.otlp import OtlpTraces
 
 _log = structlog.get_logger("gateway.daemon")
@@ -63,6 +65,10 @@ WORKERS_END_S = 15.0
 
 class WorkersGaveUp(Exception):
     """Raised when no worker can be kept alive: there is nothing left to serve. The message has the reasons."""
+
+
+class SharingUnavailable(Exception):
+    """Raised when limits are to be shared, and the package for it is not installed or the URL is invalid."""
 
 
 class TracesUnavailable(Exception):
@@ -96,9 +102,9 @@ async def run_daemon(
     worker. `keys` and `tls` are by default those of the settings. `manager` is notified of the end, and that the event
     loop runs.
 
-    Raises `BindError`, and `ApiKeysInvalid`, `TlsInvalid`, `StoreUnavailable` and `TracesUnavailable` for the keys, the
-    certificate, the store and the traces of the settings, before anything starts, and `WorkersGaveUp` or
-    `TakeOverFailed` after everything has ended.
+    Raises `BindError`, and `ApiKeysInvalid`, `TlsInvalid`, `StoreUnavailable`, `TracesUnavailable` and
+    `SharingUnavailable` for the keys, the certificate, the store, the traces and the `redis_url` of the settings,
+    before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
     tls = tls_of(settings) if tls is None else tls
@@ -110,6 +116,7 @@ async def run_daemon(
             if folders := sweep():  # of gateways that were killed
                 _log.info("stale_sockets_removed", folders=folders)
             router = Router(settings, keys.weight, keys.priority_class)
+            leases = _open_leases(settings, keys)
             counts = Counter(each.model for each in workers)
             models = models or [ModelTerms(name=name) for name in counts]
             most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
@@ -145,6 +152,7 @@ async def run_daemon(
                     manager=manager,
                     responses=responses,
                     traces=traces,
+                    leases=leases,
                     on_listening=on_listening,
                 )
                 if listeners is not None:
@@ -179,6 +187,23 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
         text = f"otlp_traces_endpoint needs the packages of OpenTelemetry ({error}): pip install 'baton-serve[otel]'"
         raise TracesUnavailable(text) from error
     return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
+
+
+def _open_leases(settings: GatewaySettings, keys: ApiKeys) -> "LimitLeases | None":
+    """Raises `SharingUnavailable` without the package of Redis, and for a URL that it does not take."""
+    if not settings.redis_url:
+        return None
+    try:
+        from gateway.shared.limit_leases import LimitLeases
+        from gateway.shared.redis_leases import RedisLeases
+    except ImportError as error:
+        text = f"redis_url needs the package of Redis ({error}): pip install 'baton-serve[redis]'"
+        raise SharingUnavailable(text) from error
+    name = secrets.token_hex(12)
+    try:
+        return LimitLeases(RedisLeases(settings.redis_url, name), name, keys)
+    except ValueError as error:
+        raise SharingUnavailable(f"redis_url: {error}") from error
 
 
 def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listeners:
@@ -224,6 +249,7 @@ class _Daemon(Actor[DaemonMessage]):
         manager: ServiceManager,
         responses: ResponseService,
         traces: "OtlpTraces | None",
+        leases: "LimitLeases | None",
         on_listening: Callable[[str, int], None] | None,
     ) -> None:
         self.problem: TakeOverFailed | None = None
@@ -242,6 +268,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._manager = manager
         self._responses = responses
         self._traces = traces
+        self._leases = leases
         self._streams = ResumableStreams(settings, router.metrics)
         self._listeners: Listeners | None = None
         self._handing_over = False
@@ -264,6 +291,10 @@ class _Daemon(Actor[DaemonMessage]):
         self.context.start_soon(collect_when_idle, lambda: self._router.is_idle)
         if self._joins is not None:
             self.context.start_soon(self._joins.run, self._fleet)
+        if self._leases is not None:
+            leases = self._leases
+            self._router.metrics.watch_limits(lambda: leases.shared)
+            self.context.start_soon(leases.run)
         self.context.start_soon(self._responses.background.run)
         self.context.start_soon(self._run_server)
 
@@ -344,6 +375,7 @@ class _Daemon(Actor[DaemonMessage]):
             tls=self._tls,
             models=self._models,
             joins=self._joins,
+            retired=lambda: listeners.first.retired,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

@@ -1,4 +1,5 @@
-"""Host names as settings and requests have them: of the `Host` header, in patterns of allowed hosts, and in origins."""
+"""Host names as settings and requests have them: of the `Host` header, in patterns of allowed hosts, and in origins.
+And the networks of gateways in front."""
 
 import ipaddress
 import re
@@ -8,6 +9,8 @@ _NAME = re.compile(r"(?!-)[a-z0-9._-]{1,253}")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]+)")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 ANY = "*"
+UNIX = "unix"
+"""Stands for the Unix socket among the networks of gateways."""
 
 
 def parse_host(text: str) -> tuple[str, str] | None:
@@ -67,6 +70,20 @@ def is_same_origin(origin: str, host: str) -> bool:
         return False
     page_port = page[1] or _DEFAULT_PORTS.get(scheme, "")
     return page[0] == server[0] and server[1] in ("", page_port)
+
+
+def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The network of an address or in CIDR notation. Raises `ValueError`, also for bits set behind the prefix."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not an address, or a network such as 10.0.0.0/8 ({error})") from error
+
+
+def check_gateway(text: str) -> None:
+    """Raise `ValueError` for what is neither a network nor `unix`."""
+    if text != UNIX:
+        parse_network(text)
 
 
 def _to_ascii(name: str) -> str:

@@ -1,4 +1,5 @@
-"""The weights of API keys: by their priority class, or as the settings give them."""
+"""The weights of API keys: by their priority class, or as the settings give them. And the names of clients, which have
+the weights of their keys."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -21,6 +22,21 @@ CLASS_WEIGHTS = {Priority.HIGH: 4.0, Priority.NORMAL: 1.0, Priority.LOW: 0.25}
 """The weight of a key of each class, in the shares of an overloaded server."""
 CLASSES: dict[Priority, PriorityClass] = {Priority.HIGH: "high", Priority.NORMAL: "normal", Priority.LOW: "low"}
 """The classes as workers know them."""
+
+
+_FLOW = "\n"
+"""In the name of a client, between that of its API key, which has none, and its fairness id."""
+
+
+def client_name(key_name: str, fairness_id: str) -> str:
+    """The name of a client that gets a share of its own: a key, or a fairness id that a gateway gave requests with that
+    key. Both may be empty."""
+    return f"{key_name}{_FLOW}{fairness_id}" if fairness_id else key_name
+
+
+def key_of_client(client: str) -> str:
+    """The name of the key of a client."""
+    return client.partition(_FLOW)[0]
 
 
 def parse_weights(entries: Iterable[str]) -> Mapping[str, float]:

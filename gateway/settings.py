@@ -7,14 +7,17 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from actors.supervision.deadlines import Deadlines
-from gateway.host_names import parse_origin, parse_pattern
+from gateway.host_names import check_gateway, parse_origin, parse_pattern
 from gateway.key_weights import parse_weights
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
 from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
+Routing = Literal["prefix", "least-loaded", "round-robin"]
+"""The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
+of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
-"""Entries of `allowed_hosts`, and of `cors_origins`."""
+"""Entries of `allowed_hosts`, of `cors_origins`, and of `trusted_gateways`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -49,6 +52,10 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
 
+    trusted_gateways: tuple[str, ...] = ()
+    """Addresses or networks of gateways in front whose headers are trusted, or `unix` for the Unix socket: see
+    `gateway.http.access.gateways`."""
+
     gateways: int = 1
     """Processes that serve HTTP. With 1 it is this one; otherwise they are its fronts (`gateway.fronts`)."""
 
@@ -57,6 +64,9 @@ class GatewaySettings:
     HTTPS."""
     tls_key: str = ""
     """A PEM file with the certificate's private key."""
+
+    redis_url: str = ""
+    """The URL of the Redis through which gateways share the limits of API keys; empty: they share nothing."""
 
     listen_workers: str = ""
     """The address at which workers of other machines join, `tcp://HOST:PORT`; empty: none."""
@@ -87,6 +97,8 @@ class GatewaySettings:
     refused with 429, or displace those of a client with more than its share."""
     scheduler_policy: SchedulerPolicy = "fifo"
     """The order in which the waiting requests of one client get their turns."""
+    routing: Routing = "prefix"
+    """The choice of the worker of a sequence."""
     key_weights: tuple[str, ...] = ()
     """Weights of API keys, `NAME=WEIGHT`: a client gets its share of the workers, and of the places in the queue, by
     the weight of its key, which is 1 unless it is given here."""
@@ -193,7 +205,6 @@ class GatewaySettings:
             ("max_choices", "max_streams_per_worker", "no worker could take such a request"),
             ("max_body_bytes", "max_total_body_bytes", "no such body could be taken"),
             ("max_answer_bytes", "max_total_answer_bytes", "no such answer could be kept"),
-            ("gateways", "max_connections", "some of them could have no connection"),
         ):
             value, bound = getattr(self, name), getattr(self, most)
             if value > bound:
@@ -211,6 +222,7 @@ class GatewaySettings:
             raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
+        self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
         if self.store not in ("memory", "none") and not self.store_path:
             raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
         if self.metrics_names not in get_args(MetricsNames):
@@ -222,10 +234,16 @@ class GatewaySettings:
                     f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
                     "http://localhost:4318/v1/traces"
                 )
+        if self.redis_url and urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
+            raise GatewaySettingsError("redis_url must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
         if self.scheduler_policy not in get_args(SchedulerPolicy):
             allowed = ", ".join(get_args(SchedulerPolicy))
             raise GatewaySettingsError(
                 f"scheduler_policy is {self.scheduler_policy[:200]!r}; it must be one of {allowed}"
+            )
+        if self.routing not in get_args(Routing):
+            raise GatewaySettingsError(
+                f"routing is {self.routing[:200]!r}; it must be one of {', '.join(get_args(Routing))}"
             )
         try:
             parse_weights(self.key_weights)
@@ -235,7 +253,7 @@ class GatewaySettings:
             raise GatewaySettingsError("host is empty")
 
     @staticmethod
-    def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], str]) -> None:
+    def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], object]) -> None:
         if len(names) > MAX_NAMES:
             raise GatewaySettingsError(f"{setting} has {len(names)} entries; {MAX_NAMES} is the most")
         for name in names:

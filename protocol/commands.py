@@ -50,6 +50,8 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """The priority among the requests of its class: the lower, the more urgent. It lets a request preempt only those of
     its own client."""
+    suspect: bool = False
+    """The gateway attributes the next death of the worker to this sequence, which may have caused an earlier one."""
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaults=True):

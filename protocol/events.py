@@ -5,7 +5,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_GATEWAYS,
     MAX_PIECE_BYTES,
+    MAX_PREFIX_DIGESTS,
     MAX_PROMPT_PART,
     MAX_SEGMENTS,
     MAX_SLOTS,
@@ -54,8 +56,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three, `retained_tokens` and `memory_bytes` only grow within one
-    incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes` and `others` only grow within
+    one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -92,6 +94,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Resident memory of the process, weights that it shares with other workers included; 0 if unknown."""
     preemptions: Count = 0
     """Times that a running sequence gave its slot or its KV room to another one. It continues later."""
+    others: Count = 0
+    """Sequences that a remote worker has for other gateways, running or waiting."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -116,6 +120,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """The context that the model itself declares; 0 if unknown."""
     context_bound: Label = ""
     """Why `context` is less than that: `setting`, `memory` or `device`; empty if it is not less."""
+    gateways: Annotated[int, Meta(ge=1, le=MAX_GATEWAYS)] = 1
+    """The number of gateways that a remote worker joins, this one included."""
     key: Label = ""
     """The worker's own public key, 64 hexadecimal digits, on a connection that was made with a join token: the gateway
     lets it connect with that key from now on."""
@@ -244,6 +250,21 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of them whose KV was taken from another sequence."""
 
 
+class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The prefix that an ended sequence has left in the cache for reuse, in place of the one that was reported of the
+    same `holder` before."""
+
+    holder: StreamId
+    """The number of what holds it, in this incarnation: a slot."""
+    tokens: Count = 0
+    """Tokens whose KV is held; 0 if none are any more."""
+    digests: Annotated[tuple[Count, ...], Meta(max_length=MAX_PREFIX_DIGESTS)] = ()
+    """The digests of the prompt and the answer, as far as their KV is held: see `protocol.prefix_digests`."""
+
+
+HeldPrefixes = Annotated[tuple[HeldPrefix, ...], Meta(max_length=MAX_SLOTS)]
+
+
 class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True):
     """Deltas of all sequences in one engine step."""
 
@@ -251,6 +272,8 @@ class Step(Struct, frozen=True, array_like=True, tag="step", omit_defaults=True)
     gauges: Gauges = Gauges()
     started: Annotated[tuple[StartedStream, ...], Meta(max_length=MAX_SLOTS)] = ()
     """One for each sequence whose first new token is in this step."""
+    prefixes: HeldPrefixes = ()
+    """Changes of the prefixes that are held for reuse, since the last frame that reported any."""
 
 
 class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -316,11 +339,13 @@ SILENT_S = 3 * HEARTBEAT_S
 """Time of three missed heartbeats: the worker may be starved, suspended or disconnected."""
 
 
-class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", gc=False):
+class Heartbeat(Struct, frozen=True, array_like=True, tag="beat", omit_defaults=True, gc=False):
     """Sent if no other frame was sent for `HEARTBEAT_S`: the event loop is alive. `gauges.steps` shows whether the
     engine is."""
 
     gauges: Gauges
+    prefixes: HeldPrefixes = ()
+    """As in `Step`."""
 
 
 class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):

@@ -37,7 +37,7 @@ def may_preempt(waiting: Urgency, running: Urgency, *, same_client: bool) -> boo
     return waiting.level < running.level or (same_client and waiting < running)
 
 
-def rank(policy: SchedulerPolicy, arrived: float, uncached: int, priority: int = 0) -> float:
+def rank(policy: SchedulerPolicy, arrived: float, uncached: float, priority: int = 0) -> float:
     """Return the rank of a request, the lowest of which has the next turn: the time at which it came, in seconds, plus
     a handicap for its `uncached` prompt tokens or its priority.
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,3 +217,37 @@ def test_non_finite_logits_are_a_gap_and_nothing_else(served: Served, tmp_path: 
     clean = run_own(Settings(backend=served.backend), log=tmp_path / "log", console=console, **options)
     assert clean, console.file.getvalue()  # type: ignore[attr-defined]
     assert str(NotFiniteError()) in (tmp_path / "log").read_text()
+
+
+def test_the_next_turn_of_a_chat_goes_to_the_worker_of_the_first_one() -> None:
+    """Both workers are busy to the same degree, so that the first one would get it without its prefix."""
+    pytest.importorskip("iree.runtime")
+    told = "Tell me about cats and dogs. " * 20
+    with serving(["-m", "cli", "serve", "--port", "0", "--backend", "iree", "--workers", "2"]) as process:
+        with httpx.Client(base_url=url_of(read_until(process, "ready")), timeout=100) as client:
+
+            def by_worker(name: str) -> dict[str, float]:
+                text = client.get("/metrics").text
+                series = re.findall(rf'^{name}{{.*worker="(\w+)"}} (\S+)$', text, re.MULTILINE)
+                return {worker: float(count) for worker, count in series}
+
+            while by_worker("baton_worker_ready") != {"w0": 1.0, "w1": 1.0}:
+                time.sleep(0.1)
+            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            chat = [{"role": "user", "content": told}]
+            body = {"model": "baton-tiny", "max_tokens": 20, "ignore_eos": True, "messages": chat}
+            with client.stream("POST", "/v1/completions", json=endless) as one:
+                lines = one.iter_lines()  # it would end the stream when it is dropped
+                next(lines)
+                first = client.post("/v1/chat/completions", json=body).json()
+                with client.stream("POST", "/v1/completions", json=endless) as two:
+                    more = two.iter_lines()
+                    next(more)
+                    assert by_worker("baton_live_sequences") == {"w0": 1.0, "w1": 1.0}
+                    chat += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+                    second = client.post("/v1/chat/completions", json=body).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second)]
+    assert cached[0] == 0
+    assert cached[1] >= first["usage"]["prompt_tokens"] - 16

@@ -41,6 +41,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "routing": _GATEWAY_BASE | {"generation"},
         "models": _GATEWAY_BASE | {"routing"},
         "keys": _GATEWAY_BASE,
+        "shared": _GATEWAY_BASE | {"keys"},
         "http": _GATEWAY_BASE | {"keys"},
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
@@ -51,13 +52,25 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
         "openapi": _GATEWAY_BASE
-        | {"generation", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"},
+        | {
+            "generation",
+            "routing",
+            "keys",
+            "http",
+            "streaming",
+            "openai",
+            "responses",
+            "anthropic",
+            "ollama",
+            "fleet",
+            "admin",
+        },
         "app": _GATEWAY_BASE
         | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
         | {"openapi", "models"},
         "daemon": _GATEWAY_BASE
         | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
-        | {"app", "models"},
+        | {"app", "models", "shared"},
     },
     "gateway.responses": {
         "errors": set(),
@@ -148,6 +161,7 @@ IMPORTED_IN = {
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/metrics/", "cli/client/"),
     "opentelemetry": ("gateway/tracing/",),
+    "redis": ("gateway/shared/",),
     "llguidance": ("workers/grammar/",),
     "tokenizers": ("workers/", "models/"),
     "jinja2": ("workers/text/", "models/"),
@@ -165,7 +179,7 @@ NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 """Modules that deserialize code or objects."""
 
 MAY_USE = {
-    "protocol": {"protocol", "msgspec", "collections", "enum", "typing"},
+    "protocol": {"protocol", "msgspec", "collections", "enum", "typing", "array", "bisect", "hashlib"},
     "baton_serve": {"os", "sys", "runpy"},
 }
 """All that these packages may import. `baton_serve` runs before PYTHONPATH is out of the way."""

@@ -38,6 +38,8 @@ class LoadOptions:
     """Map packed weights, whose pages processes share. False copies them into memory of this process."""
     kv_bytes: int = 0
     """Bytes of KV cache that all slots share; 0 is what memory allows."""
+    leaving_bytes: int = 0
+    """Bytes that will be free when the server has ended whose place is taken over: the KV cache may count on them."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

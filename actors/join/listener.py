@@ -45,7 +45,8 @@ class JoinLimits(PendingLimits):
     incomplete_bytes: int = 2 * MAX_MESSAGE_BYTES
     """Bytes after that without a complete message: libzmq bounds a frame, but not their number."""
     revoke_s: float = 5.0
-    """Between two checks for keys that were removed from the allow-list."""
+    """Between two checks for keys that were removed from the allow-list, and for links that were closed while their
+    peer takes nothing: such a connection is not read, and does not notice it by itself."""
 
 
 class JoinListener:
@@ -106,10 +107,13 @@ class JoinListener:
             self._server = None
 
     async def _revoke(self) -> None:
-        """Close the connections of keys that were removed from the list or renamed."""
+        """Close the connections of keys that were removed from the list or renamed, and of links that are closed."""
         while True:
             await anyio.sleep(self._limits.revoke_s)
             self._close_revoked()
+            for each in list(self._connections):
+                if each.introduced and each.unlinked:
+                    each.close()
 
     def _close_revoked(self) -> None:
         allowed = self._look().names
@@ -226,6 +230,11 @@ class _RemoteConnection(ProxyEnd):
     @property
     def name(self) -> str:
         return self._names.get(self.key, "")
+
+    @property
+    def unlinked(self) -> bool:
+        """True when its link was closed or lost."""
+        return self._link is None or self._link.closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

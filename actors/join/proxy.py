@@ -3,6 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
+CLOSE_S = 5.0
+"""Time for what was written to a connection before it was closed. Without a bound, a peer that takes nothing (a lost
+network, a stopped machine) would keep it open until TCP gives up, after a quarter of an hour."""
+
 
 class ProxyEnd(asyncio.Protocol):
     """One of the two connections. The other one is given with `join`; until then nothing is read."""
@@ -12,6 +16,7 @@ class ProxyEnd(asyncio.Protocol):
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._other: ProxyEnd | None = None
+        self._abort: asyncio.TimerHandle | None = None
         self.received = 0
         """Bytes that it has brought so far."""
         self.ended = False
@@ -28,9 +33,10 @@ class ProxyEnd(asyncio.Protocol):
         other.transport.resume_reading()
 
     def close(self) -> None:
-        """Close this one, after what was written to it, and so the other."""
-        if self._transport is not None:
+        """Close this one, after what was written to it, or after `CLOSE_S`; and so the other."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
+            self._abort = asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
         """The same at once."""
@@ -57,6 +63,8 @@ class ProxyEnd(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = True
+        if self._abort is not None:
+            self._abort.cancel()
         if self._other is not None:
             self._other.close()
         self._on_end()

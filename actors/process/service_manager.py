@@ -15,16 +15,27 @@ _log = structlog.get_logger("actors.process.service_manager")
 
 PINGS = 2
 """Signs of life within the time of the watchdog."""
+AGAIN_S = 1.0
+"""Time after which a state is sent again that the service manager did not take."""
 
 
 class ServiceManager:
-    """The service manager that has started this process. Each state is sent once."""
+    """The service manager that has started this process. It takes each state once.
+
+    A state that it does not take, as its queue is full or while it is started again, is kept and sent again by
+    `keep_alive`: without READY=1, it would end the unit after its time limit.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Read $NOTIFY_SOCKET, and $WATCHDOG_USEC unless $WATCHDOG_PID names another process."""
         path = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
-        self._sent: set[str] = set()
+        self._states: set[str] = set()
+        """Those that were reported."""
+        self._unsent: list[tuple[str, ...]] = []
+        """Those that it has not taken, in their order."""
+        self._failing = False
+        """The last message could not be sent."""
         own = environment.get("WATCHDOG_PID") in (None, "", str(os.getpid()))
         microseconds = environment.get("WATCHDOG_USEC", "")
         timed = own and bool(self._address) and microseconds.isascii() and microseconds.isdigit()
@@ -46,23 +57,34 @@ class ServiceManager:
         self._send_once("STATUS=Another gateway has taken over; finishes the requests that it has")
 
     async def keep_alive(self) -> None:
-        """Give signs of life for as long as the event loop runs; return at once if nobody watches."""
-        while self.watchdog_s:
-            self._send("WATCHDOG=1")
-            await anyio.sleep(self.watchdog_s / PINGS)
+        """Give signs of life, and send states again, for as long as the event loop runs; return at once without a
+        service manager."""
+        while self._address:
+            if self.watchdog_s:
+                self._send("WATCHDOG=1")
+            self._send_states()
+            await anyio.sleep(min(self.watchdog_s / PINGS or AGAIN_S, AGAIN_S))
 
     def _send_once(self, *assignments: str) -> None:
-        if assignments[0] not in self._sent:
-            self._sent.add(assignments[0])
-            self._send(*assignments)
+        if self._address and assignments[0] not in self._states:
+            self._states.add(assignments[0])
+            self._unsent.append(assignments)
+            self._send_states()
 
-    def _send(self, *assignments: str) -> None:
-        """Send without waiting. A failure is logged: the service manager acts on what it has not received."""
-        if not self._address:
-            return
+    def _send_states(self) -> None:
+        while self._unsent and self._send(*self._unsent[0]):
+            del self._unsent[0]
+
+    def _send(self, *assignments: str) -> bool:
+        """Send without waiting. False after a failure, of which the first of several in a row is logged."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
                 sender.sendto("\n".join(assignments).encode(), self._address)
         except OSError as error:
-            _log.warning("service_manager_not_notified", message=assignments[0], problem=str(error))
+            if not self._failing:
+                _log.warning("service_manager_not_notified", message=assignments[0], problem=str(error))
+            self._failing = True
+            return False
+        self._failing = False
+        return True

@@ -66,10 +66,17 @@ class Life:
         self._stop_asked = False
         self._restart_asked = False  # while an incarnation that had failed was being ended
         self._request: JoinRequest | None = None  # admitted, and waits for the end of the incarnation before
+        self._status: WorkerStatus | None = None
+        """Made when it is asked for, as others read it many times between two messages; None after a change."""
 
     @property
     def status(self) -> WorkerStatus:
         """The worker now."""
+        if self._status is None:
+            self._status = self._describe()
+        return self._status
+
+    def _describe(self) -> WorkerStatus:
         current = self._current
         state, reason, running = self._standing(None if current is None else current.loss)
         failure = self._last_failure if current is None else current.failure or self._last_failure
@@ -106,6 +113,7 @@ class Life:
     def sent(self, commands: Sequence[Command], now: float) -> None:
         """Note commands that were sent for others."""
         if self._current is not None:
+            self._status = None
             self._current.sent(commands, now)
 
     def exempt(self, incarnation: int) -> None:
@@ -114,6 +122,7 @@ class Life:
 
     def take(self, message: msg.Input, now: float) -> list[msg.Decision]:
         """Process one input. Returns the decisions that follow, in order."""
+        self._status = None
         self._out, current = [], self._current
         match message:
             case msg.Frames(number) | msg.LinkLost(number) | msg.Exited(number) | msg.Ended(number) if (
@@ -153,7 +162,7 @@ class Life:
 
     def _do(self, outputs: Iterable[Output]) -> None:
         """Collect decisions, with the status at each of its changes."""
-        self._out.extend(WorkerChanged(self.status) if isinstance(each, Changed) else each for each in outputs)
+        self._out.extend(WorkerChanged(self._describe()) if isinstance(each, Changed) else each for each in outputs)
 
     # Starts.
 

@@ -82,7 +82,13 @@ def is_private(path: Path) -> bool:
         state = os.lstat(path.parent)
     except OSError:
         return False
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and stat.S_IMODE(state.st_mode) == 0o700
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and _is_0700(state)
+
+
+def _is_0700(state: os.stat_result) -> bool:
+    """The mode is 0700. A folder inherits the set-group-ID bit from volumes that Kubernetes gives to a group, where it
+    lets nobody in."""
+    return stat.S_IMODE(state.st_mode) & ~stat.S_ISGID == 0o700
 
 
 def is_of_this_user(connection: socket.socket) -> bool:
@@ -125,7 +131,7 @@ def _sweep(root: int, name: str) -> bool:
         return False
     try:
         state = os.fstat(folder)
-        if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) != 0o700:
+        if state.st_uid != os.getuid() or not _is_0700(state):
             return False
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.listdir(folder)

@@ -1,4 +1,4 @@
-"""Key files of the links: secrets that only their owner can read.
+"""Key files of the links: secrets that only their owner can read, or that an orchestrator has mounted.
 
 A key is 32 bytes of Curve25519, written as 64 hexadecimal digits. The public one follows from the secret one, so a key
 file has the secret alone, as WireGuard's have. Only this module and the link know ZeroMQ's own notation, Z85.
@@ -55,7 +55,8 @@ def make_key(file: Path) -> KeyPair:
 
 
 def read_key(file: Path) -> KeyPair:
-    """The key pair of a file that only its owner can read. Raises `KeyFileError`."""
+    """The key pair of a file that only its owner can read, or of one of root, as orchestrators mount secrets, that only
+    root can change. Raises `KeyFileError`."""
     try:
         text = read_regular(file, KEY_FILE_BYTES, lambda status: _check(status, file)).decode("ascii", "replace")
     except OSError as error:
@@ -65,10 +66,11 @@ def read_key(file: Path) -> KeyPair:
 
 
 def _check(status: os.stat_result, file: Path) -> None:
-    """Raises `KeyFileError` for a secret that is not its owner's alone."""
-    if status.st_uid != os.geteuid():
+    """Raises `KeyFileError` for a secret that is not its owner's alone. A mounted one of root is read by its group."""
+    if status.st_uid not in (os.geteuid(), 0):
         raise KeyFileError(f"{file} belongs to another user: a secret key is its owner's alone")
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    mounted = status.st_uid != os.geteuid()
+    if status.st_mode & ((stat.S_IWGRP | stat.S_IXGRP if mounted else stat.S_IRWXG) | stat.S_IRWXO):
         raise KeyFileError(
             f"{file} can be opened by others (mode {stat.S_IMODE(status.st_mode):04o}): "
             f"make a new key, or `chmod 600 {file}` if nobody has read it"

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import anyio
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from actors.process.logs import configure_logging
 from bench.gateway_load.ticks import Ticks
@@ -50,14 +51,16 @@ class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Processes of the gateway that serve HTTP."""
     model: str = ""
     """A checkpoint, whose configuration and tokenizer vLLM needs."""
+    workers: Annotated[int, Meta(ge=1)] = 1
+    """Scripted workers of the gateway; each has all `streams`."""
 
 
 async def run_gateway(spec: ServerSpec) -> None:
-    """Serve with a gateway and one scripted worker."""
+    """Serve with a gateway and its scripted workers."""
     # The parent reads the port from this process's output and nothing after it: a log would fill the pipe.
     configure_logging("gateway", "error")
     worker = WorkerSpec(
-        name="w0",
+        name="w",
         model_name="scripted",
         model_path="",
         backend="scripted",
@@ -68,6 +71,7 @@ async def run_gateway(spec: ServerSpec) -> None:
         scripted=ScriptedSpec(tokens_per_second=spec.rate),
     )
     port = 0
+    ready: set[str] = set()
 
     def listening(_: str, taken: int) -> None:
         nonlocal port
@@ -75,11 +79,14 @@ async def run_gateway(spec: ServerSpec) -> None:
 
     def status(status: Any) -> None:
         if status.state == "ready":
-            print("PORT", port, flush=True)
+            ready.add(status.name)
+            if len(ready) == spec.workers:
+                print("PORT", port, flush=True)
 
     settings = GatewaySettings(port=0, shutdown_grace_s=0, gateways=spec.gateways)
-    launch = WorkerLaunch("w0", "scripted", worker_command(worker))
-    await run_daemon(settings, [launch], on_status=status, on_listening=listening)
+    names = [f"w{number}" for number in range(spec.workers)]
+    launches = [WorkerLaunch(name, "scripted", worker_command(replace(worker, name=name))) for name in names]
+    await run_daemon(settings, launches, on_status=status, on_listening=listening)
 
 
 class Bare:

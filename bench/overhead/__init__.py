@@ -1,1 +1,1 @@
-"""Overhead beside the model: the scheduler, and a whole worker process."""
+"""Overhead beside the model: the scheduler, a whole worker process, and the detection of a lost one."""

@@ -72,11 +72,14 @@ class HttpPredecessor:
         self._client: httpx.AsyncClient | None = None
         """Connects to its private HTTP interface."""
 
-    async def check(self) -> None:
-        """Check that the predecessor would hand over. Changes nothing. Raises `TakeOverFailed`."""
+    async def check(self) -> int:
+        """Check that the predecessor would hand over. Changes nothing. Returns its process id; 0 if the port is free.
+        Raises `TakeOverFailed`."""
         found = await self._find()
-        if found is not None:
-            await found.aclose()
+        if found is None:
+            return 0
+        await found.aclose()
+        return found.pid
 
     async def meet(self) -> int | None:
         """Receive its listening socket, a descriptor that the caller owns; None if the port is free.
@@ -126,6 +129,7 @@ class HttpPredecessor:
                 continue
             if reply.host in hosts and reply.port == self._port if hosts else reply.unix == self._unix:
                 if not reply.problem:
+                    connection.pid = reply.pid
                     return connection
                 await connection.aclose()
                 raise self._failed(reply.problem)

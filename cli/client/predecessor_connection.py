@@ -33,6 +33,8 @@ class PredecessorConnection:
 
     def __init__(self, stream: UNIXSocketStream) -> None:
         self._stream = stream
+        self.pid = 0
+        """The gateway's process, as it says."""
 
     @classmethod
     async def open(cls, path: Path) -> Self | None:

@@ -1,7 +1,7 @@
 """`baton admin`: lists, drains, restarts and reloads the workers of a running server, and reloads its API keys and its
 certificate."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
@@ -11,6 +11,9 @@ from cli.config.number import number_of
 from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
+
+if TYPE_CHECKING:
+    from cli.client.administration import Administration
 
 app = App(help="List, drain, restart and reload the workers of a running server, and reload its API keys.")
 
@@ -40,10 +43,9 @@ OF_SETTINGS = ""
 @takes_settings("api_key", "admin_key")
 def workers(settings: Settings, url: Url = OF_SETTINGS) -> None:
     """List the workers with their state, role and load."""
-    from cli.client.administration import Administration
     from cli.terminal.worker_table import show_workers
 
-    with Administration.of(url, settings) as client:
+    with _server(settings, url) as client:
         show_workers(client.get("/admin/workers")["workers"])
 
 
@@ -56,10 +58,7 @@ def drain(
     grace_s: Grace = None,
 ) -> None:
     """Stop a worker after its requests have finished or moved to another one."""
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
-        client.operate(f"/admin/workers/{worker}/drain", grace_s)
+    _operate(settings, url, f"/admin/workers/{worker}/drain", grace_s)
 
 
 @app.command()
@@ -92,13 +91,10 @@ def restart(
     """Restart a worker, or all workers one after the other. Streams continue without a loss."""
     if worker and (rolling or model_name):
         raise CommandFailed("--rolling and --model-name are for all workers; leave out the name of the worker")
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
-        if worker:
-            client.operate(f"/admin/workers/{worker}/restart", grace_s)
-        else:
-            client.operate("/admin/restart" + ("?rolling" if rolling else ""), grace_s, model=model_name)
+    if worker:
+        _operate(settings, url, f"/admin/workers/{worker}/restart", grace_s)
+    else:
+        _operate(settings, url, "/admin/restart" + ("?rolling" if rolling else ""), grace_s, model=model_name)
 
 
 @app.command()
@@ -111,20 +107,16 @@ def reload(
     grace_s: Grace = None,
 ) -> None:
     """Replace all workers with ones that serve another checkpoint. Streams continue without a loss."""
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
-        client.operate("/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)
+    _operate(settings, url, "/admin/reload", grace_s, model=model_name, checkpoint=checkpoint)
 
 
 @app.command()
 @takes_settings("api_key", "admin_key")
 def models(settings: Settings, url: Url = OF_SETTINGS) -> None:
     """List the models with their state and the memory that they take."""
-    from cli.client.administration import Administration
     from cli.terminal.model_table import show_models
 
-    with Administration.of(url, settings) as client:
+    with _server(settings, url) as client:
         show_models(client.get("/admin/models")["models"])
 
 
@@ -132,37 +124,28 @@ def models(settings: Settings, url: Url = OF_SETTINGS) -> None:
 @takes_settings("api_key", "admin_key")
 def load(settings: Settings, model: Model, url: Url = OF_SETTINGS) -> None:
     """Load a model now, and not with its first request."""
-    _change(settings, "load", model, url, None)
+    _operate(settings, url, f"/admin/models/{quote(model)}/load", None)
 
 
 @app.command()
 @takes_settings("api_key", "admin_key")
 def unload(settings: Settings, model: Model, url: Url = OF_SETTINGS, grace_s: Grace = None) -> None:
     """Unload a model when its streams have ended. Its next request loads it again."""
-    _change(settings, "unload", model, url, grace_s)
+    _operate(settings, url, f"/admin/models/{quote(model)}/unload", grace_s)
 
 
 @app.command("reload-model")
 @takes_settings("api_key", "admin_key")
 def reload_model(settings: Settings, model: Model, url: Url = OF_SETTINGS, grace_s: Grace = None) -> None:
-    """Unload a model when its streams have ended, and load it again. Requests wait meanwhile."""
-    _change(settings, "reload", model, url, grace_s)
-
-
-def _change(settings: Settings, change: str, model: str, url: str, grace_s: float | None) -> None:
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
-        client.operate(f"/admin/models/{quote(model)}/{change}", grace_s)
+    """Unload a model and load it again. Requests wait meanwhile, and streams that outlast the grace go on then."""
+    _operate(settings, url, f"/admin/models/{quote(model)}/reload", grace_s)
 
 
 @app.command("reload-keys")
 @takes_settings("api_key", "admin_key")
 def reload_keys(settings: Settings, url: Url = OF_SETTINGS) -> None:
     """Read the server's API keys again (--api-keys-file). Streams continue. A key that was removed opens nothing."""
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
+    with _server(settings, url) as client:
         keys = client.post("/admin/keys/reload")["keys"]
     for change in ("added", "removed"):
         if keys[change]:
@@ -174,10 +157,22 @@ def reload_keys(settings: Settings, url: Url = OF_SETTINGS) -> None:
 @takes_settings("api_key", "admin_key")
 def reload_tls(settings: Settings, url: Url = OF_SETTINGS) -> None:
     """Read the server's certificate again (--tls-cert, --tls-key). Connections continue; new ones get it."""
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
+    with _server(settings, url) as client:
         warning = client.post("/admin/tls/reload")["warning"]
     typer.echo("The certificate was read again.")
     if warning:
         typer.echo(f"Warning: {warning}", err=True)
+
+
+def _server(settings: Settings, url: str) -> "Administration":
+    from cli.client.administration import Administration  # a slow import
+
+    return Administration.of(url, settings)
+
+
+def _operate(
+    settings: Settings, url: str, path: str, grace_s: float | None, *, model: str = "", checkpoint: str = ""
+) -> None:
+    """Run an operation to its end, and show its progress."""
+    with _server(settings, url) as client:
+        client.operate(path, grace_s, model=model, checkpoint=checkpoint)

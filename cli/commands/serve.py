@@ -19,7 +19,7 @@ from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
-from gateway.daemon import TracesUnavailable, WorkersGaveUp, run_daemon
+from gateway.daemon import SharingUnavailable, TracesUnavailable, WorkersGaveUp, run_daemon
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
@@ -48,30 +48,40 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             f"{flag('take_over')} needs a worker of its own ({flag('workers')} 1 or more): remote workers join only "
             "after the other server has released them"
         )
-    predecessor = _predecessor(settings) if take_over else None
-    served = ServedModels.of(settings)
+    predecessor, process = _predecessor(settings) if take_over else (None, 0)
+    served = ServedModels.of(settings, predecessor=process)
     if not served.launches and not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
-    ready_message = ReadyMessage(settings)
+    ready_message = ReadyMessage(settings, served.terms if settings.models else ())
     at_start = [launch.name for launch in served.launches if not launch.on_demand]
     display = choose_display(at_start, ready_message)
     with display:
         # After the display has started, so that log lines appear above its bars and not in them.
         configure_logging("gateway", log_level(settings, sys.stderr.isatty()))
+        for each in served.terms if settings.models else ():
+            terms = {"load": each.load, "bytes": each.bytes, "context": each.context}
+            _log.info("model", model=each.name, **terms, model_context=each.model_context, bound=each.context_bound)
         try:
             anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
-        except (BindError, StoreUnavailable, TakeOverFailed, TracesUnavailable, WorkersGaveUp) as error:
+        except (
+            BindError,
+            SharingUnavailable,
+            StoreUnavailable,
+            TakeOverFailed,
+            TracesUnavailable,
+            WorkersGaveUp,
+        ) as error:
             raise CommandFailed(str(error)) from error
 
 
-def _predecessor(settings: Settings) -> HttpPredecessor:
-    """Check before anything is loaded that the server on the port would hand over. Raises `CommandFailed`."""
+def _predecessor(settings: Settings) -> tuple[HttpPredecessor, int]:
+    """Check before anything is loaded that the server on the port would hand over. Returns its client, and its process
+    or 0 if the port is free. Raises `CommandFailed`."""
     predecessor = HttpPredecessor(settings)
     try:
-        anyio.run(predecessor.check)
+        return predecessor, anyio.run(predecessor.check)
     except TakeOverFailed as error:
         raise CommandFailed(str(error)) from error
-    return predecessor
 
 
 async def _serve(

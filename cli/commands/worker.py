@@ -1,14 +1,16 @@
-"""`baton worker`: runs a worker on this machine for a gateway on another one."""
+"""`baton worker`: runs a worker on this machine for gateways on others."""
 
 import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 
 from actors.join.join_keys import JoinKeys
+from actors.process.health_file import HealthFile
 from actors.process.logs import configure_logging
 from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
@@ -21,7 +23,8 @@ from cli.config.errors import CommandFailed
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.settings import Settings, flag
-from protocol.bounds import MAX_NAME
+from protocol.bounds import MAX_GATEWAYS, MAX_NAME
+from workers.process.gateways.address import GatewayAddress
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
 _NEEDED = {
@@ -33,7 +36,7 @@ _NEEDED = {
 
 def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
-    keys = worker_keys(settings)
+    gateways = gateways_of(settings)
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
@@ -44,35 +47,53 @@ def run_worker(settings: Settings) -> None:
         agent = RemoteAgent(
             spec.name,
             worker_command(spec),
-            settings.join,
-            keys,
+            gateways,
             join_timeout_s=settings.join_timeout_s,
             deadlines=Deadlines(hang=settings.hang_timeout_s),
             signals=(signal.SIGINT, signal.SIGTERM),
-            manager=ServiceManager(os.environ),
+            manager=service_manager(settings),
         )
         anyio.run(run_agent, agent)
     except (EndpointError, WorkerGaveUp) as error:
         raise CommandFailed(str(error)) from error
 
 
-def worker_keys(settings: Settings) -> JoinKeys:
-    """Read the keys that the settings name. With a join token, a key file is made if it does not exist, and without one
-    the key is kept in memory only. Raises `CommandFailed` if one is missing or invalid."""
+def gateways_of(settings: Settings) -> list[GatewayAddress]:
+    """Return the gateways that the settings name, with the keys for each. With a join token, a key file is made if it
+    does not exist, and without one the key is kept in memory only. Raises `CommandFailed` if one is missing or
+    invalid."""
     for name, reason in _NEEDED.items():
         if not getattr(settings, name) and not (name == "key_file" and settings.join_token):
             raise CommandFailed(f"{flag(name)} is needed: {reason}")
-    _check_join(settings.join)
+    addresses, servers = settings.join, settings.server_key
+    _check_addresses(addresses)
+    if len(servers) not in (1, len(addresses)):
+        raise CommandFailed(
+            f"{flag('server_key')}: give one key for all gateways, or one for each {flag('join')}, not {len(servers)} "
+            f"keys for {len(addresses)} gateways"
+        )
+    if settings.join_token and len(addresses) > 1:
+        raise CommandFailed(
+            f"{flag('join_token')}: a token is valid for one gateway, and {flag('join')} names {len(addresses)}; use "
+            f"{flag('key_file')} alone, with a key that all of them know"
+        )
     try:
-        server = to_z85(settings.server_key, flag("server_key"))
+        known = [to_z85(server, flag("server_key")) for server in servers]
         token = parse_token(settings.join_token, flag("join_token")) if settings.join_token else None
         own = _own_key(settings.key_file, make=token is not None)
     except KeyFileError as error:
         raise CommandFailed(str(error)) from error
+    return [
+        GatewayAddress(address, _keys_for(known[number % len(known)], own, token, kept=bool(settings.key_file)))
+        for number, address in enumerate(addresses)
+    ]
+
+
+def _keys_for(server: str, own: KeyPair, token: KeyPair | None, *, kept: bool) -> JoinKeys:
     return JoinKeys(
         CurveKeys(own.public, own.secret, server=server),
         None if token is None else CurveKeys(token.public, token.secret, server=server),
-        kept=bool(settings.key_file),
+        kept=kept,
     )
 
 
@@ -83,12 +104,28 @@ def _own_key(file: str, *, make: bool) -> KeyPair:
     return make_key(path) if make and not path.exists() else read_key(path)
 
 
-def _check_join(address: str) -> None:
+def service_manager(settings: Settings) -> ServiceManager:
+    """Return what learns that the worker is ready. Raises `CommandFailed` for an unusable health file."""
+    if not settings.health_file:
+        return ServiceManager(os.environ)
+    file = Path(settings.health_file).expanduser()
     try:
-        check_address(address, secured=True)
-    except EndpointError:
-        valid = False
-    else:
-        valid = address.startswith("tcp://")
-    if not valid:
-        raise CommandFailed(f"--join: write tcp://HOST:PORT, not {address!r}")
+        return HealthFile(os.environ, file)
+    except OSError as error:
+        raise CommandFailed(f"{flag('health_file')}: {file} cannot be removed: {error.strerror}") from error
+
+
+def _check_addresses(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        try:
+            check_address(address, secured=True)
+        except EndpointError:
+            valid = False
+        else:
+            valid = address.startswith("tcp://")
+        if not valid:
+            raise CommandFailed(f"{flag('join')}: write tcp://HOST:PORT, not {address!r}")
+    if len(set(addresses)) < len(addresses):
+        raise CommandFailed(f"{flag('join')}: a gateway is given twice; a worker joins each of them once")
+    if len(addresses) > MAX_GATEWAYS:
+        raise CommandFailed(f"{flag('join')}: {len(addresses)} gateways are given; {MAX_GATEWAYS} is the most")

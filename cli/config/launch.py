@@ -19,9 +19,15 @@ from workers.process.spec import WorkerSpec
 
 
 def worker_launches(
-    settings: Settings, model: ChosenModel, first: int = 0, *, on_demand: bool = False
+    settings: Settings,
+    model: ChosenModel,
+    first: int = 0,
+    *,
+    on_demand: bool = False,
+    chosen: WorkerSpec | None = None,
 ) -> list[WorkerLaunch]:
-    """Return the workers that the gateway starts: w0, w1 and so on from `first`, then the standby workers.
+    """Return the workers that the gateway starts: w0, w1 and so on from `first`, then the standby workers. `chosen`: as
+    in `worker_specs`.
 
     Standby workers get no share of the cores, since they compute nothing.
     """
@@ -34,18 +40,24 @@ def worker_launches(
             like=functools.partial(like_command, spec),
             on_demand=on_demand,
         )
-        for number, spec in enumerate(worker_specs(settings, model, first))
+        for number, spec in enumerate(worker_specs(settings, model, first, chosen))
     ]
 
 
-def worker_specs(settings: Settings, model: ChosenModel, first: int = 0) -> list[WorkerSpec]:
-    """Return the spec of each of the server's own workers for a model."""
+def worker_specs(
+    settings: Settings, model: ChosenModel, first: int = 0, chosen: WorkerSpec | None = None
+) -> list[WorkerSpec]:
+    """Return the spec of each of the server's own workers for a model. What differs from the settings is that of
+    `chosen`, by default the context that is chosen now."""
     places = [*range(settings.workers), *[None] * settings.standby]
-    context = with_chosen_context(worker_spec(settings, model, workers=settings.workers)).chosen_context
+    if chosen is None:
+        chosen = with_chosen_context(worker_spec(settings, model, workers=settings.workers))
     return [
         replace(
             worker_spec(settings, model, f"w{first + number}", settings.workers, place),
-            chosen_context=context,
+            chosen_context=chosen.chosen_context,
+            kv_most=chosen.kv_most,
+            predecessor=chosen.predecessor,
         )
         for number, place in enumerate(places)
     ]

@@ -33,18 +33,28 @@ class ChosenModel:
         """Return the model that the settings name, downloaded from the hub if necessary. Raises `CommandFailed`."""
         if settings.backend == "scripted" and not settings.model:
             return cls(settings.name or SCRIPTED_NAME, Path())
-        if not settings.model or (settings.model == BUILTIN_NAME and not Path(BUILTIN_NAME).exists()):
+        if is_builtin(settings):
             return cls(settings.name or BUILTIN_NAME, builtin_path())
         try:
             path = resolve_model(settings.model)
         except (LoadRefused, OSError) as error:
             raise CommandFailed(str(error)) from error
-        name = settings.name or _own_name(settings.model)
-        if len(name) > MAX_NAME:
-            raise CommandFailed(
-                f"{name} is too long for a model name; choose one with --name, of {MAX_NAME} characters at most"
-            )
-        return cls(name, path)
+        return cls(chosen_name(settings), path)
+
+
+def is_builtin(settings: Settings) -> bool:
+    """Return whether the settings name the built-in model."""
+    return not settings.model or (settings.model == BUILTIN_NAME and not Path(BUILTIN_NAME).exists())
+
+
+def chosen_name(settings: Settings) -> str:
+    """Return the name that clients use for a directory or a model of the hub. Raises `CommandFailed`."""
+    name = settings.name or _own_name(settings.model)
+    if len(name) > MAX_NAME:
+        raise CommandFailed(
+            f"{name} is too long for a model name; choose one with --name, of {MAX_NAME} characters at most"
+        )
+    return name
 
 
 def worker_spec(

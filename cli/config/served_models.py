@@ -1,24 +1,25 @@
 """The models that a server's settings name, with the workers that run them and the memory that they may take."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_launches
-from cli.config.model import ChosenModel, check_model, worker_spec
-from cli.config.model_settings import NEVER, ModelSettings
+from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
+from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings, flag
+from cli.config.several.hub_model import HubModel, absent_hub_model
+from cli.config.several.memory_plan import MemoryPlan
+from cli.config.several.planned_model import PlannedModel, quantized
 from gateway.fleet.launch import WorkerLaunch
 from gateway.models.terms import ModelTerms
-from workers.checkpoints.json_files import CheckpointError
 from workers.errors import LoadRefused
 from workers.host.memory import machine_bytes
-from workers.process.spec import WorkerSpec
-from workers.process.startup.describe import describe
 
-KEEP_ALIVE_S = 300.0
-"""Default of a model that is loaded by its first request."""
 SHARE = 0.9
 """Share of the machine's memory for the models, unless `memory_budget` says otherwise."""
 MAX_WORKERS = 256
@@ -35,56 +36,80 @@ class ServedModels:
     """Bytes of all loaded models."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "ServedModels":
-        """Check every model that the settings name, which downloads those of the hub. Raises `CommandFailed`."""
+    def of(cls, settings: Settings, *, predecessor: int = 0) -> "ServedModels":
+        """Check every model that the settings name, and download those of the hub that are loaded at the start.
+        `predecessor` is the process of a server that ends when this one is ready, or 0. Raises `CommandFailed`."""
         if not settings.models:
-            return _single(settings)
+            return _single(settings, predecessor)
         if settings.model or settings.name or settings.workers != 1 or settings.standby:
             wrong = next(name for name in ("model", "name", "workers", "standby") if name in settings.sources)
             raise CommandFailed(
                 f"{settings.sources[wrong]}: not with {settings.sources['models']}, whose models have their own"
             )
-        return _several(settings)
+        return _several(settings, predecessor)
 
 
-def _single(settings: Settings) -> ServedModels:
+def _single(settings: Settings, predecessor: int) -> ServedModels:
     """One model, which is loaded at the start and stays."""
     if not settings.workers and not settings.standby:
         return ServedModels()
     model = ChosenModel.choose(settings)
-    spec = worker_spec(settings, model)
-    check_model(spec)
-    launches = worker_launches(settings, model)
-    budget = settings.memory_budget or math.inf
-    needed = _estimated(spec, describe(spec).context) * len(launches) if settings.memory_budget else 0
-    terms = ModelTerms(name=model.name, bytes=needed, quantization=_quantized(spec))
-    _check_budget("MODEL", [terms], budget)
-    return ServedModels(launches, [terms], budget)
+    if not settings.memory_budget:
+        spec = replace(worker_spec(settings, model, workers=settings.workers), predecessor=predecessor)
+        check_model(spec)
+        launches = worker_launches(settings, model, chosen=with_chosen_context(spec))
+        return ServedModels(launches, [ModelTerms(name=model.name, quantization=quantized(settings))])
+    with _named(""):
+        planned = PlannedModel.of(settings, ModelSettings(load="start"), model, predecessor)
+        (context,) = MemoryPlan(settings.memory_budget, predecessor=predecessor).add({"": planned.memory}).values()
+        planned = planned.filling(settings.memory_budget, context)
+        terms = planned.terms(context)
+    _check_budget("MODEL", [terms], settings.memory_budget)
+    return ServedModels(planned.launches(context, 0), [terms], settings.memory_budget)
 
 
-def _several(settings: Settings) -> ServedModels:
+def _several(settings: Settings, predecessor: int) -> ServedModels:
     source = settings.sources["models"]
-    launches: list[WorkerLaunch] = []
-    terms: list[ModelTerms] = []
+    budget = settings.memory_budget or int(SHARE * machine_bytes())
+    plan = MemoryPlan(budget, predecessor=predecessor)
+    models: list[PlannedModel | HubModel] = []
+    workers = 0
     for number, each in enumerate(settings.models):
         at = f"{source}[{number}]"
-        try:
+        with _named(at):
             own = _own_settings(settings, each, at)
-            model = ChosenModel.choose(own)
-            own = own.model_copy(update={"context": _context(own, model)})
-            spec = worker_spec(own, model)
-            check_model(spec)
-            terms.append(_terms(each, spec))
-        except (CommandFailed, CheckpointError, LoadRefused) as error:
-            text = str(error)
-            raise CommandFailed(text if text.startswith(at) else f"{at}: {text}") from error
-        launches += worker_launches(own, model, first=len(launches), on_demand=each.load == "first-use")
-    _check_names(source, terms)
-    if len(launches) > MAX_WORKERS:
-        raise CommandFailed(f"{source}: {len(launches)} workers in all are more than {MAX_WORKERS}")
-    budget = settings.memory_budget or int(SHARE * machine_bytes())
+            absent = absent_hub_model(own) if each.load == "first-use" else None
+            if absent is not None:
+                models.append(HubModel(own, each, absent, plan, workers))
+            else:
+                models.append(PlannedModel.of(own, each, ChosenModel.choose(own), predecessor))
+        workers += each.workers + each.standby
+    _check_names(source, [(each.name, each.wanted.aliases) for each in models])
+    if workers > MAX_WORKERS:
+        raise CommandFailed(f"{source}: {workers} workers in all are more than {MAX_WORKERS}")
+    contexts = plan.add({each.name: each.memory for each in models if isinstance(each, PlannedModel)})
+    launches: list[WorkerLaunch] = []
+    terms: list[ModelTerms] = []
+    for number, model in enumerate(models):
+        with _named(f"{source}[{number}]"):
+            if isinstance(model, PlannedModel):
+                terms.append(model.terms(contexts[model.name]))
+                launches += model.launches(contexts[model.name], len(launches))
+            else:
+                terms.append(model.terms())
+                launches += model.launches()
     _check_budget(source, terms, budget)
     return ServedModels(launches, terms, budget)
+
+
+@contextmanager
+def _named(at: str) -> Iterator[None]:
+    """Begin errors with the model that they are about. Raises `CommandFailed`."""
+    try:
+        yield
+    except (CommandFailed, LoadRefused, OSError) as error:
+        text = str(error)
+        raise CommandFailed(f"{at}: {text}" if at and not text.startswith(at) else text) from error
 
 
 def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings:
@@ -103,67 +128,11 @@ def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings
     return changed.from_sources(settings.sources | {name: f"{at}.{name}" for name in own})
 
 
-def _context(settings: Settings, model: ChosenModel) -> int:
-    """The context of a model that shares the memory with others: its own up to `DEFAULT_CONTEXT`, unless it is set. It
-    does not depend on the memory that happens to be free. Raises `CheckpointError` and `LoadRefused`."""
-    if settings.backend == "scripted":
-        return settings.context
-    from workers.checkpoints.checkpoint import ModelConfig  # a slow import
-
-    return ModelConfig.from_dir(model.path).choose_context(settings.context)
-
-
-def _terms(model: ModelSettings, spec: WorkerSpec) -> ModelTerms:
-    described = describe(spec)
-    return ModelTerms(
-        name=spec.model_name,
-        aliases=model.aliases,
-        load=model.load,
-        keep_alive_s=_keep_alive_s(model),
-        priority=model.priority,
-        bytes=(model.memory_bytes or _estimated(spec, described.context)) * (model.workers + model.standby),
-        fixed=model.memory_bytes > 0,
-        context=described.context,
-        backend=described.backend,
-        quantization=_quantized(spec),
-    )
-
-
-def _keep_alive_s(model: ModelSettings) -> float:
-    """The seconds without a request after which it is unloaded; infinite: never."""
-    if model.keep_alive_s is None:
-        return KEEP_ALIVE_S if model.load == "first-use" else math.inf
-    return math.inf if model.keep_alive_s == NEVER else float(model.keep_alive_s)
-
-
-def _estimated(spec: WorkerSpec, context: int) -> int:
-    """The bytes of one worker; 0 for a scripted one. Raises `CheckpointError`."""
-    if spec.backend == "scripted":
-        return 0
-    from pathlib import Path
-
-    from workers.checkpoints.memory_estimate import estimate_bytes  # a slow import
-
-    return estimate_bytes(
-        Path(spec.model_path),
-        dtype=spec.dtype,
-        quantize=spec.quantize,
-        slots=spec.max_batch_size,
-        context=context,
-        kv_bytes=spec.kv_bytes,
-    )
-
-
-def _quantized(spec: WorkerSpec) -> str:
-    return "" if spec.quantize == "none" else spec.quantize
-
-
-def _check_names(source: str, terms: Iterable[ModelTerms]) -> None:
+def _check_names(source: str, named: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Raises `CommandFailed` for a name that two models have, and for one that a worker must not have."""
     taken: dict[str, str] = {}
-    for number, each in enumerate(terms):
-        fields = {"name": [each.name], "aliases": each.aliases}
-        for field, name in ((field, name) for field, names in fields.items() for name in names):
+    for number, (own, aliases) in enumerate(named):
+        for field, name in [("name", own), *(("aliases", alias) for alias in aliases)]:
             at = f"{source}[{number}].{field}"
             if not name.isprintable():
                 raise CommandFailed(f"{at}: {name!r} has control characters")

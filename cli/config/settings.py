@@ -12,7 +12,7 @@ from pydantic_settings import (
 )
 
 from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
-from gateway.settings import GatewaySettings, MetricsNames
+from gateway.settings import GatewaySettings, MetricsNames, Routing
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.precision import CpuTarget, Quantize
@@ -242,10 +242,23 @@ class Settings(BaseSettings):
         "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
         "ORIGIN",
     )
+    trusted_gateways: Annotated[tuple[str, ...], NoDecode] = _field(
+        _GATEWAY.trusted_gateways,
+        SERVER,
+        "Address or network of a gateway in front whose fairness ids and traces are trusted, such as 10.0.0.0/8, or "
+        "unix for the Unix socket. Repeatable.",
+        "NETWORK",
+    )
     tls_cert: str = _field(
         _GATEWAY.tls_cert, SERVER, "PEM file with the server's certificate chain; the port then speaks HTTPS.", "FILE"
     )
     tls_key: str = _field(_GATEWAY.tls_key, SERVER, "PEM file with the certificate's private key.", "FILE")
+    redis_url: str = _field(
+        _GATEWAY.redis_url,
+        SERVER,
+        "Redis through which several gateways share the limits of API keys, redis://HOST:PORT; empty shares nothing.",
+        "URL",
+    )
     listen_workers: str = _field(
         _GATEWAY.listen_workers,
         SERVER,
@@ -362,6 +375,13 @@ class Settings(BaseSettings):
         ge=0,
         le=86400,
     )
+    routing: Routing = _field(
+        _GATEWAY.routing,
+        LIMITS,
+        "How a worker is chosen among those with a free slot. prefix: the one that is expected to be done first, given "
+        "what its prefix cache holds of the prompt. least-loaded: the one with the fewest sequences. round-robin: each "
+        "in turn.",
+    )
     key_weights: Annotated[tuple[str, ...], NoDecode] = _field(
         _GATEWAY.key_weights,
         LIMITS,
@@ -452,8 +472,16 @@ class Settings(BaseSettings):
         _GATEWAY.shutdown_grace_s, LIMITS, "Seconds that live requests may take to finish at shutdown.", ge=0, le=86400
     )
 
-    join: str = _field("", JOINING, "Address of the gateway for workers, tcp://HOST:PORT.", "ADDRESS")
-    server_key: str = _field("", JOINING, "The gateway's public key, which baton worker-keys show prints there.", "KEY")
+    join: Annotated[tuple[str, ...], NoDecode] = _field(
+        (), JOINING, "Address of a gateway for workers, tcp://HOST:PORT. Repeatable, to serve several.", "ADDRESS"
+    )
+    server_key: Annotated[tuple[str, ...], NoDecode] = _field(
+        (),
+        JOINING,
+        "The gateway's public key, which baton worker-keys show prints there. Repeatable: one for all gateways, or one "
+        "for each, in the order of --join.",
+        "KEY",
+    )
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
     join_token: str = _field(
         "",
@@ -464,6 +492,9 @@ class Settings(BaseSettings):
     )
     join_timeout_s: float = _field(
         0.0, JOINING, "Seconds without a gateway after which the worker ends; 0: it tries on.", ge=0, le=86400
+    )
+    health_file: str = _field(
+        "", JOINING, "File that is written every second while the worker is joined and ready; for probes.", "FILE"
     )
 
     ray: str = _field(
@@ -509,7 +540,9 @@ class Settings(BaseSettings):
         self._sources = sources
         return self
 
-    @field_validator("allowed_hosts", "cors_origins", "key_weights", mode="before")
+    @field_validator(
+        "allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Take a list as a variable or a line has it: entries are separated by commas."""

@@ -35,7 +35,12 @@ class ScaleTerms:
         """Check the settings. Raises `CommandFailed`, whose text names the one at fault."""
         if not settings.join:
             raise CommandFailed(f"{flag('join')} is needed: the address that the gateway was given as --listen-workers")
-        _check_address(settings.join)
+        if len(settings.join) > 1:
+            raise CommandFailed(
+                f"{flag('join')}: a worker that is placed joins one gateway, the one that makes its token, not "
+                f"{len(settings.join)}"
+            )
+        _check_address(settings.join[0])
         most = settings.max_replicas
         if most and most < settings.replicas:
             raise CommandFailed(f"{flag('max_replicas')}: {most} is less than --replicas, {settings.replicas}")
@@ -50,7 +55,7 @@ class ScaleTerms:
     def arguments(self, settings: Settings, server_key: str) -> list[str]:
         """The command line of one worker."""
         timeout_s = settings.join_timeout_s or JOIN_TIMEOUT_S
-        joining = ["--join", settings.join, "--server-key", server_key, "--join-timeout-s", f"{timeout_s:g}"]
+        joining = ["--join", settings.join[0], "--server-key", server_key, "--join-timeout-s", f"{timeout_s:g}"]
         return ["worker", *self.options, *joining]
 
 

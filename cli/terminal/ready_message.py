@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from actors.supervision.worker import WorkerStatus
 from cli.client.server_url import base_url, socket_path
 from cli.config.settings import Settings
-from protocol.events import Hello
+from gateway.models.terms import ModelTerms
 
 
 class ReadyMessage:
     """Composes the message. The address is known once the gateway listens: port 0 lets the system choose one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, models: Sequence[ModelTerms] = ()) -> None:
+        """`models`: those of a server with several."""
         self._settings = settings
+        self._models = models
         self._url = ""
         self.postponed: WorkerStatus | None = None
         """The first worker that became ready before the gateway listened."""
@@ -59,7 +61,11 @@ class ReadyMessage:
         hello, ready = status.hello, status.ready
         model = hello.model if hello else ""
         where = f" ({hello.backend} on {hello.device}, {self._slots(status)} at a time)" if hello else ""
-        context = [_context(hello)] if hello and hello.context else []
+        context = []
+        if self._models:
+            context = self._lines()
+        elif hello and hello.context:
+            context = [f"Context: {_context(hello.context, hello.model_context, hello.context_bound)}"]
         chat = bool(ready and ready.capabilities.chat)
         return "\n".join(
             [
@@ -76,12 +82,23 @@ class ReadyMessage:
             ]
         )
 
+    def _lines(self) -> list[str]:
+        """One line for each model: when it is loaded, and its context."""
+        lines = []
+        for each in self._models:
+            when = "loaded at the start" if each.load == "start" else "loaded by its first request"
+            known = each.context is not None
+            context = _context(each.context or 0, each.model_context or 0, each.context_bound)
+            lines.append(f"  {each.name}: {when}, context {context if known else 'known when it is downloaded'}")
+        return lines
+
     def on_demand(self, models: Sequence[str]) -> str:
         """Return the message of a server whose models are loaded by their first requests."""
         key = bool(self._settings.api_key or self._settings.api_keys_file)
         return "\n".join(
             [
                 f"Ready: {', '.join(models)} are served on {self._url}, each loaded by its first request",
+                *self._lines(),
                 "",
                 "Try it:",
                 "  " + curl_line(self._url, models[0], chat=True, key=key),
@@ -91,17 +108,16 @@ class ReadyMessage:
         )
 
 
-def _context(hello: Hello) -> str:
+def _context(context: int, model_context: int, bound: str) -> str:
     """Return what is said of the context: its tokens, and why it is less than the model's."""
     reasons = {
         "setting": "as `--context` says",
         "memory": "which memory allows",
         "device": "as its cache is allocated at the start: `--context` takes more",
     }
-    if hello.model_context <= hello.context:
-        return f"Context: {hello.context} tokens"
-    reason = reasons.get(hello.context_bound, hello.context_bound)
-    return f"Context: {hello.context} of the model's {hello.model_context} tokens, {reason}"
+    if model_context <= context:
+        return f"{context} tokens"
+    return f"{context} of the model's {model_context} tokens, {reasons.get(bound, bound)}"
 
 
 def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:

@@ -4,6 +4,8 @@ Nothing is counted or kept for it: while nobody watches, it costs nothing.
 """
 
 import asyncio
+import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from baton_serve import __version__
-from gateway.errors import RequestError
+from gateway.admin.watchers import MAX_WATCHERS, Watcher, Watchers
+from gateway.errors import RefusalCode, RequestError
+from gateway.http.access.origins import is_from_elsewhere
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
 from gateway.routing.router import Router
@@ -24,8 +28,6 @@ from protocol.errors import ErrorCode
 LIVE_PATH = "/admin/live"
 INTERVAL_S = 0.25
 """Time between two snapshots."""
-MAX_WATCHERS = 16
-"""Clients that watch at a time, before further ones are refused with 429. All get the same snapshots."""
 MAX_STREAMS = 512
 """Streams of a snapshot; `streams_left_out` counts the others."""
 PAGE_REQUEST = "page-"
@@ -58,6 +60,7 @@ class LivePicture:
         waiting = router.waiting()
         return {
             "version": __version__,
+            "gateway": os.getpid(),
             "interval_s": INTERVAL_S,
             "models": [{"name": name, "waiting": waiting[name]} for name in router.models()],
             "workers": [_worker(handle) for handle in handles],
@@ -114,31 +117,42 @@ def _stream(sequence: LiveSequence, now: float) -> dict[str, Any]:
 
 
 class LiveEndpoint:
-    """An ASGI app that sends a snapshot each `INTERVAL_S`, until the gateway drains or the client leaves."""
+    """An ASGI app that sends a snapshot each `INTERVAL_S`, until the gateway drains or hands over, the client leaves,
+    or another one gets its place."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, conventions: HttpConventions) -> None:
+    def __init__(
+        self, router: Router, settings: GatewaySettings, conventions: HttpConventions, retired: Callable[[], bool]
+    ) -> None:
+        """`retired` tells whether clients have to connect anew, as to the gateway that has taken the port over."""
         self._router = router
+        self._retired = retired
         self._settings = settings
         self._conventions = conventions
         self._picture = LivePicture(router)
-        self._watchers = 0
+        self._watchers = Watchers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
-        if self._watchers >= MAX_WATCHERS:
+        if is_from_elsewhere(scope):  # it could not read the response, but would have a place
+            text = "pages of other origins may not watch; open the page of this server"
+            await exchange.refuse(RequestError(RefusalCode.ORIGIN_NOT_ALLOWED, text))
+            return
+        address = scope["client"]
+        watcher = self._watchers.enter(exchange.client or (address[0] if address else ""))
+        if watcher is None:
             text = f"{MAX_WATCHERS} clients watch already; `/admin/workers` answers each request"
             await exchange.refuse(RequestError(ErrorCode.OVERLOADED, text, retry_after_s=self._settings.retry_after_s))
             return
-        self._watchers += 1
         try:
-            await exchange.while_connected(partial(self._send, exchange))
+            await exchange.while_connected(partial(self._send, exchange, watcher))
         finally:
-            self._watchers -= 1
+            self._watchers.leave(watcher)
             exchange.close()
 
-    async def _send(self, exchange: HttpExchange, scope: anyio.CancelScope) -> None:
+    async def _send(self, exchange: HttpExchange, watcher: Watcher, scope: anyio.CancelScope) -> None:
         await exchange.start_events(scope, b"text/event-stream")
-        while not self._router.draining:
+        while not (self._router.draining or self._retired() or watcher.replaced.is_set()):
             await exchange.events(self._picture.event())
-            await anyio.sleep(INTERVAL_S)
+            with anyio.move_on_after(INTERVAL_S):
+                await watcher.replaced.wait()
         await exchange.events(b"", more=False)

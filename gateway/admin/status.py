@@ -12,12 +12,9 @@ from starlette.responses import Response
 from actors.supervision.worker import LastFailure, WorkerState, WorkerStatus
 from baton_serve import __version__
 from gateway.metrics.metrics import CONTENT_TYPE
-from gateway.routing.model_description import ModelDescription
 from gateway.routing.router import Router
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.settings import GatewaySettings
-
-MODEL_FIELDS = (*("id", "aliases", "state", "bytes", "last_used_s", "workers", "backend", "context", "keep_alive_s"),)
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -87,7 +84,7 @@ class Status:
 
     async def models(self, _: Request) -> Response:
         """`GET /admin/models`."""
-        return _json({"models": [_model(self._router.describe(name)) for name in self._router.models()]})
+        return _json({"models": [self._router.describe(name) for name in self._router.models()]})
 
     async def gateway(self, _: Request) -> Response:
         """`GET /admin/gateway`: the id of this process."""
@@ -100,10 +97,6 @@ class Status:
             families.append(family)
             await anyio.lowlevel.checkpoint()
         return Response(b"".join(families), headers={"content-type": CONTENT_TYPE.decode()})
-
-
-def _model(described: ModelDescription) -> dict[str, Any]:
-    return {name: getattr(described, name) for name in MODEL_FIELDS}
 
 
 def _device(status: WorkerStatus) -> str | None:

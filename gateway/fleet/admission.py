@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from actors.supervision.hello_check import implausible
 from actors.transport.rejections import Rejection
 from gateway.fleet.member import Member
+from gateway.routing.model_catalog import ModelCatalog
 from protocol.events import Hello
 
 
@@ -17,10 +18,13 @@ class Objection:
     why: str
 
 
-def objection(members: Mapping[str, Member], name: str, hello: Hello) -> Objection | None:
-    """Return why a worker must not join under that name with that model; None if it may."""
+def objection(members: Mapping[str, Member], name: str, hello: Hello, catalog: ModelCatalog) -> Objection | None:
+    """Return why a worker must not join under that name with that model; None if it may. `catalog` has the names of the
+    models of this server."""
     if (problem := implausible(hello)) is not None:
         return Objection(Rejection.FRAME, problem)
+    if (own := catalog.canonical(hello.model)) != hello.model:
+        return _wrong(f"{hello.model!r} is an alias of the model {own!r} here: give the worker's model another --name")
     known = members.get(name)
     if known is not None and not known.remote:
         return _wrong(f"{name} is a worker of the gateway's own machine: give the key another name")

@@ -31,6 +31,10 @@ from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 
 SETTLED = frozenset({WorkerState.READY, WorkerState.GIVEN_UP, WorkerState.STOPPED})
+SHARED = (
+    "resumable streams and stored responses are known to the gateway that made them, and limits of API keys hold at "
+    "each gateway, unless all have the same redis_url"
+)
 _log = structlog.get_logger("gateway.fleet.fleet")
 
 Script = Callable[[Steps], Coroutine[Any, Any, None]]
@@ -67,6 +71,8 @@ class Fleet(Actor[msg.FleetMessage]):
         self._on_removed = on_removed
         self._terms = Terms(policy, deadlines or Deadlines(), router.rejections)
         self._latest: Operation | None = None
+        self._shares = False
+        """A worker that joined serves other gateways, too, which was logged."""
         self._operating = anyio.CancelScope()
         self._operable = True
         self._stopping = False
@@ -176,7 +182,7 @@ class Fleet(Actor[msg.FleetMessage]):
     def _join(self, request: JoinRequest) -> None:
         """Let a remote worker join as the one that its key names, or decline in words and count it."""
         name, hello = request.name, request.hello
-        against = objection(self.members, name, hello)
+        against = objection(self.members, name, hello, self._router.pool.catalog)
         if self._stopping:
             against = Objection(Rejection.TAKEN, "the gateway is shutting down")
         if against is not None:
@@ -189,6 +195,9 @@ class Fleet(Actor[msg.FleetMessage]):
             self._take_in(Member(worker, hello.model), Role.ACTIVE)
         if (other := differs(self.members, name, hello)) is not None:
             _log.warning("worker_unlike", worker=name, other=other, model=hello.model)
+        if hello.gateways > 1 and not self._shares:
+            self._shares = True
+            _log.warning("workers_are_shared", worker=name, gateways=hello.gateways, effect=SHARED)
         request.hand_to(self.members[name].worker.ref)
 
     def _changed(self, status: WorkerStatus) -> None:

@@ -4,6 +4,7 @@ from gateway.fleet.member import Member
 from gateway.fleet.operation import OperationFailed
 from gateway.fleet.rolling_restart import RollingRestart
 from gateway.fleet.steps import Steps
+from gateway.models.messages import ModelStays
 from gateway.routing.worker_pool import WorkerPool
 
 
@@ -30,9 +31,9 @@ async def restart_all(steps: Steps, members: list[Member]) -> None:
 
 
 async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpoint: str) -> None:
-    """Restart every worker of these models, with its old checkpoint or another, and lose no request and no capacity:
-    each is replaced by one that is ready before it drains. Those of other machines leave one after the other, and may
-    join again when they serve the same checkpoint."""
+    """Restart every worker of these models, with its old checkpoint or another, and lose no request and, where memory
+    allows, no capacity: each is replaced by one that is ready before it drains. Those of other machines leave one after
+    the other, and may join again when they serve the same checkpoint."""
     for model in models:
         if _is_absent(pool, model):
             await _use_later(steps, model, checkpoint)
@@ -47,11 +48,19 @@ async def replace_all(steps: Steps, pool: WorkerPool, models: list[str], checkpo
 
 
 async def change_model(steps: Steps, change: str, model: str) -> None:
-    """Load, unload or reload a model."""
-    if change == "load":
-        await steps.load(model)
-    else:
-        await steps.unload(model, again=change == "reload")
+    """Load, unload or reload a model. A reload waits for its streams within the grace, and then moves them; an unload
+    has nowhere to move them to."""
+    match change:
+        case "load":
+            await steps.load(model)
+        case "unload":
+            await steps.unload(model, again=False)
+        case _:
+            try:
+                await steps.unload(model, again=True)
+            except ModelStays:
+                steps.report(f"the streams of {model} have not ended in time: they go on when it is loaded again")
+                await steps.exchange(model)
     steps.report(f"{model} is {change}ed")
 
 

@@ -1,4 +1,4 @@
-"""Replaces all workers of a model, one at a time, without losing a stream, a request or capacity."""
+"""Replaces all workers of a model, one at a time, without losing a stream, nor capacity where memory allows."""
 
 from collections.abc import Iterable
 
@@ -18,6 +18,9 @@ class RollingRestart:
     one that is started for the time. It changes places with an old one, which then drains, starts anew, and is the
     next standby. A worker that dies meanwhile changes nothing: a standby takes its place, and it is started anew like
     the others. However it ends, `release_extras` is to follow.
+
+    If the memory budget has no room for an extra worker, each worker starts anew in its place: its streams continue on
+    the others or, where there is none, when it is ready again.
     """
 
     def __init__(self, steps: Steps, pool: WorkerPool, model: str) -> None:
@@ -32,11 +35,14 @@ class RollingRestart:
         self._new: list[Member] = []
 
     async def run(self, checkpoint: str) -> None:
-        """Raises `OperationFailed` and `LaunchRefused`. No active worker is touched before a new one is ready."""
+        """Raises `OperationFailed` and `LaunchRefused`. No active worker is touched before a new one is ready, unless
+        there is no memory for that."""
         if not self._old:
             return
-        if not any(self._stands_by(member) for member in self._old):
-            await self._start_extra(checkpoint)
+        if not any(self._stands_by(member) for member in self._old) and not await self._start_extra(checkpoint):
+            for member in self._old:
+                await self._renew(member, checkpoint)
+            return
         while self._old:
             member = next(filter(self._stands_by, self._old), self._old[0])
             if not self._stands_by(member):
@@ -67,20 +73,24 @@ class RollingRestart:
         if not await self._steps.relieve(member, by=frozenset(new.name for new in self._new)):
             raise OperationFailed("no new worker is left to take the place of an old one")
 
-    async def _start_extra(self, checkpoint: str) -> None:
+    async def _start_extra(self, checkpoint: str) -> bool:
+        """Start an extra worker, and wait until it is ready. False without memory for it."""
         steps, like = self._steps, self._old[0]
         name = _free_name(steps.members)
         command = await steps.command(like, name, checkpoint)
         if like.launch is None:
             raise LaunchRefused(f"{like.name} is started on its own machine")
         launch = WorkerLaunch(name, self._model, command, standby=True, like=like.launch.like)
-        await steps.reserve(self._model)
+        if not await steps.reserve(self._model):
+            steps.report(f"memory_budget has no room for another worker of {self._model}: each starts in its place")
+            return False
         extra = await steps.add_extra(launch, checkpoint or like.checkpoint)
         steps.report(f"{name} is started for the time")
         status = await steps.ready(extra)
         if status.state is not WorkerState.READY:
             raise OperationFailed(f"{name} did not become ready: {status.reason}")
         self._new.append(extra)
+        return True
 
 
 async def release_extras(steps: Steps, pool: WorkerPool) -> None:

@@ -20,10 +20,12 @@ from gateway.models.messages import (
     KeepModel,
     LoaderMessage,
     LoadModel,
+    PinModel,
     ReloadModel,
     ReserveMemory,
     StartOne,
     UnloadModel,
+    UnpinModel,
     WorkerDrained,
 )
 
@@ -66,12 +68,12 @@ class Steps:
 
     def keep_stopped(self, member: Member) -> None:
         """Do not let a worker that was drained start with its model."""
-        if self._models is not None and self._models.end is None:
-            self._models.tell(WorkerDrained(member.name))
+        self._tell_models(WorkerDrained(member.name))
 
-    async def dismiss(self, member: Member) -> None:
+    async def dismiss(self, member: Member, grace_s: float | None = None) -> None:
         """Let this incarnation of a worker end as `drain` does. Another one follows, or may join."""
-        await self._leave(member, functools.partial(RestartWorker, self._grace_s, MOVE_S), self._grace_s)
+        grace_s = self._grace_s if grace_s is None else grace_s
+        await self._leave(member, functools.partial(RestartWorker, grace_s, MOVE_S), grace_s)
 
     async def renew(self, member: Member) -> WorkerStatus:
         """As `dismiss`, and wait until the worker takes requests again or is given up: its status then. Also starts one
@@ -95,7 +97,10 @@ class Steps:
 
     async def restart(self, member: Member) -> None:
         """Renew a worker, in its place. Raises `OperationFailed` when it does not come back."""
-        status = await self.renew(member)
+        self._check_returned(member, await self.renew(member))
+
+    def _check_returned(self, member: Member, status: WorkerStatus) -> None:
+        """Report that a worker is back. Raises `OperationFailed` if it is not."""
         if not status.running or (member.remote and status.state is not WorkerState.READY):
             raise OperationFailed(f"{member.name} did not become ready: {status.reason}")
         self.report(f"{member.name} was started again")
@@ -109,28 +114,40 @@ class Steps:
         extra = functools.partial(AddExtra, launch, checkpoint, self._grace_s)
         return await self._fleet.ask(extra, timeout=ANSWER_S)
 
-    async def reserve(self, model: str) -> None:
-        """Take memory for an extra worker until the end of the operation. Raises `OperationFailed` if there is none."""
-        if self._models is not None:
-            reserve = functools.partial(ReserveMemory, model)
-            if not await self._models.ask(reserve, timeout=ANSWER_S):
-                raise OperationFailed(
-                    f"memory_budget has no room for another worker of {model}: unload another model, or restart its "
-                    "workers one after the other, without --rolling"
-                )
+    async def reserve(self, model: str) -> bool:
+        """Take memory for an extra worker until the end of the operation. False if there is none."""
+        reserve = functools.partial(ReserveMemory, model)
+        return self._models is None or await self._models.ask(reserve, timeout=ANSWER_S)
 
     async def load(self, model: str) -> None:
         """Load a model. Raises `ModelFailed`."""
         await self._change(functools.partial(LoadModel, model))
 
     async def unload(self, model: str, *, again: bool) -> None:
-        """Unload a model when its streams have ended, and load it `again`. Raises `ModelFailed` when they have not
-        ended within the grace, and when it cannot be loaded."""
+        """Unload a model when its streams have ended, and load it `again`. Raises `ModelStays` when they have not ended
+        within the grace, and `ModelFailed` when it cannot be loaded."""
         timer = asyncio.get_running_loop().call_later(self._grace_s, self._keep, model)
         try:
             await self._change(functools.partial(ReloadModel if again else UnloadModel, model))
         finally:
             timer.cancel()
+
+    async def exchange(self, model: str) -> None:
+        """Let the workers of a model that run here start anew in their places, one after the other, without a grace.
+        Its streams continue on others or, where there is none, when one is ready again. Raises `OperationFailed`, and
+        `ModelFailed` if it was unloaded meanwhile and cannot be loaded."""
+        self._tell_models(PinModel(model))
+        try:
+            running = [each for each in self.members.values() if each.model == model and not each.remote]
+            running = [each for each in running if each.status.running]
+            for member in running:
+                before = member.status.incarnation
+                await self.dismiss(member, 0.0)
+                self._check_returned(member, await self.ready(member, before))
+            if not running:
+                await self.load(model)
+        finally:
+            self._tell_models(UnpinModel(model))
 
     async def _change(self, message: Callable[[ReplyTo[bool]], LoaderMessage]) -> None:
         if self._models is None:
@@ -138,8 +155,11 @@ class Steps:
         await self._models.ask(message, timeout=READY_S)
 
     def _keep(self, model: str) -> None:
+        self._tell_models(KeepModel(model), urgent=True)
+
+    def _tell_models(self, message: LoaderMessage, *, urgent: bool = False) -> None:
         if self._models is not None and self._models.end is None:
-            self._models.tell(KeepModel(model), urgent=True)
+            self._models.tell(message, urgent=urgent)
 
     async def remove(self, member: Member) -> None:
         """Drain a worker, and forget it."""

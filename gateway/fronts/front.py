@@ -53,12 +53,21 @@ class Front(Actor[FrontMessage]):
     """Keeps one front running. Requests that a lost process has read end as if their clients had left: streams are
     cancelled, or kept if they are resumable."""
 
-    def __init__(self, spec: FrontSpec, app: Application, probes: ASGIApp, note_refused: Callable[[int], None]) -> None:
-        """`probes` serves spare connections; `note_refused` counts the connections that it rejects."""
+    def __init__(
+        self,
+        spec: FrontSpec,
+        app: Application,
+        probes: ASGIApp,
+        note_refused: Callable[[int], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`probes` serves spare connections; `note_refused` counts the connections that it rejects; `on_lost` is called
+        when a process has ended, with its connections."""
         self._spec = spec
         self._app = app
         self._probes = probes
         self._note_refused = note_refused
+        self._on_lost = on_lost
         self._process: FrontProcess | None = None
         self._ready = False
         self._pulse = _NO_PULSE
@@ -154,6 +163,7 @@ class Front(Actor[FrontMessage]):
             return str(error)
         finally:
             self._process, self._ready = None, False
+            self._on_lost()
             self._earlier_cpu_s += self._pulse.cpu_s
             self._pulse = _NO_PULSE
             for reply in self._certificates.values():

@@ -1,6 +1,7 @@
 """The listening sockets of a gateway whose connections are accepted by fronts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -8,6 +9,7 @@ from starlette.types import ASGIApp
 
 from actors.actor import Actor, ActorStopped, AskFailed, AskTimeout, M, Ref, TooManyAsks
 from actors.mailbox import MailboxFull
+from gateway.fronts.connection_counts import ConnectionCounts
 from gateway.fronts.frames import LeaveFront, RetireConnections, StopAccepting
 from gateway.fronts.front import Front, FrontMessage, ReplaceCertificate
 from gateway.fronts.process import EXIT_S, TERM_S
@@ -70,24 +72,26 @@ class FrontedListeners(Listeners):
         probes = probes or ProbesOnly(app, self.first.note_refused, settings)
         tcp = None if self.first is self.unix else self.first.fileno()
         unix = None if self.unix is None else self.unix.fileno()
-        try:
-            for number in range(settings.gateways):
-                spec = FrontSpec(number, FrontSettings.of(settings, number), tcp, unix)
-                front = Front(spec, app, probes, self._metrics.connections_refused.inc)
-                self._fronts.append((front, self._spawn(f"front {number}", front)))
-            if self._retired is not None:  # before it served
-                self._tell(self._retired)
-            await shutdown.wait()
-            grace = grace_s()
-            self._tell(LeaveFront(grace))
-            with anyio.move_on_after(grace + END_S + FLUSH_S + EXIT_S + TERM_S):
-                await self._ended()
-        finally:
-            for _, ref in self._fronts:
-                ref.stop()
-            with anyio.CancelScope(shield=True):  # bounded: see `FrontProcess.run`
-                await self._ended()
-            self.close()
+        with ConnectionCounts.made(settings.gateways) as counts:
+            try:
+                for number in range(settings.gateways):
+                    spec = FrontSpec(number, FrontSettings.of(settings), tcp, unix, counts.descriptor)
+                    lost = partial(counts.note, number, 0)
+                    front = Front(spec, app, probes, self._metrics.connections_refused.inc, lost)
+                    self._fronts.append((front, self._spawn(f"front {number}", front)))
+                if self._retired is not None:  # before it served
+                    self._tell(self._retired)
+                await shutdown.wait()
+                grace = grace_s()
+                self._tell(LeaveFront(grace))
+                with anyio.move_on_after(grace + END_S + FLUSH_S + EXIT_S + TERM_S):
+                    await self._ended()
+            finally:
+                for _, ref in self._fronts:
+                    ref.stop()
+                with anyio.CancelScope(shield=True):  # bounded: see `FrontProcess.run`
+                    await self._ended()
+                self.close()
 
     async def _ended(self) -> None:
         for _, ref in self._fronts:

@@ -81,7 +81,7 @@ class FrontProcess:
         spec = msgspec.json.encode(self._spec).decode()
         command = module_command("gateway.fronts", "--endpoint", self._endpoint.address, "--spec", spec)
         env = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_WORKERS}
-        sockets = [each for each in (self._spec.tcp, self._spec.unix) if each is not None]
+        sockets = [each for each in (self._spec.tcp, self._spec.unix, self._spec.counts) if each is not None]
         on_line = functools.partial(forward_front, front=self._spec.number)
         try:
             self._child = ChildProcess.spawn(command, on_line, self._on_exit, env, sockets)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -12,6 +13,7 @@ import structlog
 from actors.process.descriptors import raise_limit
 from actors.transport.link import Link
 from gateway.fleet.descriptors import Descriptors
+from gateway.fronts.connection_counts import ConnectionCounts
 from gateway.fronts.frames import (
     CertificateRead,
     FrontPulse,
@@ -57,6 +59,10 @@ class FrontServer:
         self._tls = tls_of(self._settings)
         self._listeners = _adopted(spec, self._settings, self._tls)
         self._refused = 0
+        if spec.counts is not None:
+            counts, opened = ConnectionCounts(spec.counts), self._listeners.first.open
+            opened.note = partial(counts.note, spec.number)
+            opened.elsewhere = partial(counts.others, spec.number)
         self._listeners.keep_from(Descriptors.plan(raise_limit(), workers=1).first_kept, self._note_refused)
         self._link = Link.connect(endpoint, self._received, on_lost=orphaned)
         self._outbox: FrameOutbox[ToGateway] = FrameOutbox(self._link)

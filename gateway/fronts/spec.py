@@ -22,11 +22,9 @@ class FrontSettings(Struct, frozen=True, forbid_unknown_fields=True):
     retry_after_s: int
 
     @classmethod
-    def of(cls, settings: GatewaySettings, front: int) -> "FrontSettings":
-        """Those of the front with this number, which has its share of the connections."""
-        share, more = divmod(settings.max_connections, settings.gateways)
-        values = {name: getattr(settings, name) for name in cls.__struct_fields__}
-        return cls(**values | {"max_connections": share + (front < more)})
+    def of(cls, settings: GatewaySettings) -> "FrontSettings":
+        """Those of each front."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
 
     def chosen(self) -> GatewaySettings:
         """The settings in the front's process."""
@@ -43,3 +41,5 @@ class FrontSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The descriptor of the listening TCP socket."""
     unix: int | None
     """The descriptor of the listening Unix socket."""
+    counts: int | None = None
+    """The descriptor of `ConnectionCounts`."""

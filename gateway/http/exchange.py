@@ -85,6 +85,12 @@ class HttpExchange:
         return self.record.key_name
 
     @property
+    def fairness_id(self) -> str:
+        """The fairness id that a trusted gateway gave the request; empty without one."""
+        found: str = self._scope.get("baton.fairness_id", "")
+        return found
+
+    @property
     def delivered(self) -> bool:
         """The last byte of the answer was given to the connection."""
         return self._done and not self._sending

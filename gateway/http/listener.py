@@ -13,6 +13,7 @@ from weakref import WeakSet
 from gateway.errors import RequestError
 from gateway.http.acceptor import Acceptor
 from gateway.http.connection.handshakes import Handshakes
+from gateway.http.connection.open_connections import OpenConnections
 from gateway.http.conventions import ErrorRenderer
 from gateway.http.tls import Tls
 from protocol.errors import ErrorCode
@@ -75,7 +76,7 @@ class Listener(Acceptor):
         """The file of a Unix socket."""
         self.file: tuple[int, ...] | None = None
         """The identity of that file, which this gateway removes; None if another one will."""
-        self._accepted: WeakSet[socket.socket] = WeakSet()
+        self.open = OpenConnections()
         self._spare: WeakSet[socket.socket] = WeakSet()
         self._accepts = 0
         """Calls of `accept` in this turn of the event loop."""
@@ -96,14 +97,14 @@ class Listener(Acceptor):
         connection, address = super().accept()
         if self.tls is not None:
             connection = self.handshakes.begin(connection)
-        if self._has(self.max_connections):
+        if self.open.reach(self.max_connections):
             self._spare.add(connection)
-        self._accepted.add(connection)
+        self.open.add(connection)
         return connection, address
 
     def count_with(self, other: "Listener") -> None:
         """Count the connections of both sockets together."""
-        self._accepted, self._spare = other._accepted, other._spare
+        self.open, self._spare = other.open, other._spare
 
     def own_file(self) -> None:
         """Remove the file of a Unix socket in the end."""
@@ -126,12 +127,7 @@ class Listener(Acceptor):
     @property
     def full(self) -> bool:
         """No further connection may be open."""
-        return self._has(self.max_connections + SPARE)
-
-    def _has(self, count: int) -> bool:
-        """True when at least `count` are open. They are counted only when so many are known, of which some may have
-        ended."""
-        return len(self._accepted) >= count <= self.connections
+        return self.open.reach(self.max_connections + SPARE)
 
     def is_spare(self, descriptor: int) -> bool:
         """True for a connection that was accepted beyond `max_connections`."""
@@ -149,7 +145,7 @@ class Listener(Acceptor):
     @property
     def connections(self) -> int:
         """Accepted ones that are open."""
-        return sum(connection.fileno() >= 0 for connection in self._accepted)
+        return self.open.count
 
     def retire(self, within_s: float | None = None) -> None:
         """Make clients open new connections for their next requests. Connections are still accepted, for one request

@@ -8,6 +8,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from gateway.errors import RefusalCode
+from gateway.http.access.gateways import TrustedGateways
 from gateway.http.log_limit import LogLimit
 from gateway.tracing.traced_request import RequestTrace, RequestTraces
 from protocol.errors import ErrorCode
@@ -70,22 +71,26 @@ class RequestRecords:
         count: Callable[[str, int, str], None],
         limit: LogLimit,
         traces: RequestTraces | None = None,
+        gateways: TrustedGateways | None = None,
     ) -> None:
         """`count` is called with the route, the status and the reason of each response; the reason is empty, or a code.
-        `traces` gets generation requests, and those refused POST requests that are logged."""
+        `traces` gets generation requests, and those refused POST requests that are logged. `gateways` decides
+        whose headers may name the parent of a trace; without it everyone's do."""
         every = tuple(routes)
         self._whole = {route.path: route.path for route in every if "{" not in route.path}
         self._patterns: Sequence[Route] = [route for route in every if "{" in route.path]
         self._count = count
         self._limit = limit
         self._traces = traces
+        self._gateways = gateways
 
     def begin(self, scope: Scope) -> RequestRecord:
         """Make the record of a request, which `record_of` finds in its scope."""
         record = scope[_KEY] = RequestRecord(scope, self._route(scope["path"]), self._noted)
         if self._traces is not None and scope.get("method") == "POST":
             route = "" if record.route == OTHER else record.route
-            record.trace = self._traces.begin(scope["headers"], route, record.received)
+            headers = scope["headers"] if self._gateways is None else self._gateways.trace_headers(scope)
+            record.trace = self._traces.begin(headers, route, record.received)
         return record
 
     def _route(self, path: str) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from gateway.errors import RefusalCode, RequestError
-from gateway.keys.allowance import Allowance
+from gateway.keys.allowance import ROUNDING, Allowance
 from gateway.keys.limit_state import LimitState
 from gateway.keys.record import KeyLimits
 from gateway.metrics.key_collector import KeyUse
@@ -20,6 +20,7 @@ class KeyAccount:
         self._clock = clock
         self._requests: Allowance | None = None
         self._tokens: Allowance | None = None
+        self._share = 1.0
         self._admitted = self._refused = self._prompt = self._completion = self._live = 0
         self.update(limits)
 
@@ -32,8 +33,23 @@ class KeyAccount:
         """Set other limits. What was used stays used."""
         now = self._clock()
         self._limits = limits
-        self._requests = _resized(self._requests, limits.requests_per_minute, now)
-        self._tokens = _resized(self._tokens, limits.tokens_per_minute, now)
+        self._requests = _resized(self._requests, self._part(limits.requests_per_minute), now)
+        self._tokens = _resized(self._tokens, self._part(limits.tokens_per_minute), now)
+
+    def use_share(self, share: float) -> None:
+        """Use this share of the limits from now on, from 0 to 1: other gateways use the rest. One request is possible
+        with any share."""
+        now, limits, self._share = self._clock(), self._limits, share
+        for allowance, limit in (
+            (self._requests, limits.requests_per_minute),
+            (self._tokens, limits.tokens_per_minute),
+        ):
+            part = self._part(limit)
+            if allowance is not None and part is not None:
+                allowance.scale(part, now)
+
+    def _part(self, limit: int | None) -> int | None:
+        return None if limit is None else max(1, math.floor(limit * self._share + ROUNDING))
 
     @property
     def use(self) -> KeyUse:
@@ -43,7 +59,8 @@ class KeyAccount:
     def check(self) -> None:
         """Raise `RequestError` (429) if a further request would be refused, whatever its size."""
         limits, now = self._limits, self._clock()
-        if limits.max_concurrent is not None and self._live >= limits.max_concurrent:
+        most = self._part(limits.max_concurrent)
+        if most is not None and self._live >= most:
             text = f"this API key may have {limits.max_concurrent} requests at once (max_concurrent)"
             raise self._refusal(text, BUSY_RETRY_S)
         if self._requests is not None and (wait_s := self._requests.wait_s(1, now)):

@@ -34,6 +34,12 @@ class Allowance:
         missing = amount - self.left(now)
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
+    def scale(self, per_minute: int, now: float) -> None:
+        """Change the rate from now on, and what is left in proportion; a debt stays. So what moves from one gateway to
+        another is not there twice."""
+        self._left = min(self.left(now), 0.0) + max(self.left(now), 0.0) * per_minute / self.per_minute
+        self.per_minute = per_minute
+
     def resize(self, per_minute: int, now: float) -> None:
         """Change the rate from now on. What was used stays used, but a lower rate makes no debt of it, which might take
         days to pay."""

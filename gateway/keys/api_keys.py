@@ -85,6 +85,11 @@ class ApiKeys:
         """The use of the keys of clients, by name. That of a removed key is forgotten."""
         return {name: account.use for name, account in self._accounts.items()}
 
+    def use_shares(self, shares: Mapping[str, float]) -> None:
+        """Use these shares of the limits of keys, by name, and the whole of others: see `KeyAccount.use_share`."""
+        for name, account in self._accounts.items():
+            account.use_share(shares.get(name, 1.0))
+
     def weight(self, name: str) -> float:
         """The weight of a client's key, by its priority class; 1 for another name."""
         account = self._accounts.get(name)

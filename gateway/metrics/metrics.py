@@ -39,6 +39,9 @@ class Metrics:
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
         ProcessCollector(registry=self._registry)  # of the gateway's process, on Linux
+        self._limits_shared = Gauge(
+            "baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry
+        )
         self._replays = Counter(
             "baton_replays",
             "Sequences that lost their worker, by cause and by how it went on",
@@ -49,6 +52,12 @@ class Metrics:
             "baton_stream_detachments",
             "Streams whose client's connection ended, by how that ended",
             ["model", "outcome"],
+            registry=self._registry,
+        )
+        self._prefix_tokens = Counter(
+            "baton_prefix_routed_tokens",
+            "Prompt tokens that were not computed because the router preferred a worker that had them",
+            ["model"],
             registry=self._registry,
         )
         self._model_changes = Counter(
@@ -108,6 +117,10 @@ class Metrics:
             for values in gone:
                 self._ended.remove(*values)
 
+    def prefix_tokens_routed(self, model: str) -> Counter:
+        """The counter of prompt tokens that the choice of a worker has saved."""
+        return self._prefix_tokens.labels(model)
+
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays with this cause and outcome."""
         return self._replays.labels(model, cause, outcome)
@@ -135,6 +148,10 @@ class Metrics:
     def watch_keys(self, uses: Callable[[], Mapping[str, KeyUse]]) -> None:
         """Set the function that returns the use of the API keys by name, which is called at every scrape."""
         self._keys.uses = uses
+
+    def watch_limits(self, shared: Callable[[], bool]) -> None:
+        """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
+        self._limits_shared.set_function(lambda: float(shared()))
 
     def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
         """Set the function that returns the fronts, which is called at every scrape."""

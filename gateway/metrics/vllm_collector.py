@@ -18,6 +18,9 @@ LABELS = ("model_name", "engine")
 """The served name of the model, and the worker, where vLLM has the number of its engine."""
 ALL_WORKERS = "all"
 """The `engine` of gauges. They have one series for a model: the endpoint picker reads only the first one."""
+BLOCK_TOKENS = 64
+"""Rows that count as one block of the cache. Prefixes are shared row by row; this is the smallest block in which llm-d
+counts, and it takes the number of blocks for the number that a server can keep."""
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
 """vLLM's `finished_reason` by our outcome; every other outcome is an `error`."""
 
@@ -101,7 +104,7 @@ class VllmCollector(Collector):
 
 
 def _gauges(samples: Iterable[WorkerSample], waiting: Mapping[str, int]) -> Iterator[Metric]:
-    """The state of each model. Its cache is that of its active workers; a row of one token is a block of it."""
+    """The state of each model. Its cache is that of its active workers."""
     running = GaugeMetricFamily("vllm:num_requests_running", "Sequences that have a slot", labels=LABELS)
     queued = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a slot or a worker", labels=LABELS)
     usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", labels=LABELS)
@@ -118,5 +121,5 @@ def _gauges(samples: Iterable[WorkerSample], waiting: Mapping[str, int]) -> Iter
         running.add_metric(labels, sum(max(0, each.live - each.queue_depth) for each in workers))
         queued.add_metric(labels, waiting.get(model, 0) + sum(each.queue_depth for each in workers))
         usage.add_metric(labels, rows / capacity if capacity else 0.0)
-        config.add_metric((*labels, "1", str(capacity)), 1)
+        config.add_metric((*labels, str(BLOCK_TOKENS), str(capacity // BLOCK_TOKENS)), 1)
     yield from (running, queued, usage, config)

@@ -87,6 +87,9 @@ class WorkerCollector(Collector):
         yield families.gauge("baton_kv_tokens", "KV rows of live sequences", lambda s: s.kv_tokens)
         yield families.gauge("baton_kv_capacity_tokens", "KV rows that sequences can have", lambda s: s.kv_capacity)
         yield families.gauge("baton_kv_retained_tokens", "KV rows of ended sequences", lambda s: s.retained_tokens)
+        yield families.gauge(
+            "baton_prefix_digests", "Digests of prefixes that the worker is known to hold", lambda s: s.prefix_digests
+        )
         yield families.gauge("baton_worker_memory_bytes", "Resident memory of the worker", lambda s: s.memory_bytes)
         yield families.gauge("baton_queue_depth", "Sequences that wait for a slot", lambda s: s.queue_depth)
         yield families.gauge(

@@ -18,6 +18,7 @@ from gateway.models.residency import (
     Decision,
     HoldModel,
     OfferModel,
+    PrepareModel,
     RefuseModel,
     ReleaseModel,
     Residency,
@@ -25,8 +26,8 @@ from gateway.models.residency import (
     StartModel,
     StopModel,
 )
-from gateway.models.terms import ModelTerms
-from gateway.routing.model_catalog import CatalogEntry, ModelState
+from gateway.models.terms import ModelTerms, ModelUnavailable
+from gateway.routing.model_catalog import Activity, CatalogEntry, ModelState
 from gateway.routing.router import Router
 
 STOPPED_TEXT = "its workers were stopped, until somebody restarts one"
@@ -108,9 +109,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         """An `ActivityChanged` is on its way."""
         self._deferred = DeferredReplies()
         for each in models:
-            known = (each.context, each.backend, each.quantization)
-            on_demand = each.load == "first-use"
-            entry = CatalogEntry(each.name, each.aliases, *known, on_demand=on_demand, loads=True)
+            entry = CatalogEntry(each.name, each.aliases, on_demand=each.load == "first-use", loads=True)
+            _describe(entry, each)
             router.pool.catalog.add(entry)
             self._entries[each.name] = entry
 
@@ -131,8 +131,9 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             case msg.WorkerAdded(ref, model, started):
                 self._add(ref, model, started)
             case msg.WorkerRemoved(name):
-                for workers in self._workers.values():
-                    workers.all.pop(name, None)
+                if (worker := self._find(name)) is not None:
+                    del self._workers[worker.model].all[name]
+                    self._release_extra(worker.model)
             case msg.WorkerDrained(name):
                 if (worker := self._find(name)) is not None and not worker.status.running:
                     worker.drained = True
@@ -142,6 +143,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
                 self.residency.pin(model)
             case msg.UnpinModel(model) if model in self.residency:
                 self.residency.unpin(model)
+                self._release_extra(model)
             case msg.ReserveMemory(model, reply):
                 reply.send(self._reserve(model))
             case msg.LoadModel(model, reply) | msg.UnloadModel(model, reply) | msg.ReloadModel(model, reply):
@@ -150,6 +152,11 @@ class ModelLoader(Actor[msg.LoaderMessage]):
                 self.residency.stay(model)
             case msg.KeepAlive(model, seconds) if model in self.residency:
                 self.residency.keep_alive(model, seconds)
+            case msg.ModelPrepared(terms):
+                self.residency.prepared(terms)
+                _describe(self._entries[terms.name], terms)
+            case msg.ModelNotPrepared(model, reason):
+                self._carry_out(self.residency.failed(model, reason, self._loop.time()))
             case msg.ActivityChanged():
                 self._noted = False
             case msg.TimeCame():
@@ -189,9 +196,16 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         return next((workers.all[name] for workers in self._workers.values() if name in workers.all), None)
 
     def _reserve(self, model: str) -> bool:
-        if model not in self.residency:
-            return True
-        return self.residency.reserve(model, self.residency[model].bytes // max(1, self._workers[model].own))
+        return model not in self.residency or self.residency.reserve(model, self._bytes_of_one(model))
+
+    def _bytes_of_one(self, model: str) -> int:
+        return self.residency[model].bytes // max(1, self._workers[model].own)
+
+    def _release_extra(self, model: str) -> None:
+        """Return the memory of extra workers that have left. One that stays after its operation keeps its own."""
+        if not self.residency[model].pins:
+            extra = sum(each.extra for each in self._workers[model].all.values())
+            self.residency.keep_extra(model, extra * self._bytes_of_one(model))
 
     def _operate(
         self, message: msg.LoadModel | msg.UnloadModel | msg.ReloadModel, model: str, reply: ReplyTo[bool]
@@ -248,25 +262,32 @@ class ModelLoader(Actor[msg.LoaderMessage]):
 
     def _step(self) -> None:
         """Carry out what follows from the facts so far, until nothing more does."""
-        activity = {name: self._router.activity(name) for name in self._workers}
+        activity = self._activity()
         while decisions := self.residency.step(self._loop.time(), activity):
             self._carry_out(decisions)
             for each in decisions:
                 if isinstance(each, StartModel | StopModel):
                     self._check_ends(each.model)
-            activity = {name: self._router.activity(name) for name in self._workers}
+            activity = self._activity()
         for resident in self.residency:
             entry = self._entries[resident.name]
-            entry.state, entry.bytes = resident.state, resident.bytes
+            entry.state, entry.bytes = resident.shown, resident.bytes
+            entry.operated = resident.pins > 0
             entry.last_used, entry.keep_alive_s = resident.last_used, resident.keep_alive_s
         self._deferred.settle()
         self._set_timer(self.residency.due)
+
+    def _activity(self) -> dict[str, Activity]:
+        """Count the requests of each model. Those that a worker of another machine has do not need this one."""
+        return {name: self._router.activity(name, workers.all) for name, workers in self._workers.items()}
 
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             model = decision.model
             entry, workers = self._entries[model], self._workers[model]
             match decision:
+                case PrepareModel():
+                    self.context.start_soon(self._prepare, model)
                 case StartModel():
                     _log.info("model_loads", model=model, bytes=self.residency[model].bytes)
                     for each in workers.used:
@@ -292,6 +313,19 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             entry.problem = decision.reason if isinstance(decision, RefuseModel) else ""
             self._router.model_changed(model)
 
+    async def _prepare(self, model: str) -> None:
+        """A task of the loader, whose result is a message to it."""
+        prepare = self.residency[model].terms.prepare
+        assert prepare is not None, "others are prepared"
+        try:
+            message: msg.LoaderMessage = msg.ModelPrepared(await prepare())
+        except ModelUnavailable as error:
+            message = msg.ModelNotPrepared(model, str(error))
+        except Exception as error:  # noqa: BLE001  a bug ends this load, and not the others
+            _log.error("preparation_failed", model=model, exc_info=error)
+            message = msg.ModelNotPrepared(model, f"internal error: {type(error).__name__}: {error}")
+        self.context.ref.tell(message, urgent=True)
+
     # Wake-ups.
 
     def _note_activity(self) -> None:
@@ -312,6 +346,12 @@ class ModelLoader(Actor[msg.LoaderMessage]):
             pass
         except MailboxFull:  # each of the messages that wait leads to a decision
             self._noted = False
+
+
+def _describe(entry: CatalogEntry, terms: ModelTerms) -> None:
+    """Take over what is known of a model without a worker."""
+    entry.context, entry.model_context, entry.context_bound = terms.context, terms.model_context, terms.context_bound
+    entry.backend, entry.quantization = terms.backend, terms.quantization
 
 
 def _started(worker: _LocalWorker, before: int, resident: Resident) -> bool | None:
@@ -345,8 +385,8 @@ def _stays_loaded(resident: Resident) -> bool:
     return resident.state is ModelState.LOADED and not resident.leaving
 
 
-def _stays(resident: Resident) -> msg.ModelFailed:
-    return msg.ModelFailed(f"model {resident.name!r} stays loaded: its streams have not ended in time")
+def _stays(resident: Resident) -> msg.ModelStays:
+    return msg.ModelStays(f"model {resident.name!r} stays loaded: its streams have not ended in time")
 
 
 def _check(resident: Resident) -> None:

@@ -5,10 +5,15 @@ from msgspec import Struct
 from actors.actor import ReplyTo, Terminated
 from actors.supervision.worker import WorkerChanged
 from actors.supervision.worker_actor import WorkerRef
+from gateway.models.terms import ModelTerms
 
 
 class ModelFailed(Exception):
     """The answer to a request to load or to unload a model which cannot be followed. The text says why."""
+
+
+class ModelStays(ModelFailed):
+    """The answer to a request to unload a model whose streams have not ended in time."""
 
 
 # From the fleet.
@@ -103,6 +108,19 @@ class KeepAlive(Struct, frozen=True):
 # From itself.
 
 
+class ModelPrepared(Struct, frozen=True):
+    """A model can be loaded, on these terms."""
+
+    terms: ModelTerms
+
+
+class ModelNotPrepared(Struct, frozen=True):
+    """A model could not be prepared."""
+
+    model: str
+    reason: str
+
+
 class ActivityChanged(Struct, frozen=True):
     """Requests have begun or ceased to wait, or a model has become idle."""
 
@@ -124,6 +142,8 @@ LoaderMessage = (
     | ReloadModel
     | KeepModel
     | KeepAlive
+    | ModelPrepared
+    | ModelNotPrepared
     | ActivityChanged
     | TimeCame
     | WorkerChanged

@@ -16,6 +16,13 @@ MAX_RETRY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareModel:
+    """Make the checkpoint of a model available. It takes no memory before it is loaded."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartModel:
     """Start the workers of a model."""
 
@@ -58,7 +65,7 @@ class OfferModel:
     model: str
 
 
-Decision = StartModel | StopModel | HoldModel | ReleaseModel | RefuseModel | OfferModel
+Decision = PrepareModel | StartModel | StopModel | HoldModel | ReleaseModel | RefuseModel | OfferModel
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +78,9 @@ class Resident:
     last_used: float
     keep_alive_s: float
     state: ModelState = ModelState.UNLOADED
+    prepared: bool = True
+    """It can be loaded as it is."""
+    preparing: bool = False
     asked: bool = False
     """To be loaded without a request."""
     wanted_since: float | None = None
@@ -103,6 +113,12 @@ class Resident:
         holds = self.state in (ModelState.LOADING, ModelState.LOADED, ModelState.UNLOADING)
         return self.bytes + self.extra if holds else 0
 
+    @property
+    def shown(self) -> ModelState:
+        """Its state for others."""
+        downloads = self.preparing and self.state is ModelState.UNLOADED
+        return ModelState.DOWNLOADING if downloads else self.state
+
 
 class Residency:
     """Owns the state of each model, and the order in which models get memory.
@@ -112,6 +128,10 @@ class Residency:
     priority, the one first that was not used for the longest time. After `PATIENCE_S` busy models are held as well:
     what they have begun is finished, and their new requests wait for their own turn to be loaded. A model is unloaded
     only when none of its streams is live.
+
+    The budget is exceeded in one case: workers report more than was expected of them. Then models have to leave at
+    once, busy ones as soon as their streams end, until the rest fits; none is loaded meanwhile. A model that alone
+    takes more than the budget leaves, too, and is refused from then on.
     """
 
     def __init__(
@@ -128,6 +148,7 @@ class Residency:
         """The time at which `step` has something to do, if nothing changes before."""
         for each in self._residents.values():
             each.asked = each.terms.load == "start"
+            each.prepared = each.terms.prepare is None
 
     def __getitem__(self, model: str) -> Resident:
         return self._residents[model]
@@ -174,11 +195,8 @@ class Residency:
         self._residents[model].pins += 1
 
     def unpin(self, model: str) -> None:
-        """End a `pin`, and forget the extra bytes with the last one."""
-        each = self._residents[model]
-        each.pins -= 1
-        if not each.pins:
-            each.extra = 0
+        """End a `pin`."""
+        self._residents[model].pins -= 1
 
     def reserve(self, model: str, bytes_: int) -> bool:
         """Take memory for a further worker of a pinned model. False if it is not free."""
@@ -187,7 +205,19 @@ class Residency:
         self._residents[model].extra += bytes_
         return True
 
-    # Facts about its workers.
+    def keep_extra(self, model: str, bytes_: int) -> None:
+        """Return the memory of further workers, but for that of those that are left."""
+        each = self._residents[model]
+        each.extra = min(each.extra, bytes_)
+
+    # Facts about its checkpoint and its workers.
+
+    def prepared(self, terms: ModelTerms) -> None:
+        """It can be loaded, on these terms."""
+        each = self._residents[terms.name]
+        each.terms, each.prepared, each.preparing = terms, True, False
+        if each.charged == 0:
+            each.bytes = terms.bytes
 
     def loaded(self, model: str, now: float, bytes_: int = 0) -> None:
         """A worker of it is ready; together they take so many bytes, unless that is 0."""
@@ -208,9 +238,10 @@ class Residency:
             each.unloads += 1
 
     def failed(self, model: str, reason: str, now: float, *, retries: bool = True) -> list[Decision]:
-        """No worker of it runs any more, and none will by itself. Unless it `retries`, only `ask` leads to another
-        attempt."""
+        """It could not be prepared, or no worker of it runs any more, and none will by itself. Unless it `retries`,
+        only `ask` leads to another attempt."""
         each = self._residents[model]
+        each.preparing, each.prepared = False, each.terms.prepare is None
         self._out = []
         self._fail(each, reason, now)
         if not retries:
@@ -235,7 +266,8 @@ class Residency:
             self._observe(each, activity[each.name], now)
         held = {each for each in self._residents.values() if each.leaving}
         self._unload_unused(activity, now)
-        self._shrink(activity)
+        held |= self._shrink(activity)
+        self._prepare()
         held |= self._load_in_order(activity, now)
         for each in self._residents.values():
             if each.state is ModelState.LOADED and (each in held) != each.held:
@@ -273,22 +305,38 @@ class Residency:
                 else:
                     self._wake(expires)
 
-    def _shrink(self, activity: Mapping[str, Activity]) -> None:
-        """Unload models without requests, if workers take more than was expected."""
+    def _shrink(self, activity: Mapping[str, Activity]) -> set[Resident]:
+        """Unload models if workers take more than was expected: those without requests first. Returns the models that
+        have to leave when their streams have ended."""
+        held = set()
         excess = self.used - self.budget - self._leaving_bytes()
-        for each in self._by_worth(activity, busy=False):
+        for each in (*self._by_worth(activity, busy=False), *self._by_worth(activity, busy=True)):
             if excess <= 0:
-                return
+                break
+            if each.state is not ModelState.LOADED:
+                continue  # it was among those without requests
             excess -= each.charged
-            self._unload(each)
+            if activity[each.name].live:
+                held.add(each)
+            else:
+                self._unload(each)
+        return held
+
+    def _prepare(self) -> None:
+        for each in self._residents.values():
+            wanted = each.state is ModelState.UNLOADED and each.wanted_since is not None
+            if wanted and not each.prepared and not each.preparing:
+                each.preparing = True
+                self._out.append(PrepareModel(each.name))
 
     def _load_in_order(self, activity: Mapping[str, Activity], now: float) -> set[Resident]:
         """Load those that wait, as far as there is memory. Returns the models that have to make room."""
-        absent = [each for each in self._residents.values() if each.state is ModelState.UNLOADED]
+        residents = self._residents.values()
+        absent = [each for each in residents if each.state is ModelState.UNLOADED and each.prepared]
         line = [(each.wanted_since, place, each) for place, each in enumerate(absent) if each.wanted_since is not None]
         for _, _, each in sorted(line):
             if each.bytes > self.budget:
-                self._fail(each, f"it needs {each.bytes} bytes, and memory_budget is {self.budget:.0f}", now)
+                self._fail(each, f"it takes {each.bytes} bytes, more than memory_budget has, {self.budget:.0f}", now)
                 self._wake(each.retry_at)
                 continue
             missing = each.bytes - (self.budget - self.used)

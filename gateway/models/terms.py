@@ -1,11 +1,15 @@
 """The terms under which a server keeps one of its models."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 LoadTime = Literal["start", "first-use"]
+
+
+class ModelUnavailable(Exception):
+    """Raised when a model cannot be prepared, such as by a download that fails. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,15 @@ class ModelTerms:
     """`bytes` holds whatever its workers report."""
     context: int | None = None
     """Tokens of a prompt and its answer, as far as that is known before a worker runs."""
+    model_context: int | None = None
+    """The context that the model itself declares, likewise."""
+    context_bound: str = ""
+    """Why `context` is less than that, as in `Hello.context_bound`."""
     backend: str = ""
     quantization: str = ""
+    prepare: "Callable[[], Awaitable[ModelTerms]] | None" = None
+    """Called before the model is loaded for the first time, and again after a load that failed: makes its checkpoint
+    available on this machine, and returns its terms as they are known then. Raises `ModelUnavailable`."""
 
 
 def most_workers(terms: Sequence[tuple[int, int]], budget: float) -> int:

@@ -95,7 +95,7 @@ class OllamaModels:
     def _capabilities(self, name: str) -> list[str]:
         """Ollama's names of what every worker of the model that has loaded it can do. Clients offer tools only to a
         model that has `tools`."""
-        known = self._router.describe(name).capabilities
+        known = self._router.capabilities(name)
         tools, thinking = known is not None and known.tools, known is not None and known.reasoning
         return ["completion", *["tools"] * tools, *["thinking"] * thinking]
 

@@ -5,6 +5,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.routing.model_catalog import ModelState
+
 
 class PromptTokensDetails(Struct, forbid_unknown_fields=True):
     """Details of `prompt_tokens`."""
@@ -178,7 +180,9 @@ class Model(Struct, forbid_unknown_fields=True):
     context_bound: str | None
     """By what `max_model_len` is less; null if it is not."""
     aliases: list[str]
-    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    state: ModelState
+    problem: str | None
+    """Why it could not be loaded, while requests are refused for it."""
     backend: str | None
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""

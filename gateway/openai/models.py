@@ -48,12 +48,14 @@ class Models:
             "created": self._created,
             "owned_by": "baton",
             "max_model_len": described.context,
-            **self._router.pool.context_terms(name),
+            "model_context": described.model_context,
+            "context_bound": described.context_bound,
             "aliases": described.aliases,
             "state": described.state,
+            "problem": described.problem,
             "backend": described.backend,
             "quantization": described.quantization,
-            "capabilities": _capabilities(described.capabilities),
+            "capabilities": _capabilities(self._router.capabilities(name)),
         }
 
 

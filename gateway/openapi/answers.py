@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from gateway.keys.record import KeyLimits
 from gateway.metrics.key_collector import KeyUse
-
-State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+from gateway.routing.model_catalog import ModelState
+from gateway.routing.model_description import ModelDescription
 
 
 class Live(Struct, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class Readiness(Struct, forbid_unknown_fields=True):
 
     status: Literal["ready", "not ready", "draining"]
     models: dict[str, bool]
-    states: dict[str, State]
+    states: dict[str, ModelState]
     given_up: list[str]
     """Workers that are not restarted."""
 
@@ -44,27 +44,10 @@ class Workers(Struct, forbid_unknown_fields=True):
     workers: list[dict[str, Any]]
 
 
-class ModelEntry(Struct, forbid_unknown_fields=True):
-    """A model of the server."""
-
-    id: str
-    aliases: list[str]
-    state: State
-    bytes: int
-    """Memory that it takes when it is loaded; 0 if unknown."""
-    last_used_s: float | None
-    """Seconds since its last request."""
-    workers: int
-    backend: str | None
-    context: int | None
-    keep_alive_s: float | None
-    """Seconds without a request after which it is unloaded; null: it stays."""
-
-
 class ModelEntries(Struct, forbid_unknown_fields=True):
     """The models of the server."""
 
-    models: list[ModelEntry]
+    models: list[ModelDescription]
 
 
 class OperationState(Struct, forbid_unknown_fields=True):

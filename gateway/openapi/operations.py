@@ -262,7 +262,9 @@ OPERATIONS: Operations = {
         open=True,
     ),
     ("GET", LIVE_PATH): ApiOperation(
-        summary="Watch the workers and their streams", answers={200: {SSE: None}}, errors=(ErrorCode.OVERLOADED,)
+        summary="Watch the workers and their streams",
+        answers={200: {SSE: None}},
+        errors=(ErrorCode.OVERLOADED, RefusalCode.ORIGIN_NOT_ALLOWED),
     ),
     ("POST", "/admin/workers/{name}/kill"): ApiOperation(
         summary="Kill the process of a worker, to test failover",

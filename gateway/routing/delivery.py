@@ -52,6 +52,8 @@ class Delivery:
         if isinstance(event, Step | Heartbeat):
             handle.counters.add(handle.incarnation, event.gauges)
             handle.reached, handle.steps_failed = event.gauges.reached, event.gauges.steps_failed
+            handle.note_others(event.gauges.others)
+            self._placement.routing.report(handle, event.prefixes)
         if isinstance(event, Step):
             now = self._clock()
             for delta in event.deltas:
@@ -62,6 +64,7 @@ class Delivery:
             for started in event.started:
                 if (sequence := handle.live.get(started.stream)) is not None:
                     sequence.started(started, now)
+                    self._placement.routing.started(handle, started)
 
     def _take_event(self, handle: WorkerHandle, event: PromptLogprobs | Finished | Failed) -> None:
         if isinstance(event, PromptLogprobs):
@@ -112,6 +115,7 @@ class Delivery:
             sequence.last_at = now
             if sequence.failures and cleared(sequence, count):
                 handle.exemptions.clear()
+                handle.on_change(handle)
                 self._placement.serve(handle.model)
         return sequence
 
@@ -155,6 +159,7 @@ class Delivery:
         observed.ended(event.reason).inc()
         handle.exemptions.clear()
         self._placement.charges.settle(sequence, usage)
+        self._placement.routing.finished(handle, sequence, usage)
         self._placement.remove(sequence)
         sequence.finish(StopReason(event.reason), usage, event.stop)
 

@@ -10,6 +10,8 @@ class ModelState(StrEnum):
     """The state of a model."""
 
     UNLOADED = "unloaded"
+    DOWNLOADING = "downloading"
+    """It is not loaded, and its checkpoint is fetched from the hub, since a request needs it."""
     LOADING = "loading"
     LOADED = "loaded"
     UNLOADING = "unloading"
@@ -41,6 +43,10 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     context: int | None = None
     """Tokens of a prompt and its answer, as long as no worker reports it."""
+    model_context: int | None = None
+    """The context that the model itself declares, likewise."""
+    context_bound: str = ""
+    """Why `context` is less, likewise."""
     backend: str = ""
     quantization: str = ""
     state: ModelState = ModelState.UNLOADED
@@ -50,6 +56,8 @@ class CatalogEntry:
     """A request makes it load."""
     held: bool = False
     """Its new requests wait, although a worker is ready."""
+    operated: bool = False
+    """An operation on its workers is under way."""
     problem: str = ""
     """Why it could not be loaded; empty if it could, or was never tried."""
     bytes: int = 0
@@ -61,7 +69,7 @@ class CatalogEntry:
     @property
     def absent(self) -> bool:
         """It is not loaded, or will not be in a moment."""
-        return self.state in (ModelState.UNLOADED, ModelState.UNLOADING)
+        return self.state in (ModelState.UNLOADED, ModelState.DOWNLOADING, ModelState.UNLOADING)
 
 
 class ModelCatalog:
@@ -86,7 +94,7 @@ class ModelCatalog:
     @property
     def loads_on_demand(self) -> bool:
         """The requests of a model are admitted while it is not loaded, and wait for it."""
-        between = (ModelState.LOADING, ModelState.UNLOADING)
+        between = (ModelState.DOWNLOADING, ModelState.LOADING, ModelState.UNLOADING)
         return any(
             each.loads and (each.state is ModelState.UNLOADED or (each.on_demand and each.state in between))
             for each in self
@@ -114,6 +122,11 @@ class ModelCatalog:
         """True for a model whose new requests have to wait."""
         entry = self._entries.get(model)
         return entry is not None and entry.held
+
+    def operated(self, model: str) -> bool:
+        """True for a model whose workers an operation stops and starts."""
+        entry = self._entries.get(model)
+        return entry is not None and entry.operated
 
     def problem(self, model: str) -> str:
         """Why a model could not be loaded; empty if it could."""

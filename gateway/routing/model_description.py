@@ -1,7 +1,8 @@
 """Describes the models of a gateway, for the lists of all dialects and for operators."""
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.routing.model_catalog import CatalogEntry, ModelState
 from gateway.routing.worker_handle import WorkerHandle
@@ -9,25 +10,29 @@ from gateway.routing.worker_pool import WorkerPool
 from protocol.events import Capabilities
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """A model at one moment."""
+class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of the server."""
 
     id: str
     aliases: tuple[str, ...]
     state: ModelState
+    problem: str | None
+    """Why it could not be loaded, while requests are refused for it."""
     bytes: int
     """Memory that it takes when it is loaded; 0 if unknown."""
     last_used_s: float | None
-    """Seconds since its last request; None before the first, and for a model of remote workers alone."""
+    """Seconds since its last request; null before the first, and for a model of remote workers alone."""
     workers: int
     backend: str | None
     context: int | None
+    model_context: int | None
+    """The context of the checkpoint."""
+    context_bound: str | None
+    """By what `context` is less; null if it is not."""
     keep_alive_s: float | None
-    """Seconds without a request after which it is unloaded; None: never for that reason."""
+    """Seconds without a request after which it is unloaded; null: it stays."""
     quantization: str
-    capabilities: Capabilities | None
-    """Features that all workers have which have loaded it; None before the first."""
+    """As the server's settings have it; empty: that of the checkpoint."""
 
 
 def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
@@ -36,27 +41,33 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
     entry = pool.catalog.find(name) or _of_workers(name, handles)
     state = ModelState.LOADED if any(handle.ready for handle in handles) else entry.state
     backends = [handle.status.hello.backend for handle in handles if handle.status.hello is not None]
-    known = [handle.capabilities for handle in handles if handle.capabilities is not None]
+    model_context, context_bound = pool.context_terms(name)
     return ModelDescription(
         id=name,
         aliases=entry.aliases,
         state=state,
+        problem=entry.problem or None if state is ModelState.FAILED else None,
         bytes=entry.bytes,
         last_used_s=round(now - entry.last_used, 3) if entry.last_used else None,
         workers=len(handles),
         backend=next(iter(backends), entry.backend) or None,
         context=pool.context(name),
+        model_context=model_context,
+        context_bound=context_bound,
         keep_alive_s=None if math.isinf(entry.keep_alive_s) else entry.keep_alive_s,
         quantization=entry.quantization,
-        capabilities=_common(known) if known else None,
     )
+
+
+def capabilities(pool: WorkerPool, name: str) -> Capabilities | None:
+    """Return the features that all workers of a model have which have loaded it; None before the first."""
+    known = [handle.capabilities for handle in pool.of(name) if handle.capabilities is not None]
+    if not known:
+        return None
+    return Capabilities(**{each: all(getattr(one, each) for one in known) for each in Capabilities.__struct_fields__})
 
 
 def _of_workers(name: str, handles: list[WorkerHandle]) -> CatalogEntry:
     """The entry of a model whose workers start by themselves."""
     comes = any(handle.status.running for handle in handles)
     return CatalogEntry(name, state=ModelState.LOADING if comes else ModelState.UNLOADED)
-
-
-def _common(known: list[Capabilities]) -> Capabilities:
-    return Capabilities(**{name: all(getattr(each, name) for each in known) for name in Capabilities.__struct_fields__})

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import anyio
@@ -87,9 +87,10 @@ class PromptQueries:
             _settle(pending, event)
             self._note_end(pending)
 
-    def activity(self, model: str) -> Activity:
-        """Count the queries of a model: those that workers have, and those that wait for it to be loaded."""
-        return Activity(sum(self._count(handle.name) for handle in self._pool.of(model)), self._waiting[model])
+    def activity(self, model: str, workers: Container[str]) -> Activity:
+        """Count the queries of a model: those that these workers have, and those that wait for it to be loaded."""
+        live = sum(self._count(handle.name) for handle in self._pool.of(model) if handle.name in workers)
+        return Activity(live, self._waiting[model])
 
     def model_changed(self) -> None:
         """A model may be served now, or may not come."""
@@ -128,7 +129,7 @@ class PromptQueries:
 
     def _note_end(self, pending: _Pending) -> None:
         if (handle := self._pool.find(pending.worker)) is not None:
-            self._placement.used(handle.model)
+            handle.last_used = self._loop.time()
         self._placement.stirred()
 
     def _candidate(self, model: str, asked: set[str]) -> WorkerHandle | None:

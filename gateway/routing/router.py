@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -28,6 +28,7 @@ from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from gateway.generation.tenant import tenant_of
+from gateway.key_weights import client_name, key_of_client
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
 from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
@@ -36,8 +37,9 @@ from gateway.routing.circuit_breaker import Breaker
 from gateway.routing.delivery import Delivery
 from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.model_catalog import Activity
-from gateway.routing.model_description import ModelDescription, describe
+from gateway.routing.model_description import ModelDescription, capabilities, describe
 from gateway.routing.placement.placement import Placement
+from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
 from gateway.routing.sequence import LiveSequence
@@ -46,7 +48,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Tokenized
+from protocol.events import Capabilities, Event, Tokenized
 from protocol.scheduling import LEVELS, PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
@@ -92,7 +94,10 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
         """Let a worker serve a model. Its name is the one in its events. Raises `ValueError` for a name twice."""
-        self.pool.add(WorkerHandle(worker, name, model, self.metrics, role))
+        most = self._settings.max_streams_per_worker
+        handle = WorkerHandle(worker, name, model, self.metrics, role, most=most)
+        self.pool.add(handle)
+        self._placement.routing.add(handle)
 
     def remove(self, worker: str) -> None:
         """Forget a worker that has ended. Raises `ValueError` while it has live sequences, and for an active one that
@@ -101,6 +106,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if handle.live or (handle.role is Role.ACTIVE and handle.status.running):
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
+        self._placement.routing.forget(handle)
         self.metrics.forget(worker)
 
     # Requests of clients.
@@ -114,18 +120,19 @@ class Router(Actor[WorkerNotice | Terminated]):
         *,
         checked: bool = True,
         client: str = "",
+        fairness_id: str = "",
         limits: RequestTimeLimits | None = None,
     ) -> RequestGroup:
-        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`, and
-        with the name `client` (see `AdmissionTerms`), within these time limits or those of the settings. They wait
-        while no worker has room for them. The `body` counts as often as workers get it: once for each sequence of a
-        prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
+        """Admit all sequences of a request, of a client with this API key, which the server may have `checked`, with
+        the name `client` of that key, and with the `fairness_id` of a trusted gateway, within these time limits or
+        those of the settings. They wait while no worker has room for them. The `body` counts as often as workers get
+        it: once for each sequence of a prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
         if (model := self.canonical(request.model)) != request.model:
             request = dataclasses.replace(request, model=model)
         body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        if not self.pool.of(model):
+        if not self.pool.has(model):
             raise self.no_model(model)
         if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
@@ -140,7 +147,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         try:
-            group.sequences = sequences = self._sequences(group, request, key, limits, client, checked=checked)
+            tenant = partial(tenant_of, key, checked=checked, fairness_id=fairness_id)
+            client = client_name(client, fairness_id)
+            group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
             refusal = self._placement.admit(model, sequences)
         except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
             body.release()
@@ -161,22 +170,21 @@ class Router(Actor[WorkerNotice | Terminated]):
         self,
         group: RequestGroup,
         request: GenerationRequest,
-        key: bytes,
+        tenant: Callable[[str], str],
         limits: RequestTimeLimits,
         client: str,
-        *,
-        checked: bool,
     ) -> list[LiveSequence]:
-        """Make the sequences of a request."""
+        """Make the sequences of a request. `tenant` returns that of a `cache_salt`."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
-        priority_class = self._class_of(client)
+        prefixes = [PromptPrefix() for _ in estimated]
+        priority_class = self._class_of(key_of_client(client))
         urgency = Urgency(LEVELS[priority_class], request.priority)
         return [
             LiveSequence(
                 replace(
-                    self._submit(group, each, tenant_of(key, each.cache_salt, checked=checked), limits),
+                    self._submit(group, each, tenant(each.cache_salt), limits),
                     priority_class=priority_class,
                     priority=request.priority,
                 ),
@@ -185,12 +193,15 @@ class Router(Actor[WorkerNotice | Terminated]):
                 now=now,
                 echo=each.echo,
                 terms=AdmissionTerms(client, estimated[index // per_prompt], urgency, queue_until),
+                prefix=prefixes[index // per_prompt],
             )
             for index, each in enumerate(request.sequences)
         ]
 
     def _check_count(self, request: GenerationRequest) -> None:
         """Refuse more sequences than a worker and the queue can ever hold. Raises `RequestError`."""
+        if len(request.sequences) == 1:
+            return  # each worker holds one, and this looks at all
         most = self._placement.most(request.model)
         if most is not None and len(request.sequences) > most:
             field = "n" if request.output.per_prompt > 1 else "prompt"
@@ -201,7 +212,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Ask any worker of a model about a prompt. Raises `RequestError`."""
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
-        if not self.pool.of(model := self.canonical(query.model)):
+        if not self.pool.has(model := self.canonical(query.model)):
             raise self.no_model(query.model)
         if model != query.model:
             query = dataclasses.replace(query, model=model)
@@ -258,8 +269,12 @@ class Router(Actor[WorkerNotice | Terminated]):
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
         for sequence in sequences:
             self._placement.exempt_workers(sequence)
-        for handle in self.handles():
-            handle.cancel([sequence for sequence in sequences if sequence.worker == handle.name])
+        on_workers: dict[str, list[LiveSequence]] = {}
+        for sequence in sequences:
+            if sequence.worker:
+                on_workers.setdefault(sequence.worker, []).append(sequence)
+        for worker, held in on_workers.items():
+            self.pool[worker].cancel(held)
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in sorted(sequences, key=lambda sequence: bool(sequence.worker)):
             self._placement.remove(sequence)
@@ -272,9 +287,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         that does not serve them. It must do nothing but take note."""
         self._placement.stirred = stirred
 
-    def activity(self, model: str) -> Activity:
-        """Count the requests of a model."""
-        sequences, queries = self._placement.activity(model), self._queries.activity(model)
+    def activity(self, model: str, workers: Container[str]) -> Activity:
+        """Count the requests of a model that these of its workers have, and those that no worker has."""
+        sequences, queries = self._placement.activity(model, workers), self._queries.activity(model, workers)
         return Activity(sequences.live + queries.live, sequences.waiting + queries.waiting, sequences.last_used)
 
     def retire(self, workers: Iterable[str]) -> None:
@@ -289,7 +304,7 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def canonical(self, name: str) -> str:
         """The own name of the model with this name or alias; the name itself if there is none."""
-        return name if self.pool.of(name) else self.pool.catalog.canonical(name)
+        return self.pool.catalog.canonical(name)
 
     # Notices of workers.
 
@@ -403,6 +418,10 @@ class Router(Actor[WorkerNotice | Terminated]):
     def describe(self, model: str) -> ModelDescription:
         """Describe a model by its own name."""
         return describe(self.pool, model, self._clock())
+
+    def capabilities(self, model: str) -> Capabilities | None:
+        """The features of a model by its own name; None before a worker has loaded it."""
+        return capabilities(self.pool, model)
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""

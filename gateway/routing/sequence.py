@@ -15,6 +15,7 @@ from gateway.generation.prompt_output import PromptOutput, taken_bytes
 from gateway.routing.admission.terms import NO_TERMS, AdmissionTerms
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.live_request import LiveRequest
+from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.tracing.traced_request import Attempt, Replay
 from protocol.commands import Submit
 from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, StartedStream, TextSegment, Usage
@@ -46,7 +47,9 @@ class LiveSequence:
         "_prompt",
         "_taken",
         "attempts",
+        "begun",
         "cause",
+        "charged",
         "continued",
         "ended",
         "failure",
@@ -59,6 +62,7 @@ class LiveSequence:
         "loss",
         "opened_at",
         "order",
+        "prefix",
         "queued_s",
         "reason",
         "replays",
@@ -68,6 +72,7 @@ class LiveSequence:
         "submit",
         "terms",
         "tokens",
+        "uncached",
         "usage",
         "waited",
         "worker",
@@ -82,10 +87,17 @@ class LiveSequence:
         now: float,
         echo: bool = False,
         terms: AdmissionTerms = NO_TERMS,
+        prefix: PromptPrefix | None = None,
     ) -> None:
-        """With `echo` the client gets the text of the prompt, too."""
+        """With `echo` the client gets the text of the prompt, too. `prefix` is shared by the sequences of one
+        prompt."""
         self.submit = submit
         self.terms = terms
+        self.prefix = prefix or PromptPrefix()
+        self.uncached = float(terms.prompt_tokens)
+        """Estimated tokens of its prompt that have to be computed, for its place among those that wait."""
+        self.charged = 0.0
+        """Cost of the prompt that its client was charged when it got its first worker."""
         self.index = index
         self.request = request
         self.order = submit.stream
@@ -106,6 +118,8 @@ class LiveSequence:
         """The worker that computes it; empty while it waits for one."""
         self.queued_s = 0.0
         """Seconds until its first worker got it."""
+        self.begun = False
+        """A worker has begun to compute it, as far as is known: the bound on the time for which it waits ends."""
         self.waited = False
         """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
@@ -144,7 +158,7 @@ class LiveSequence:
         """Seconds for which it waited: for a worker with room, and there for a slot, if it ended well."""
         return self.queued_s + (self.usage.queue_ms / 1000 if self.usage is not None else 0.0)
 
-    def submit_as(self, number: int, now: float) -> Submit:
+    def submit_as(self, number: int, now: float, *, suspect: bool = False) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.
 
         It has the delivered tokens, which count as generated and are not sent again, and the rest of the deadline and
@@ -155,12 +169,14 @@ class LiveSequence:
             left = limits.deadline_ms - int((now - self.opened_at) * 1000)
             limits = replace(limits, deadline_ms=max(1, left))
         until = self.terms.queue_until
-        if not self.had_turn and until < math.inf:
+        if not self.begun and until < math.inf:
             limits = replace(limits, queue_ms=max(1, math.ceil((until - now) * 1000)))
         # What is reported of the prompt came before the first token.
         reported = None if self.tokens else self.submit.prompt_logprobs
         resume = tuple(self.tokens)
-        return replace(self.submit, stream=number, limits=limits, resume=resume, prompt_logprobs=reported)
+        return replace(
+            self.submit, stream=number, limits=limits, resume=resume, prompt_logprobs=reported, suspect=suspect
+        )
 
     def place(
         self, submit: Submit, worker: str, kind: tuple[str, str], context: int, *, incarnation: int, now: float

@@ -2,7 +2,7 @@
 
 import asyncio
 from asyncio import TimerHandle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
@@ -17,7 +17,7 @@ from gateway.routing.failure_attribution import Exemptions, suspect
 from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
-from protocol.events import SILENT_S, Capabilities
+from protocol.events import SILENT_S, Capabilities, Hello
 
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
@@ -33,6 +33,12 @@ BACKENDS = frozenset({"iree", "mlx", "scripted"})
 OTHER_BACKEND = "other"
 
 
+def ahead(slots: int) -> int:
+    """Sequences that a worker with so many slots has beside those that can run, so that a slot which becomes free is
+    taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
+    return max(1, slots // 2)
+
+
 class Role(StrEnum):
     """The role of a worker: it is given requests, or is kept ready to be."""
 
@@ -43,12 +49,18 @@ class Role(StrEnum):
 class WorkerHandle:
     """The handle of one worker. `live` has its sequences by number, in the order in which the worker got them."""
 
-    def __init__(self, worker: WorkerRef, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE) -> None:
+    def __init__(
+        self, worker: WorkerRef, name: str, model: str, metrics: Metrics, role: Role = Role.ACTIVE, *, most: int
+    ) -> None:
+        """It may have `most` sequences."""
         self.worker = worker
         self.name = name
         self.model = model
         self.role = role
         """Changed by the worker pool alone."""
+        self.on_change: Callable[[WorkerHandle], None] = lambda handle: None
+        """Called when its load or its state has changed. Set by the worker pool."""
+        self._most = most
         self.promotions = 0
         """Times that it was made active."""
         self.breaker = Breaker()
@@ -60,10 +72,16 @@ class WorkerHandle:
         """Slots of the worker that is there or was there last."""
         self.reached = 0
         """See `Gauges.reached`."""
+        self.others = 0
+        """Sequences of other gateways; see `note_others`."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
+        self.prefix_digests: Callable[[], int] = lambda: 0
+        """Counts the digests of prefixes that it holds. Set by `PrefixRouting`."""
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
+        self.last_used = 0.0
+        """The time at which a request on it ended last; 0: none has."""
         self._closed = -1
         self._distrusted_until = 0.0
         self._full_until = 0.0
@@ -87,6 +105,11 @@ class WorkerHandle:
         return self._backend
 
     @property
+    def load(self) -> int:
+        """Sequences on the worker, those of other gateways included."""
+        return len(self.live) + self.others
+
+    @property
     def ready(self) -> bool:
         """The worker takes requests."""
         status = self.worker.status
@@ -97,6 +120,12 @@ class WorkerHandle:
         """Backend and config digest: workers of one kind compute the same tokens."""
         hello = self.worker.status.hello
         return (hello.backend, hello.config_digest) if hello is not None else ("", "")
+
+    @property
+    def room(self) -> int:
+        """The sequences that it may have: one for each slot, and some for the slots that become free next. The others
+        wait in the queue, where their order can still change."""
+        return min(self._most, self.slots + ahead(self.slots))
 
     def close(self) -> None:
         """This incarnation gets no more requests."""
@@ -120,6 +149,7 @@ class WorkerHandle:
         when the sequence is cancelled meanwhile."""
         self.live[submit.stream] = sequence
         self._unanswered[submit.stream] = sequence.request.body.need()
+        self.on_change(self)
 
     def answered(self, number: int) -> None:
         """The worker is done with a sequence of this number, if it was sent one."""
@@ -128,8 +158,21 @@ class WorkerHandle:
 
     def remove(self, sequence: LiveSequence) -> None:
         """A sequence is not the worker's any more; that may make room."""
-        del self.live[sequence.submit.stream]
+        self.drop(sequence)
         self._full_until = 0.0
+
+    def drop(self, sequence: LiveSequence) -> None:
+        """A sequence that had no room here, or whose removal failed, is not the worker's any more."""
+        self.live.pop(sequence.submit.stream, None)
+        self.on_change(self)
+
+    def lose_all(self) -> list[LiveSequence]:
+        """None of its sequences is the worker's any more, and this incarnation gets no others."""
+        sequences = list(self.live.values())
+        self.live.clear()
+        self.close()
+        self.on_change(self)
+        return sequences
 
     @property
     def failed_step(self) -> FailureId:
@@ -186,12 +229,22 @@ class WorkerHandle:
     def refresh(self, status: WorkerStatus) -> None:
         """Take over what a status says: the counts, and the labels once they are known."""
         self.counters.add(status.incarnation, status.gauges)
+        self.others = status.gauges.others
         if status.ready is not None:
             self.capabilities = status.ready.capabilities
-        if status.hello is None:
-            return
-        self.slots = status.hello.slots
-        backend = status.hello.backend if status.hello.backend in BACKENDS else OTHER_BACKEND
+        if status.hello is not None:
+            self._take_hello(status.hello)
+        self.on_change(self)
+
+    def note_others(self, count: int) -> None:
+        """Note how many sequences of other gateways the worker has."""
+        if count != self.others:
+            self.others = count
+            self.on_change(self)
+
+    def _take_hello(self, hello: Hello) -> None:
+        self.slots = hello.slots
+        backend = hello.backend if hello.backend in BACKENDS else OTHER_BACKEND
         if backend != self._backend:
             self._backend = backend
             self.observed = self._metrics.of(self.model, self._backend, self.name)
@@ -236,6 +289,7 @@ class WorkerHandle:
             kv_capacity=status.ready.kv_capacity if status.ready is not None else 0,
             memory_bytes=status.gauges.memory_bytes,
             retained_tokens=status.gauges.retained_tokens,
+            prefix_digests=self.prefix_digests(),
             live=len(self.live),
             ready=ready,
             restarts=status.restarts,

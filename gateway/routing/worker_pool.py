@@ -8,6 +8,7 @@ from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailab
 from gateway.metrics.samples import WorkerSample
 from gateway.routing.circuit_breaker import Circuit
 from gateway.routing.model_catalog import ModelCatalog
+from gateway.routing.placement.load_order import LoadOrder, Rank, rank
 from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
@@ -26,6 +27,8 @@ class WorkerPool:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._handles: dict[str, WorkerHandle] = {}
+        self._orders: dict[str, LoadOrder] = {}
+        """Those of each model."""
         self.catalog = ModelCatalog()
 
     def __getitem__(self, worker: str) -> WorkerHandle:
@@ -43,18 +46,44 @@ class WorkerPool:
         if handle.name in self._handles:
             raise ValueError(f"there is a worker {handle.name!r} already")
         self._handles[handle.name] = handle
+        order = self._orders.setdefault(handle.model, LoadOrder())
+        order.add(handle)
+        handle.on_change = order.update
 
     def remove(self, worker: str) -> None:
         """Remove a worker that has ended."""
-        del self._handles[worker]
+        handle = self._handles.pop(worker)
+        order = self._orders[handle.model]
+        order.remove(handle)
+        if not order:
+            del self._orders[handle.model]
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
-        return list(dict.fromkeys(handle.model for handle in self))
+        return list(self._orders)
+
+    def has(self, model: str) -> bool:
+        """A model has workers, whatever their role and state."""
+        return model in self._orders
 
     def of(self, model: str) -> list[WorkerHandle]:
         """All workers of a model, whatever their role and state."""
-        return [handle for handle in self if handle.model == model]
+        return list(self._orders.get(model, ()))
+
+    def has_ready(self, model: str) -> bool:
+        """A worker of a model is ready, whatever its role."""
+        order = self._orders.get(model)
+        return order is not None and order.has_ready()
+
+    def live(self, model: str) -> int:
+        """The sequences that the workers of a model have."""
+        order = self._orders.get(model)
+        return 0 if order is None else order.live
+
+    @property
+    def idle(self) -> bool:
+        """No worker has a sequence."""
+        return not any(order.live for order in self._orders.values())
 
     def context(self, model: str) -> int | None:
         """The tokens that a prompt and its answer may have together; None while neither a worker of the model nor the
@@ -63,32 +92,44 @@ class WorkerPool:
         known = [hello.context for hello in hellos if hello is not None]
         return max(known) if known else self.catalog.context(model)
 
-    def context_terms(self, model: str) -> dict[str, int | str | None]:
+    def context_terms(self, model: str) -> tuple[int | None, str | None]:
         """Return the context that the model itself declares, and by what that of the worker with the most is bounded;
         both None while unknown or, the latter, where the context is the model's own."""
         hellos = [hello for handle in self.of(model) if (hello := handle.status.hello) is not None]
         most = max(hellos, key=lambda hello: hello.context, default=None)
-        declared, bound = (most.model_context, most.context_bound) if most is not None else (0, "")
-        return {"model_context": declared or None, "context_bound": bound or None}
+        if most is not None:
+            return most.model_context or None, most.context_bound or None
+        entry = self.catalog.find(model)
+        return (None, None) if entry is None else (entry.model_context, entry.context_bound or None)
 
     def samples(self) -> list[WorkerSample]:
         """Sample the workers, for a scrape."""
         return [handle.sample() for handle in self]
 
-    def candidates(self, model: str) -> list[WorkerHandle]:
-        """The workers that may get a request of this model now. First those with a free slot and no suspect, then
-        others with a free slot, then the rest; the least loaded of each first, and those that may be lost soon last of
-        all."""
+    def candidates(self, model: str, *, with_room: bool = False) -> Iterator[WorkerHandle]:
+        """The workers that may get a request of this model now, or only those `with_room` for a sequence. First those
+        with a free slot and no suspect, then others with a free slot, then the rest; the least loaded of each first,
+        and those that may be lost soon last of all. To be read until a sequence is placed."""
         self.promote(model)
-        now = self._clock()
-        handles = [handle for handle in self.of(model) if handle.admits(now)]
-        return sorted(handles, key=lambda handle: (handle.doubtful(now), *_preference(handle), len(handle.live)))
+        order = self._orders.get(model)
+        return iter(()) if order is None else order.candidates(self._clock(), with_room=with_room)
+
+    def preference(self, handle: WorkerHandle) -> tuple[bool, Rank]:
+        """Return what comes before the load of a candidate; the smaller, the better."""
+        return handle.doubtful(self._clock()), rank(handle)
+
+    def admits(self, handle: WorkerHandle) -> bool:
+        """The worker is a candidate."""
+        return handle.admits(self._clock())
 
     def promote(self, model: str) -> None:
         """Swap active workers with standbys that are more useful, the least useful first. A worker that may be lost
         soon is still more useful than one that cannot serve at all."""
+        order = self._orders.get(model)
+        if order is None or not order.standbys:
+            return
         now = self._clock()
-        use = {handle: handle.usefulness(now) for handle in self.of(model)}
+        use = {handle: handle.usefulness(now) for handle in order}
         standbys = sorted((handle for handle in use if handle.role is Role.STANDBY), key=use.__getitem__, reverse=True)
         for handle in sorted((handle for handle in use if handle.role is Role.ACTIVE), key=use.__getitem__):
             if standbys and use[standbys[0]] > use[handle]:
@@ -98,6 +139,8 @@ class WorkerPool:
         """Swap the roles: the standby gets the requests from now on. Live sequences stay where they are."""
         active.role, standby.role = Role.STANDBY, Role.ACTIVE
         standby.promotions += 1
+        for handle in (active, standby):
+            handle.on_change(handle)
         _log.info("standby_promoted", worker=standby.name, instead_of=active.name, model=active.model)
 
     def note_end(self, handle: WorkerHandle, event: Event) -> None:
@@ -133,11 +176,11 @@ class WorkerPool:
     def hopeless(self, model: str) -> str | None:
         """Why no worker of this model will recover by itself, in words; None while one may, or is started when a
         request waits."""
-        if self.catalog.loads(model):
+        if self.catalog.loads(model) or self.has_ready(model):
             return None
-        handles = self.of(model)
-        if (problem := self.catalog.problem(model)) and not any(handle.ready for handle in handles):
+        if problem := self.catalog.problem(model):
             return problem
+        handles = self.of(model)
         if not all(_is_out(handle.status) for handle in handles):
             return None
         return "; ".join(f"worker {handle.name} is {_state(handle)}: {handle.status.reason}" for handle in handles)
@@ -150,16 +193,9 @@ class WorkerPool:
             return f"model {model!r} was not loaded in time"
         if self.hopeless(model) is not None:
             return f"the workers of model {model!r} are out of service"
-        if any(handle.ready for handle in self.of(model)):
+        if self.has_ready(model):
             return f"the requests of model {model!r} keep failing; its workers get a pause"
         return f"no worker of model {model!r} is ready"
-
-
-def _preference(handle: WorkerHandle) -> tuple[bool, bool]:
-    """The sort key of a candidate; the smaller, the better. A full worker starts no queued sequence beside a
-    suspect."""
-    full = len(handle.live) >= handle.slots
-    return full, not full and handle.tries_suspect
 
 
 def _is_out(status: WorkerStatus) -> bool:

@@ -57,13 +57,27 @@ class KeyGate:
         if (model := router.canonical(request.model)) != request.model:
             request = replace(request, model=model)
         if key is None:
-            return router.open(request, exchange.request_id, body, exchange.key, checked=False, limits=limits)
+            return router.open(
+                request,
+                exchange.request_id,
+                body,
+                exchange.key,
+                checked=False,
+                fairness_id=exchange.fairness_id,
+                limits=limits,
+            )
         charge = TokenCharge(request, router.pool.context(request.model))
         with _stated(exchange, key):
             reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
             try:
                 group = router.open(
-                    request, exchange.request_id, body, exchange.key, client=exchange.client, limits=limits
+                    request,
+                    exchange.request_id,
+                    body,
+                    exchange.key,
+                    client=exchange.client,
+                    fairness_id=exchange.fairness_id,
+                    limits=limits,
                 )
             except BaseException:  # also a bug, after which the key would have a request less for ever
                 reservation.withdraw()

@@ -36,7 +36,25 @@ def close_request(group: RequestGroup, record: RequestRecord) -> None:
 
 def _traced(group: RequestGroup, outcome: str) -> TracedRequest:
     sequences = [_traced_sequence(each) for each in group.sequences]
-    return TracedRequest(group.request_id, group.model, outcome, group.token_counts().prompt, sequences)
+    prompts = [_prompt_tokens(each) for each in group.sequences[:: group.output.per_prompt]]
+    known = [count for count in prompts if count is not None]
+    return TracedRequest(
+        group.request_id,
+        group.model,
+        outcome,
+        streamed=group.streamed,
+        prompt_tokens=sum(known) if len(known) == len(prompts) else None,
+        cached_tokens=group.token_counts().cached,
+        sequences=sequences,
+    )
+
+
+def _prompt_tokens(sequence: LiveSequence) -> int | None:
+    """The tokens of the prompt of a sequence, which has ended or was cancelled; None if no worker has counted them."""
+    if sequence.usage is not None:
+        return sequence.usage.prompt_tokens
+    counted = ((each.started, each.resumed) for each in sequence.attempts)
+    return next((started.prompt_tokens - resumed for started, resumed in counted if started is not None), None)
 
 
 def _traced_sequence(sequence: LiveSequence) -> TracedSequence:

@@ -28,7 +28,7 @@ MAX_SEQUENCES = 32
 SERVICE = "baton"
 """The `service.name`, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES has another."""
 CHAT_ROUTES = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"})
-_CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
+_PARENT, _STATE = b"traceparent", b"tracestate"
 
 
 class OtlpTraces:
@@ -46,10 +46,7 @@ class OtlpTraces:
         self._clock = clock
 
     def begin(self, headers: Sequence[tuple[bytes, bytes]], route: str, received: float) -> RequestTrace:
-        carrier = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in _CONTEXT_HEADERS
-        }
-        parent = TraceContextTextMapPropagator().extract(carrier)
+        parent = TraceContextTextMapPropagator().extract(_carrier(headers))
         return _OtlpTrace(self._tracer, parent, route, received, self._clock)
 
     def close(self, within_s: float) -> None:
@@ -86,19 +83,27 @@ class _OtlpTrace:
             "gen_ai.provider.name": SERVICE,
             "gen_ai.request.model": request.model,
             "gen_ai.response.model": request.model,
-            "gen_ai.request.choice.count": len(sequences),
             "gen_ai.response.finish_reasons": [each.finish for each in sequences if each.finish],
-            "gen_ai.usage.input_tokens": request.prompt_tokens,
             "gen_ai.usage.output_tokens": sum(each.completion_tokens for each in sequences),
             "baton.request.id": request.request_id,
             "baton.outcome": request.outcome,
         }
         if failed:
             attributes["error.type"] = request.outcome
+        if len(sequences) != 1:
+            attributes["gen_ai.request.choice.count"] = len(sequences)
+        if request.streamed:
+            attributes["gen_ai.request.stream"] = True
+        if request.prompt_tokens is not None:
+            attributes["gen_ai.usage.input_tokens"] = request.prompt_tokens
+        if request.cached_tokens:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = request.cached_tokens
         now = self._clock()
         with self._server(f"{operation} {request.model}", attributes, status, now) as span:
             if failed:
                 span.set_status(Status(StatusCode.ERROR, request.outcome))
+            if not span.is_recording():  # it is not sampled, nor is what is inside
+                return
             inside = set_span_in_context(span)
             for sequence in sequences[:MAX_SEQUENCES]:
                 self._sequence(sequence, inside, now)
@@ -190,3 +195,12 @@ class _OtlpTrace:
 
     def _ns(self, at: float) -> int:
         return round(at * 1e9) + self._clock_to_ns
+
+
+def _carrier(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The trace context of a request. Several lines of a state are one list; several parents are none (W3C)."""
+    parents = [value.decode("latin-1") for name, value in headers if name == _PARENT]
+    if len(parents) != 1:
+        return {}
+    states = [value.decode("latin-1") for name, value in headers if name == _STATE]
+    return {"traceparent": parents[0]} | ({"tracestate": ",".join(states)} if states else {})

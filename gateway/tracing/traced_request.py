@@ -65,8 +65,11 @@ class TracedRequest:
     model: str
     outcome: str
     """`answered`, `client_gone`, or an error code."""
-    prompt_tokens: int
-    """Those of each prompt once, however many sequences it has."""
+    streamed: bool
+    prompt_tokens: int | None
+    """Those of each prompt once, however many sequences it has; None if a prompt came to no first token."""
+    cached_tokens: int
+    """Those of them that the prefix cache had."""
     sequences: Sequence[TracedSequence]
 
 

@@ -73,7 +73,15 @@ def test_the_metadata_names_what_a_package_index_shows(wheel: Path) -> None:
         __version__,
         "Apache-2.0",
     )
-    assert set(metadata.get_all("Provides-Extra") or ()) == {"iree", "mlx", "otel", "test", "reference", "bench"}
+    assert set(metadata.get_all("Provides-Extra") or ()) == {
+        "iree",
+        "mlx",
+        "otel",
+        "redis",
+        "test",
+        "reference",
+        "bench",
+    }
     assert not [each for each in metadata.get_all("Requires-Dist") or () if each.startswith("baton[")]
 
 

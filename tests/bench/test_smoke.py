@@ -49,7 +49,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^memory gives {P} and {P} GB/s$",
         *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],
-    "bench/detection.py": [
+    "bench/overhead/detection.py": [
         rf"^scripted: .* {N} % of a core$",
         *(rf"^{name} +(p50 {P} +p99 {P} +max {P} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
     ],
@@ -70,11 +70,38 @@ OUTPUT: dict[str, list[str]] = {
         ),
         *(rf"^ +{rows} rows reserved +{P} tokens/s +{N} preemptions$" for rows in (1024, 512)),
     ],
+    "bench/gateway_load/links.py": [
+        *(rf"^{link} +{P} +{P} +{P} +{P}$" for link in ("undisturbed", "50 ms")),
+        rf"^ +0\.2 +{P} +(same|moved)$",
+    ],
     "bench/gateway_load/fairness.py": [
         *(rf"^ +{key} +[1-3] +{P} +{P} +{P} +{P} +{N} +{N} +{N}%$" for key in ("one", "two")),
         rf"^gateway {P} MB, and at the end {P} MB$",
         rf"^tokens of the keys differ by {N} %$",
         *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
+    ],
+    "bench/gateway_load/prefix_routing.py": [
+        *(
+            rf"^{load} +{routing} +{P} +{P} +{P}% +{P} +{P} +{N} +{N} +{N}%$"
+            for load in ("chats", "shared")
+            for routing in ("prefix", "least-loaded")
+        ),
+        rf"^chats: prefix computes {P}x of least-loaded's share$",
+    ],
+    "bench/gateway_load/model_swap.py": [
+        *(
+            rf"^{name} +{P} +{P}$"
+            for name in (
+                "loaded",
+                "in place of the other one",
+                "not loaded, in the page cache",
+                "not loaded, on the disk",
+                "reading from the page cache",
+                "reading from the disk",
+            )
+        ),
+        *(rf"^{name} +{N} +0 +{P} +{P} +{P}$" for name in ("one model", "both in turn")),
+        rf"^lost by the turns: {N} % of the tokens a second$",
     ],
     "bench/gateway.py": [
         *(
@@ -148,6 +175,14 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/scale_out/ray_node_loss.py": [
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
+    ],
+    "bench/scale.py": [rf"^\| {workers} +\|( +{P} \|){{4}}( +{N} \|){{3}} +{N} % \|$" for workers in (1, 16)]
+    + [
+        rf"^\| 1 +\|( +{P} \|){{5}} +{N} % \|$",
+        rf"^\| 16 +\| +{P} \| +{P} \|( +{N} \|){{2}} +{P} \| +{P} \| +0 \| +0 \|$",
+        rf"^\| 2 +\| +8 \| +{P} \| +{N} % \| +{P} \|$",
+        r"^every fault and an upgrade, seed 0: .* intact$",
+        rf"^one core is full at {P} workers .* by routing alone, at {P} with all the rest$",
     ],
     "bench/serving.py": [rf"^tiny bfloat16, 2 streams: engine alone {P} tok/s, through HTTP {P} tok/s, ratio {P}$"],
     "bench/soak.py": [

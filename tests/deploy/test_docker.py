@@ -96,6 +96,20 @@ def test_compose_waits_until_the_gateway_has_ended() -> None:
     assert int(services()["gateway"]["stop_grace_period"].removesuffix("s")) >= NEEDED_S
 
 
+def test_the_networks_and_volumes_of_services_are_declared() -> None:
+    """Also the default network, which not every program takes for granted."""
+    files = [yaml.safe_load((DOCKER / name).read_text()) for name in ("compose.yaml", "compose.worker.yaml")]
+    for kind in ("networks", "volumes"):
+        declared = {name for file in files for name in file.get(kind, ())}
+        used = {
+            each.partition(":")[0]
+            for file in files
+            for service in file["services"].values()
+            for each in service.get(kind, ())
+        }
+        assert {name for name in used if not name.startswith(".")} == declared, kind
+
+
 def test_the_files_that_compose_mounts_exist() -> None:
     for service in services().values():
         for volume in service.get("volumes", ()):

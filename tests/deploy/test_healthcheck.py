@@ -1,11 +1,14 @@
 """The health check of the container image, against a real server."""
 
+import os
 import runpy
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 import trustme
@@ -65,3 +68,20 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port_for_later()}")
     with answering(200) as port:
         assert check({"BATON_PORT": port}) == ""
+
+
+@pytest.mark.parametrize(("age_s", "healthy"), [(0, True), (9, True), (10, False), (3600, False)])
+def test_a_worker_is_healthy_for_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, healthy: bool
+) -> None:
+    file = tmp_path / "health"
+    file.touch()
+    os.utime(file, (1000, 1000))
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + age_s)
+    problem = check({"BATON_HEALTH_FILE": str(file)})
+    assert (problem == "") == healthy
+    assert healthy or f"is {age_s} s old" in problem
+
+
+def test_a_worker_without_its_file_is_not_healthy(tmp_path: Path) -> None:
+    assert "not joined" in check({"BATON_HEALTH_FILE": str(tmp_path / "health")})

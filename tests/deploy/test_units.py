@@ -21,7 +21,8 @@ GRACE = Settings.model_fields["shutdown_grace_s"].default
 
 
 def unit(name: str = "baton.service") -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    """A unit. Of a name that occurs several times, the last value."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
     parser.read_string((DEPLOY / name).read_text())
     return parser
@@ -41,9 +42,10 @@ def test_a_reload_of_the_systemd_unit_reloads_the_keys() -> None:
     assert words[1:] == ["admin", "reload-keys"]
 
 
-def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone() -> None:
-    service = unit("baton-worker.service")["Service"]
-    assert shlex.split(service["ExecStart"])[-1:] == ["worker"]
+@pytest.mark.parametrize("name", ["baton-worker.service", "baton-worker@.service"])
+def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone(name: str) -> None:
+    service = unit(name)["Service"]
+    assert shlex.split(service["ExecStart"])[1:2] == ["worker"]
     assert service["KillMode"] == "mixed"
     limits = Deadlines()
     assert int(service["TimeoutStopSec"]) > limits.stop + limits.term
@@ -56,7 +58,8 @@ def test_the_settings_of_a_worker_can_be_loaded(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
     file.write_text(text[1])
     settings = load({}, file)
-    assert all(getattr(settings, name) for name in of_panels(JOINING))
+    optional = {"health_file", "join_token", "join_timeout_s"}
+    assert all(getattr(settings, name) for name in of_panels(JOINING) if name not in optional)
 
 
 def test_the_launchd_agent_runs_serve_and_waits_long_enough() -> None:
@@ -130,3 +133,9 @@ def test_the_launchd_agent_has_only_keys_that_launchd_knows() -> None:
     }
     agent = plistlib.loads((DEPLOY / "org.baton.serve.plist").read_bytes())
     assert {name: type(value) for name, value in agent.items()}.items() <= known.items()
+
+
+def test_each_instance_of_a_worker_has_a_key_of_its_own() -> None:
+    words = shlex.split(unit("baton-worker@.service")["Service"]["ExecStart"])
+    assert words[2:] == ["--key-file", "%h/.config/baton/%i.key"]
+    assert CliRunner().invoke(app, [words[1], *words[2:], "--help"]).exit_code == 0

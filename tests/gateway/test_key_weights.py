@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.key_weights import MAX_WEIGHT, MIN_WEIGHT, parse_weights
+from gateway.key_weights import MAX_WEIGHT, MIN_WEIGHT, client_name, key_of_client, parse_weights
 
 
 def test_an_entry_has_a_name_and_a_weight() -> None:
@@ -20,3 +20,9 @@ def test_other_entries_are_refused_by_name(entry: str) -> None:
 def test_a_name_has_one_weight() -> None:
     with pytest.raises(ValueError, match="'gold' has two weights"):
         parse_weights(["gold=1", "gold=2"])
+
+
+def test_a_client_has_the_name_of_its_key_and_perhaps_a_fairness_id() -> None:
+    names = {(key, given): client_name(key, given) for key in ("", "a", "ab") for given in ("", "b", "ab")}
+    assert len(set(names.values())) == len(names)
+    assert {key_of_client(name) == key for (key, _), name in names.items()} == {True}

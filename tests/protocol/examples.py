@@ -19,6 +19,7 @@ from protocol.events import (
     Finished,
     Gauges,
     Heartbeat,
+    HeldPrefix,
     Hello,
     Loading,
     Logprobs,
@@ -69,6 +70,7 @@ COMMANDS: dict[str, Command] = {
         tenant="team-a",
     ),
     "submit_allowed": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(allowed_tokens=(7, 50256)), Limits()),
+    "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(
         4,
         "cmpl-4",
@@ -176,6 +178,7 @@ EVENTS: dict[str, Event] = {
     "hello_context": Hello(
         PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, model_context=131_072, context_bound="device"
     ),
+    "hello_gateways": Hello(PROTOCOL_VERSION, "w0", 0, 4242, "m", "iree", "cuda", 8, 4096, gateways=2),
     "hello_enrolling": Hello(PROTOCOL_VERSION, "w", 0, 4242, "m", "iree", "cuda", 8, 4096, key="5c" * 32),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
@@ -193,6 +196,7 @@ EVENTS: dict[str, Event] = {
         (Delta(1, (12,), " Paris"),), GAUGES, (StartedStream(1, 150, 2000, 31000, 40, 32), StartedStream(2))
     ),
     "step_idle": Step(()),
+    "step_prefixes": Step((), GAUGES, prefixes=(HeldPrefix(3, 240, (1, (1 << 63) - 1)), HeldPrefix(4))),
     "prompt_logprobs": PromptLogprobs(
         1,
         0,
@@ -210,7 +214,9 @@ EVENTS: dict[str, Event] = {
     "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "beat": Heartbeat(GAUGES),
+    "beat_prefixes": Heartbeat(GAUGES, (HeldPrefix(0, 41, (77,)),)),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
+    "beat_others": Heartbeat(Gauges(others=5)),
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }

@@ -16,6 +16,7 @@ from protocol.events import Gauges
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy
 from workers.engine.finite_check import has_finite_logits
+from workers.engine.kv_slots import RetentionChange
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
@@ -105,6 +106,10 @@ class BatchEngine:
     def gauges(self) -> Gauges:
         """Return the counts so far and the current state."""
         return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
+
+    def take_retention_changes(self) -> tuple[RetentionChange, ...]:
+        """Return what has changed of the rows that are retained for reuse, since the last call."""
+        return self._scheduler.slots.take_retention_changes()
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""

@@ -2,8 +2,22 @@
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from workers.engine.prefix_match import CachedRows
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionChange:
+    """The rows that a slot retains from now on."""
+
+    slot: int
+    rows: int = 0
+    """Rows that are retained; 0 if none are any more."""
+    length: int = 0
+    """Tokens of the sequence that has left them; more than rows."""
+    stream: int = -1
+    """That sequence."""
 
 
 class SlotTable:
@@ -27,6 +41,8 @@ class SlotTable:
         self._dirty: set[int] = set()
         # Least recently used first.
         self._retained: dict[int, CachedRows] = {}
+        self._changed: dict[int, None] = {}
+        """Slots whose retained rows have changed since they were taken last."""
         self._kv_tokens = 0
         self._free_rows = rows
         self.capacity = rows
@@ -93,6 +109,19 @@ class SlotTable:
         """Return the rows of a retained slot; None for another slot."""
         return self._retained.get(slot)
 
+    def take_retention_changes(self) -> tuple[RetentionChange, ...]:
+        """Return what has changed since the last call, one for each slot at most."""
+        if not self._changed:
+            return ()
+        slots, self._changed = self._changed, {}
+        return tuple(map(self._retention, slots))
+
+    def _retention(self, slot: int) -> RetentionChange:
+        cached = self._retained.get(slot)
+        if cached is None:
+            return RetentionChange(slot)
+        return RetentionChange(slot, cached.rows, len(cached.tokens), cached.stream)
+
     @property
     def oldest(self) -> int | None:
         """The least recently used retained slot."""
@@ -118,6 +147,7 @@ class SlotTable:
         if reserve > self._free_rows + rows:
             return False
         del self._retained[slot]
+        self._changed[slot] = None
         self._free_rows += rows
         self._rows[slot] = 0
         self._hold(slot, stream, max(reserve, rows))
@@ -166,6 +196,7 @@ class SlotTable:
         self._vacate(slot)
         self._free_rows -= self._rows[slot]
         self._retained[slot] = cached
+        self._changed[slot] = None
 
     def touch(self, slot: int) -> None:
         """Make a retained slot the most recently used one. No effect on other slots."""
@@ -178,6 +209,7 @@ class SlotTable:
         if slot not in self._retained:
             raise ValueError(f"slot {slot} is not retained")
         del self._retained[slot]
+        self._changed[slot] = None
         self._free_rows += self._rows[slot]
         self._rows[slot] = 0
         self._dirty.add(slot)

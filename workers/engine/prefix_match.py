@@ -43,6 +43,8 @@ class CachedRows:
     rows: int = 0
     chunk_ends: tuple[int, ...] = ()
     """Ends of the prefill chunks that computed the first rows, in order; decoded rows follow."""
+    stream: int = -1
+    """The sequence that has computed the last of them."""
     proven: int = 0
     """Number of rows when a token was sampled last: its logits would not be finite if these rows were not."""
 

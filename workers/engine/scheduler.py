@@ -7,8 +7,8 @@ sequence whose prompt is complete, including those whose prompt was completed in
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, islice
+from dataclasses import replace
+from itertools import accumulate, chain, count
 from typing import Literal
 
 from protocol.errors import ErrorCode
@@ -19,29 +19,12 @@ from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
-from workers.engine.runner import Chunk, RunnerCapabilities
-from workers.engine.scheduling.preemption import by_seniority, in_turn, next_turn, take_turn, victims
-from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot, sample_spec
+from workers.engine.runner import RunnerCapabilities
+from workers.engine.scheduling.preemption import by_seniority, victims
+from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
+from workers.engine.scheduling.slot_queue import SlotQueue
+from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
-
-MAX_CHUNKS = 32
-"""Prompts that are considered for one prefill call."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A prompt that could be in the next prefill call."""
-
-    sequence: EngineSequence
-    start: int
-    """Rows that it has already, or would take from `source`."""
-    source: int
-    """The slot to take its first rows from, if this is its first chunk."""
-
-    @property
-    def rest(self) -> int:
-        """Tokens that remain to be prefilled."""
-        return self.sequence.prefill_length - self.start
 
 
 class Scheduler:
@@ -85,27 +68,21 @@ class Scheduler:
         self.reported_rows = 1
         """Most rows of a chunk with log-probabilities, if rows are exact. The engine may change it between steps."""
         self._capabilities = capabilities
-        self._exact = capabilities.exact_rows
         self._max_queue = max_queue
         self._ranked = policy == "shortest-uncached-first"
         self._allocator = SlotAllocator(
-            self.slots, prefixes or PrefixPolicy(), exact=self._exact, reserved_rows=reserved_rows
+            self.slots, prefixes or PrefixPolicy(), exact=capabilities.exact_rows, reserved_rows=reserved_rows
         )
-        # One dict per phase in the order of `submit`, so that a cancel is O(1) in any phase.
-        self._waiting: dict[int, EngineSequence] = {}
+        self._calls = PrefillCalls(capabilities, self._allocator)
+        # One container per phase, so that a cancel is cheap in any phase.
+        self._waiting = SlotQueue()
         self._prefilling: dict[int, EngineSequence] = {}
         self._reporting: dict[int, EngineSequence] = {}
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
         self._decoding: dict[int, EngineSequence] = {}
         self._numbers = count()
-        self._prioritized = False
-        """A request had a priority of its own."""
         self._now = 0.0
         """The time of this step."""
-        self._budget_left = 0
-        self._has_call = False
-        self._reporting_next = True
-        """The next step is that of a chunk with log-probabilities, if other prompts wait as well."""
 
     @property
     def idle(self) -> bool:
@@ -134,8 +111,9 @@ class Scheduler:
 
     def expire(self, now: float) -> list[EngineSequence]:
         """Remove the sequences whose prefill has not begun within the time for which they may wait."""
-        held = chain(self._waiting.values(), self._prefilling.values(), self._reporting.values())
+        held = chain(self._prefilling.values(), self._reporting.values())
         late = [each for each in held if not each.started and now - each.submitted_at >= each.request.queue_s]
+        late += self._waiting.expired(now)
         for sequence in late:
             self.remove(sequence.request.stream)
         return late
@@ -176,13 +154,12 @@ class Scheduler:
             change = " or ".join(["it", *(f"`{name}`" for name, given in others.items() if given)])
             problem = f"the constraint allows no first token: change {change}"
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
-        self._prioritized = self._prioritized or request.urgency.priority != 0
         number = next(self._numbers)
         sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
         if self._ranked:
             cached = self._allocator.cached_rows(sequence, self._running())
             sequence.rank = rank("shortest-uncached-first", now, len(tokens) - cached)
-        self._waiting[stream] = sequence
+        self._waiting.add(sequence, now)
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
         """Move waiting sequences to slots. May be repeated after `make_room` and the reset of dirty slots.
@@ -192,20 +169,18 @@ class Scheduler:
         self._now = now
         ended: list[tuple[EngineSequence, FinishReason]] = []
         while self._waiting:
-            stream, sequence = self._next_waiting()
-            reason = finish_without_slot(sequence)
+            sequence = self._waiting.next(now)
+            stream, reason = sequence.request.stream, finish_without_slot(sequence)
             if reason is None:
                 if not self._allocator.allocate(sequence):
                     break
-                if self._prioritized:
-                    take_turn(sequence, self._waiting.values(), now)
+                self._waiting.take(sequence)
                 (self._reporting if sequence.reports_prompt else self._prefilling)[stream] = sequence
             else:
+                self._waiting.remove(stream)
                 ended.append((sequence, reason))
             sequence.admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
-            del self._waiting[stream]
-        self._budget_left = self.step_tokens - len(self._decoding)
-        self._has_call = False
+        self._calls.begin_step(self.step_tokens - len(self._decoding))
         return ended
 
     def make_room(self) -> Literal["evicted", "preempted"] | None:
@@ -213,7 +188,7 @@ class Scheduler:
         after this and possibly more of both. Slots may be dirty afterwards. Returns None if nothing helps."""
         if not self._waiting:
             return None
-        waiting = self._next_waiting()[1]
+        waiting = self._waiting.next(self._now)
         if self._allocator.evict_for(waiting) is not None:
             return "evicted"
         if self.slots.dirty:  # the reset of a slot has failed: no other sequence is preempted for it
@@ -233,18 +208,13 @@ class Scheduler:
         self._allocator.release(sequence, failed=False)
         prompt = len(sequence.request.prompt)
         sequence.preempted(now, self._chunk_ends(prompt, len(sequence.tokens) - prompt))
-        self._waiting[stream] = sequence
+        self._waiting.add(sequence, now)
 
     def _chunk_ends(self, prompt: int, after: int) -> tuple[int, ...]:
         """Return the chunk ends of a prompt and the tokens after it. They are split separately, so that the prompt has
         the same chunks as in the first run."""
         sizes = self._capabilities.prefill_chunks
         return tuple(accumulate(chunk_lengths(prompt, sizes) + chunk_lengths(after, sizes)))
-
-    def _next_waiting(self) -> tuple[int, EngineSequence]:
-        """The sequence that gets the next slot."""
-        sequence = next_turn(self._waiting.values(), self._now)
-        return sequence.request.stream, sequence
 
     def _running(self) -> Iterator[EngineSequence]:
         """The sequences that have a slot."""
@@ -256,36 +226,9 @@ class Scheduler:
         self._allocator.evict_suspects(sequence, self._prefilling.values(), non_finite=non_finite)
 
     def next_call(self) -> list[ScheduledChunk]:
-        """Return the chunks of the next prefill call of this step, in the order of the policy.
-
-        Empty if the budget is spent or no prompt waits. A step with prompts makes at least one call, however many rows
-        decode, so that no prompt starves. A last chunk costs one token more, for the decode row that follows in the
-        same step. If rows are exact, several prompts share a call, whose size is that of one prompt as long as all.
-
-        A chunk with log-probabilities is the only call of its step, and takes turns with other prompts: these are
-        delayed, by a prompt of any length, as by one chunk each step.
-        """
-        if not self._has_call:  # the first call of the step
-            turn = bool(self._reporting) and (self._reporting_next or not self._prefilling)
-            self._reporting_next = not turn
-            if turn:
-                self._has_call, self._budget_left = True, 0
-                return [self._reported_chunk(next(iter(self._reporting.values())))]
-        if not self._prefilling:
-            return []
-        candidates = list(self._candidates())
-        room = self._size(candidates)
-        call: list[ScheduledChunk] = []
-        for candidate in candidates:
-            length = min(candidate.rest, room, self._budget_left) if call else min(candidate.rest, room)
-            cost = length + (length == candidate.rest)
-            if length < 1 or (self._has_call and cost > self._budget_left):
-                break
-            self._budget_left -= cost
-            self._has_call = True
-            room -= self._rounded(length)
-            call.append(self._chunk(candidate, length))
-        return call
+        """Return the chunks of the next prefill call of this step (`PrefillCalls`). Empty if there is none."""
+        prefilling, reporting = self._prefilling.values(), self._reporting.values()
+        return self._calls.next(StepPrompts(prefilling, reporting, self._running, self.reported_rows, self._now))
 
     def prefilled(self, scheduled: ScheduledChunk) -> None:
         """Record that the rows of a chunk are written."""
@@ -345,7 +288,7 @@ class Scheduler:
 
         The rows of a sequence that `failed` are not retained. Returns None for an unknown sequence.
         """
-        waiting = self._waiting.pop(stream, None)
+        waiting = self._waiting.remove(stream)
         if waiting is not None:
             return waiting
         phases = (self._prefilling, self._reporting, self._decoding)
@@ -353,68 +296,6 @@ class Scheduler:
         if sequence is not None:
             self._allocator.release(sequence, failed=failed)
         return sequence
-
-    def _candidates(self) -> Iterator[_Candidate]:
-        """Yield the prompts of the next call in order, until they fill the largest size; one if rows are not exact.
-
-        Stops at a prompt that could reuse more rows once a prompt before it is complete: no later one overtakes it.
-        """
-        rows = 0
-        before: list[EngineSequence] = []
-        for sequence in islice(in_turn(self._prefilling.values(), self._now), MAX_CHUNKS):
-            if sequence.reused is None:
-                source, start = self._allocator.find_prefix(sequence, self._running())
-                waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
-            else:
-                source, start, waits = -1, sequence.cached.rows, False
-            before.append(sequence)
-            if waits:
-                return
-            candidate = _Candidate(sequence, start, source)
-            yield candidate
-            rows += self._rounded(candidate.rest)
-            if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
-                return
-
-    def _size(self, candidates: list[_Candidate]) -> int:
-        """Return the rows of the next call: up to the next chunk end, or, if rows are exact, a size that the budget
-        allows."""
-        if not self._exact:
-            (candidate,) = candidates
-            return _to_chunk_end(candidate.sequence, candidate.start)
-        sizes = self._capabilities.prefill_chunks
-        size = chunk_lengths(sum(self._rounded(candidate.rest) for candidate in candidates), sizes)[0]
-        if size <= self._budget_left:
-            return size
-        return max((chunk for chunk in sizes if chunk <= self._budget_left), default=sizes[0])
-
-    def _chunk(self, candidate: _Candidate, length: int) -> ScheduledChunk:
-        sequence, start = candidate.sequence, candidate.start
-        is_first = sequence.reused is None
-        copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
-        chunk = Chunk(sequence.slot, tuple(sequence.tokens[start : start + length]), start, start)
-        return ScheduledChunk(
-            sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first
-        )
-
-    def _reported_chunk(self, sequence: EngineSequence) -> ScheduledChunk:
-        """Return the next chunk of a prompt with log-probabilities."""
-        candidate = _Candidate(sequence, sequence.cached.rows, sequence.slot)
-        end = min(self.reported_rows, candidate.rest) if self._exact else _to_chunk_end(sequence, candidate.start)
-        scheduled = self._chunk(candidate, end)
-        targets = tuple(sequence.tokens[candidate.start + 1 : candidate.start + end + 1])
-        sample = None if sequence.request.max_tokens == 0 else scheduled.sample
-        return replace(scheduled, sample=sample, targets=targets)
-
-    def _rounded(self, rows: int) -> int:
-        """Round up to the rows that one slot takes in a call."""
-        block = self._capabilities.block_rows
-        return -(-rows // block) * block
-
-
-def _to_chunk_end(sequence: EngineSequence, start: int) -> int:
-    """Return the number of rows from `start` to the next chunk end."""
-    return next(end for end in sequence.chunk_ends if end > start) - start
 
 
 def _within_vocabulary(request: EngineRequest, vocab_size: int) -> EngineRequest:

@@ -61,7 +61,7 @@ class EngineSequence:
     _waited_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.cached = CachedRows(self.request.tenant, self.tokens)
+        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream)
         self.waits_since = self.submitted_at
 
     @property
@@ -84,7 +84,7 @@ class EngineSequence:
         self.preemptions += 1
         self.restarted = self.started
         self.prefill_length, self.chunk_ends = len(self.tokens), chunk_ends
-        self.cached = CachedRows(self.request.tenant, self.tokens)
+        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream)
         self.slot, self.reserved = -1, 0
         self.reused = self.inherited = self.source = None
 

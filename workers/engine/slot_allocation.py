@@ -79,17 +79,25 @@ class SlotAllocator:
 
         Its own slot is preferred, because those rows need no copy, to a retained slot or to one of `others`.
         """
-        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited)
+        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited, 1)
         best = (sequence.slot, own)
         for slot, cached in self._sources(sequence, others):
-            length = self._reusable(sequence, cached)
-            if length >= max(best[1] + self._prefixes.min_tokens, 1):
+            wanted = best[1] + self._prefixes.min_tokens
+            if wanted >= sequence.prefill_length:  # one token at least is computed
+                break
+            length = self._reusable(sequence, cached, wanted)
+            if length >= wanted:
                 best = (slot, length)
         return best
 
     def cached_rows(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> int:
         """Return the most rows that a waiting sequence could take from a retained slot or one of `others` now."""
-        return max((self._reusable(sequence, cached) for _, cached in self._sources(sequence, others)), default=0)
+        most = 0
+        for _, cached in self._sources(sequence, others):
+            most = max(most, self._reusable(sequence, cached, most + 1))
+            if most >= sequence.prefill_length - 1:
+                break
+        return most
 
     def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
         """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one is
@@ -178,18 +186,23 @@ class SlotAllocator:
         and then the least recently used one."""
         best: tuple[int, int, CachedRows | None] = (-1, 0, None)
         for slot, cached in self._slots.retained():
-            length = self._reusable(sequence, cached)
+            length = self._reusable(sequence, cached, max(best[1], 1))
             if length and (length, -cached.rows) > (best[1], -best[2].rows if best[2] else 0):
                 best = (slot, length, cached)
         return best
 
-    def _reusable(self, sequence: EngineSequence, source: CachedRows) -> int:
+    def _reusable(self, sequence: EngineSequence, source: CachedRows, least: int) -> int:
+        """Return how many rows a sequence could take. 0 if it is fewer than `least` or than are worth it: mostly one
+        look tells, which matters where a prompt is compared with the rows of thousands of sequences."""
+        last = max(least, self._prefixes.min_tokens) - 1
+        if last >= source.rows or last >= sequence.prefill_length - 1 or source.tokens[last] != sequence.tokens[last]:
+            return 0
         if not self._prefixes.enabled or sequence.reports_prompt:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
-        return length if length >= self._prefixes.min_tokens else 0
+        return length if length > last else 0
 
     def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:
         yield from self._slots.retained()

@@ -1,5 +1,6 @@
 """Computes the memory that a model needs before it is loaded, and the memory that is free."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +65,14 @@ class Needed:
         """Bytes of weights and KV cache."""
         return self.weights + self.kv
 
-    def check(self, free: int | None, quantize: Quantize, *, quantizable: bool) -> None:
-        """Log the need; raise `MemoryRefused` if it exceeds `free`. None means that the free memory is unknown.
+    def check(self, free: int | None, quantize: Quantize, *, quantizable: bool, leaving: int = 0) -> None:
+        """Log the need; raise `MemoryRefused` if the weights exceed `free`, or all exceeds it and what is `leaving`.
+        None means that the free memory is unknown.
 
         `quantizable`: the weights are not quantized yet. `quantize` is what they are quantized to while loading.
         """
-        structlog.get_logger().info("memory_needed", weights=self.weights, kv=self.kv, free=free)
-        if free is None or self.total <= free:
+        structlog.get_logger().info("memory_needed", weights=self.weights, kv=self.kv, free=free, leaving=leaving)
+        if free is None or (self.total <= free + leaving and self.weights <= free):
             return
         changes = []
         if self.weights < free:  # a smaller cache would fit
@@ -114,6 +116,31 @@ def spare_bytes() -> int:
     A load is not refused for it."""
     free = free_bytes()
     return int(psutil.virtual_memory().available) if free is None else free
+
+
+def leaving_bytes(predecessor: int, successor: int | None = None) -> int:
+    """Return the bytes that will be free when a server has ended: those of its children, such as workers, without pages
+    of files, which count as free anyway. 0 when it has ended, or another process has its id: `successor`, by default
+    this one's parent, began later than the server."""
+    if not predecessor:
+        return 0
+    try:
+        server = psutil.Process(predecessor)
+        if server.create_time() > psutil.Process(successor or os.getppid()).create_time():
+            return 0
+        return sum(map(_own_bytes, server.children(recursive=True)))
+    except psutil.Error:
+        return 0
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """The memory that is free when a process has ended; 0 if it has."""
+    try:
+        memory = process.memory_info()
+        # Only Linux tells the pages of files by this cheap call. The full one knows what no other process has.
+        return int(memory.rss - memory.shared if hasattr(memory, "shared") else process.memory_full_info().uss)
+    except psutil.Error:
+        return 0
 
 
 def machine_bytes(root: Path = Path("/")) -> int:

@@ -107,9 +107,10 @@ class IreeRunner:
             builder = Builder(recipe)
             plan = builder.plan
             free = free_bytes() if device.local else None  # IREE does not report the memory of other devices
-            needs = needed(plan, recipe.context, options.kv_bytes, free, options.workers)
+            later = None if free is None else free + options.leaving_bytes
+            needs = needed(plan, recipe.context, options.kv_bytes, later, options.workers)
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
-            needs.check(free, options.quantize, quantizable=quantizable)
+            needs.check(free, options.quantize, quantizable=quantizable, leaving=options.leaving_bytes)
             kv_rows = needs.kv // row_bytes(plan) if device.local else 0
             place = ArchivePlace(options.cache_dir)
             if on_cpu:

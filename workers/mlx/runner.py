@@ -92,9 +92,10 @@ class MlxRunner:
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
         weights = weight_bytes(open_weights(path), kind, quantize)
-        spare = spare_bytes()
-        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, spare, options.workers)
-        needed.check(free, quantize, quantizable=config.quantization is None)
+        later = spare_bytes() + options.leaving_bytes
+        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
+        quantizable = config.quantization is None
+        needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
             if quantize != "none":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from workers.engine.runner import Runner
 from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
+from workers.host.memory import leaving_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.process.spec import WorkerSpec
 from workers.scripted.runner import ScriptedRunner
@@ -99,20 +100,23 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
 
 def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
-    from workers.process.startup.context_choice import ContextChoice  # slow imports that a script does not need
+    # Slow imports, which a script does not need.
+    from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
 
+    context = ContextChoice.of(spec, backend, config).context
     return LoadOptions(
         device=spec.device,
         dtype=spec.dtype,
         quantize=config.choose_quantization(spec.quantize),
         cpu=spec.cpu,
         slots=spec.max_batch_size,
-        context=ContextChoice.of(spec, backend, config).context,
+        context=context,
         cache_dir=cache_dir(spec),
         threads=spec.threads,
         threads_bind=spec.threads_bind,
         mmap=spec.mmap,
-        kv_bytes=spec.kv_bytes,
+        kv_bytes=kv_bytes_of(spec, backend, config, context),
+        leaving_bytes=leaving_bytes(spec.predecessor),
         workers=spec.workers,
         place=spec.place,
     )
@@ -168,6 +172,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
+        prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
     )
 
 

@@ -157,7 +157,7 @@ class EngineThread:
                 if end is not None:
                     ends.append(end)
         step = None if engine.idle else engine.step()
-        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges())
+        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges(), engine.take_retention_changes())
 
     def _publish(self, output: EngineOutput) -> None:
         with self._changed:

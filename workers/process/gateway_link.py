@@ -1,68 +1,72 @@
 """The link of a remote worker to its gateway, from its `Hello` to its end. Passes frames on in both directions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from msgspec.structs import replace
 
-from actors.process.exit_cause import Origin
 from actors.supervision.messages import RestartWorker
-from actors.supervision.worker import IncarnationLost, WorkerState, WorkerStatus, WorkerUnavailable
-from actors.supervision.worker_actor import WorkerRef
-from actors.transport.link import CurveKeys, Link, LinkClosed, LinkFull, OnLost, OnMessage
+from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
+from actors.transport.link import Link, LinkClosed, LinkFull, OnLost, OnMessage
 from protocol.bounds import clip
 from protocol.codec import decode_command, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, Loading, Tokenized
+from protocol.events import Bye, Event, Failed, Heartbeat, Hello, Loading, Tokenized
+from workers.process.gateways.address import GatewayAddress
+from workers.process.gateways.shared_worker import SharedWorker
 
 LAST_FRAMES_S = 0.2
 """Time for the last frames to leave, for which the event loop waits."""
-
-_NOT_FOR_A_REQUEST = frozenset({Origin.OUTSIDE, Origin.MISBEHAVED})
-"""Origins of an end that no request has caused."""
+_LEFT = "the worker left the gateway, as that had asked"
 
 
 class GatewayLink:
     """Synchronous but for `send_hello`. Its owner sees to its messages, its heartbeat and its end."""
 
     def __init__(
-        self, worker: WorkerRef, address: str, keys: CurveKeys, on_message: OnMessage, on_lost: OnLost
+        self,
+        shared: SharedWorker,
+        gateway: int,
+        address: GatewayAddress,
+        clock: Callable[[], float],
+        on_message: OnMessage,
+        on_lost: OnLost,
     ) -> None:
-        """Raises `EndpointError`."""
-        self._worker = worker
-        self._log = structlog.get_logger("joining").bind(worker=worker.name)
-        self._live: set[int] = set()
-        self._queries: set[int] = set()
+        """`gateway` is its number among those of the worker. Raises `EndpointError`."""
+        self._shared = shared
+        self._gateway = gateway
+        self._clock = clock
+        self._log = structlog.get_logger("joining").bind(worker=shared.worker.name)
         self._incarnation = 0
         self._ready = False
         self._loading: Loading | None = None
         self._sent = False
         self._leaves = False
+        self._leaves_at: float | None = None
         self.ended: str | None = None
         """The reason of its end."""
-        self._link = Link.connect(address, on_message, on_lost=on_lost, keys=keys)
+        self._link = Link.connect(address.address, on_message, on_lost=on_lost, keys=address.keys.current)
 
     @property
     def joined(self) -> bool:
         return self._incarnation > 0
 
-    @property
-    def live(self) -> frozenset[int]:
-        """The gateway's sequences that the worker still has."""
-        return frozenset(self._live)
-
     async def send_hello(self, hello: Hello, key: str = "") -> None:
         """Say `Hello`, without a number: the gateway gives it one of its own. `key` is the public key to register."""
+        own = replace(hello, incarnation=0, gateways=self._shared.gateways, key=key)
         try:
-            await self._link.send([encode(replace(hello, incarnation=0, key=key))])
+            await self._link.send([encode(own)])
         except LinkClosed:
             pass  # its owner learns it, or knows it already
 
-    def send_heartbeat(self) -> None:
-        """Send a heartbeat, unless something else was sent since the last call."""
+    def attend(self) -> None:
+        """Send a heartbeat, unless something else was sent since the last call; and leave a gateway whose grace is
+        over."""
+        if self._leaves_at is not None and self._clock() >= self._leaves_at:
+            self._return_all()
         if not self._sent:
-            self.send(Heartbeat(self._worker.status.gauges))
+            self.send(self._shared.heartbeat(self._gateway, Heartbeat(self._shared.worker.status.gauges)))
         self._sent = False
 
     def end(self, reason: str) -> None:
@@ -86,15 +90,11 @@ class GatewayLink:
 
     # What the worker sends.
 
-    def pass_on(self, event: Event) -> None:
-        """A step, an end, a failure, or the answer to a query."""
-        if isinstance(event, Tokenized):
-            if event.query not in self._queries:
-                return  # the gateway of an earlier link asked
-            self._queries.discard(event.query)
-        elif isinstance(event, Finished | Failed):
-            self._live.discard(event.stream)
+    def deliver(self, event: Event) -> None:
+        """Send the gateway what is about it. Leave if that was the last of a gateway that has let the worker leave."""
         self.send(event)
+        if self._leaves_at is not None and not self._shared.live(self._gateway):
+            self._say_goodbye()
 
     def changed(self, status: WorkerStatus) -> None:
         """Its loading and its readiness."""
@@ -107,13 +107,14 @@ class GatewayLink:
             self._ready = True
             self.send(status.ready)
 
-    def worker_lost(self, lost: IncarnationLost) -> None:
-        """Its process is gone, and all that it held."""
-        self._live.clear()
-        self._queries.clear()
-        died = ByeReason.KILLED if lost.origin in _NOT_FOR_A_REQUEST else ByeReason.DIED
-        self.send(Bye(ByeReason.STOPPED if self._leaves else died, clip(lost.reason)))
-        self.end(f"the worker was lost: {lost.reason}")
+    def worker_lost(self, why: ByeReason, reason: str) -> None:
+        """Its process is gone."""
+        self.send(Bye(ByeReason.STOPPED if self._leaves else why, clip(reason)))
+        self.end(f"the worker was lost: {reason}")
+
+    def _say_goodbye(self) -> None:
+        self.send(Bye(ByeReason.STOPPED, _LEFT))
+        self.end(_LEFT)
 
     # What the gateway sends.
 
@@ -135,8 +136,7 @@ class GatewayLink:
                 self._welcome(command)
             case _ if not self.joined:
                 raise ProtocolError(f"{type(command).__name__} came before Welcome")
-            case Submit(stream=stream):
-                self._live.add(stream)
+            case Submit():
                 self._submit(command)
             case Tokenize():
                 self._ask(command)
@@ -155,33 +155,40 @@ class GatewayLink:
             return
         self._incarnation = welcome.incarnation
         self._log.info("joined", incarnation=welcome.incarnation)
-        self.changed(self._worker.status)
+        self.changed(self._shared.worker.status)
 
     def _submit(self, submit: Submit) -> None:
-        try:
-            self._worker.send_nowait([submit])
-        except WorkerUnavailable as error:
-            self._live.discard(submit.stream)
-            code = ErrorCode.DRAINING if self._leaves else ErrorCode.OVERLOADED
-            self.send(Failed(submit.stream, code, clip(str(error))))
+        if self._leaves:
+            self.send(Failed(submit.stream, ErrorCode.DRAINING, "the worker leaves the gateway"))
+        else:
+            self._shared.submit(self._gateway, submit)
 
     def _ask(self, asked: Tokenize) -> None:
-        try:
-            self._worker.send_nowait([asked])
-        except WorkerUnavailable as error:
-            code = ErrorCode.DRAINING if self._leaves else ErrorCode.OVERLOADED
-            self.send(Tokenized(asked.query, text=clip(str(error)), code=code))
+        if self._leaves:
+            self.send(Tokenized(asked.query, text="the worker leaves the gateway", code=ErrorCode.DRAINING))
         else:
-            self._queries.add(asked.query)
+            self._shared.ask(self._gateway, asked)
 
     def _cancel(self, cancel: Cancel) -> None:
         try:
-            self._worker.send_nowait([cancel])
+            self._shared.cancel(self._gateway, cancel.stream)
         except WorkerUnavailable as error:
             # Its slot would compute for nothing: a new incarnation has no such sequence.
             self.end(f"a cancel did not reach the worker: {error}")
 
     def _leave(self, grace_s: float) -> None:
-        """The gateway wants a fresh process: this one finishes what it has, and another one is started."""
+        """The gateway wants a fresh process: this one finishes what it has, and another one is started. With further
+        gateways, which have sequences there as well, the worker only leaves this one."""
+        if self._leaves:
+            return
         self._leaves = True
-        self._worker.ref.tell(RestartWorker(grace_s), urgent=True)
+        if self._shared.alone:
+            self._shared.worker.ref.tell(RestartWorker(grace_s), urgent=True)
+        elif grace_s and self._shared.live(self._gateway):
+            self._leaves_at = self._clock() + grace_s
+        else:
+            self._return_all()
+
+    def _return_all(self) -> None:
+        self._shared.return_all(self._gateway, "the worker leaves the gateway, and there is no grace any more")
+        self._say_goodbye()

@@ -113,7 +113,7 @@ class OpenRequests:
                 effects.inputs.append(RemoveSequence(stream))
             self._gauges = output.gauges
             if output.step is None:  # no `Step` carries the gauges, and none may follow
-                effects.frames.append(Heartbeat(self._output.with_reached(output.gauges)))
+                effects.frames.append(Heartbeat(self._output.with_reached(output.gauges), processed.prefixes))
         return effects
 
     def fail_all(self, code: ErrorCode, text: str) -> list[Failed]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from protocol.events import Delta, Logprobs, Segment, TextSegment
 from protocol.request import FinishReason
 from workers.output_formats.parser import OutputParser
+from workers.process.prompts.answered_prefix import AnsweredPrefix
 from workers.text.detokenizer import IncrementalDetokenizer
 
 
@@ -41,6 +42,8 @@ class OpenSequence:
     stop_ids: frozenset[int] = frozenset()
     """The tokens of `eos` that the request itself has named."""
     last_token: int | None = None
+    prefix: AnsweredPrefix | None = None
+    """The digests of its prompt and its answer."""
 
     @property
     def ended_by_text(self) -> bool:
@@ -82,6 +85,8 @@ class OpenSequence:
             delta = Delta(stream, tuple(self.tokens), text, tuple(self.logprobs), segments)
         self.tokens.clear()
         self.logprobs.clear()
+        if self.prefix is not None:
+            self.prefix.add(delta)
         return delta
 
     def take_parsed(self) -> tuple[str, tuple[Segment, ...]]:

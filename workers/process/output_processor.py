@@ -22,6 +22,7 @@ from protocol.events import (
     Failed,
     Finished,
     Gauges,
+    HeldPrefix,
     Segment,
     StartedStream,
     Step,
@@ -31,6 +32,7 @@ from protocol.events import (
 from protocol.request import ChatInput, Sampling
 from protocol.scheduling import LEVELS, Urgency
 from workers.checkpoints.generation_config import SamplingDefaults
+from workers.engine.kv_slots import RetentionChange
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import PromptPart, SequenceEnd, SequenceFailure, StepResult
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
@@ -39,6 +41,7 @@ from workers.process.logprob_labels import LogprobLabels
 from workers.process.open_sequence import OpenSequence
 from workers.process.prompts.allowed_tokens import FIELD as ALLOWED_FIELD
 from workers.process.prompts.allowed_tokens import restricted
+from workers.process.prompts.answered_prefix import AnsweredPrefix
 from workers.process.prompts.prompt_builder import PromptBuilder, PromptResult, TokenizedPrompt, build_or_error
 from workers.process.prompts.prompt_query import answer_query
 from workers.process.prompts.refusal import PromptRefused
@@ -62,6 +65,8 @@ class EngineOutput:
     failures: tuple[SequenceFailure, ...]
     """Failures of requests that the engine refused."""
     gauges: Gauges
+    retention: tuple[RetentionChange, ...] = ()
+    """Changes of the rows that are retained for reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class ProcessedOutput:
     """Streams in which a stop string was found; the caller finishes them in the engine."""
     text_errors: dict[int, Exception]
     """Streams that failed because of a bug in text code, with the exception; the caller cancels them in the engine."""
+    prefixes: tuple[HeldPrefix, ...] = ()
+    """Changes of the prefixes that are held, which no frame reports yet, as there was no step."""
 
 
 class OutputProcessor:
@@ -202,6 +209,7 @@ class OutputProcessor:
         live.keep_stop = limits.keep_stop
         live.top, live.prompt_top = submit.sampling.logprobs or 0, submit.prompt_logprobs or 0
         live.stop_ids, live.last_token = prompt.stop_ids, submit.resume[-1] if submit.resume else None
+        live.prefix = AnsweredPrefix(prompt.prefix, submit)
         if live.ended_by_text:
             return SubmitResult(None, _stopped(stream, live))
         now = self._clock()
@@ -252,12 +260,14 @@ class OutputProcessor:
         follow from it."""
         done = ProcessedOutput([], [], {})
         ends, failures = output.ends, output.failures
+        prefixes = self._held_prefixes(output.retention) if output.step is None else ()
         if output.step is not None:
             for part in output.step.prompt_parts:
                 self._report_prompt(part, done)
             started = self._started(output.step)
             deltas = self._deltas(output.step, done)
-            done.frames.append(Step(deltas, self.with_reached(output.gauges), started))
+            held = self._held_prefixes(output.retention)  # with what this step has generated
+            done.frames.append(Step(deltas, self.with_reached(output.gauges), started, held))
             ends, failures = output.step.ends + ends, output.step.failures + failures
         failures += tuple(SequenceFailure(stream, ErrorCode.INTERNAL, _TEXT_FAILED) for stream in done.text_errors)
         for end in ends:
@@ -265,9 +275,8 @@ class OutputProcessor:
                 done.frames.extend(self._end(end, done))
         for failure in failures:
             done.frames.extend(self._fail(failure))
-        return ProcessedOutput(
-            done.frames, [stream for stream in done.finish if stream in self._live], done.text_errors
-        )
+        finish = [stream for stream in done.finish if stream in self._live]
+        return ProcessedOutput(done.frames, finish, done.text_errors, prefixes)
 
     def expire(self) -> list[Failed]:
         """End the sequences whose deadline has passed. The caller cancels them in the engine."""
@@ -295,6 +304,15 @@ class OutputProcessor:
         defaults = self._sampling_defaults
         given = {name: defaults[name] for name in submit.unset if name in defaults}
         return replace(submit.sampling, **given) if given else submit.sampling
+
+    def _held_prefixes(self, retention: Iterable[RetentionChange]) -> tuple[HeldPrefix, ...]:
+        """Report what slots retain. Nothing is reported of a sequence that is unknown by now."""
+        held = []
+        for change in retention:
+            live = self._live.get(change.stream)
+            known = None if live is None or live.prefix is None else live.prefix.held(change)
+            held.append(known or HeldPrefix(change.slot))
+        return tuple(held)
 
     def _started(self, step: StepResult) -> tuple[StartedStream, ...]:
         """Report how sequences came to their first token, before it is added to them."""

@@ -22,6 +22,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Decode steps per second; 0 is unlimited."""
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    prefill_tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Prompt tokens computed per second; 0 is unlimited."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +56,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
+    kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """For `kv_bytes` 0, the most bytes: the model's part of the budget of a server with several; 0 is no such bound."""
     prefix_cache: bool = True
     """Retain the KV of ended sequences, for requests that share a prefix with them."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
@@ -79,6 +83,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of workers that share the machine's memory and cores, including this one."""
     place: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = 0
     """Place of this worker among them, from 0; None for one without cores of its own, as in standby."""
+    predecessor: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """Process id of a server whose place is taken over: the memory of its workers counts as free. 0: none."""
     sources: dict[str, str] = {}
     """The flag, variable or line of a file that set a setting, for errors about it; without those at their defaults."""
     log_level: str = "info"

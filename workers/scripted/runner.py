@@ -33,10 +33,11 @@ class ContractError(Exception):
 class ScriptedRunner:
     """Generates deterministic tokens from the history of a sequence.
 
-    Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps (0 is no limit), with
-    `clock` and `sleep` in seconds. `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias
-    returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
-    `ContractError`s, because the engine contains exceptions.
+    Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
+    `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
+    `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias returns no token, and its slot
+    must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s, because the engine
+    contains exceptions.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ScriptedRunner:
         block_rows: int = 1,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
+        prefill_tokens_per_second: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -67,6 +69,7 @@ class ScriptedRunner:
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
+        self._prefill_interval = 1.0 / prefill_tokens_per_second if prefill_tokens_per_second else 0.0
         self._clock = clock
         self._sleep = sleep
         self._next_tick = -math.inf
@@ -91,6 +94,8 @@ class ScriptedRunner:
         """See `Runner.prefill`."""
         self._check_call(chunks, specs)
         self.calls += 1
+        if self._prefill_interval:
+            self._sleep(self._prefill_interval * sum(len(chunk.tokens) for chunk in chunks))
         tokens: list[int | None] = []
         for chunk, spec in zip(chunks, specs, strict=True):
             for index, token in enumerate(chunk.tokens):

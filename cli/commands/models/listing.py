@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.commands.models.pull import report, servable_with, size
+from cli.commands.models.pull import report, servable_with
 from cli.config.model import BUILTIN_NAME
 from cli.config.settings import Settings
+from cli.terminal.byte_size import size
 from cli.terminal.worker_table import WIDTH
 from models import builtin_path
 from workers.hub.cache import HubCache

@@ -3,18 +3,12 @@
 import json
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from cli.client.administration import Administration
-from cli.commands.models.pull import size
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from cli.terminal.worker_table import WIDTH
+from cli.terminal.model_table import show_models
 
 _LOADING = {"starting", "loading", "backoff"}
-_COLUMNS = ("model", "state", "size", "workers", "backend", "context", "last used", "kept for")
 
 
 def show_loaded(settings: Settings, url: str, *, as_json: bool) -> None:
@@ -24,20 +18,7 @@ def show_loaded(settings: Settings, url: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"models": models}))
         return
-    table = Table(*_COLUMNS, box=None)
-    for model in models:
-        names = ", ".join([model["id"], *(model.get("aliases") or [])])
-        table.add_row(
-            escape(names),
-            model["state"],
-            _shown(model, "bytes", lambda count: size(int(count))),
-            _shown(model, "workers", str),
-            _shown(model, "backend", str),
-            _shown(model, "context", str),
-            _shown(model, "last_used_s", lambda seconds: f"{seconds:.0f} s ago"),
-            _shown(model, "keep_alive_s", lambda seconds: f"{seconds:.0f} s"),
-        )
-    Console(highlight=False, width=WIDTH).print(table)
+    show_models(models)
 
 
 def loaded_models(client: Administration) -> list[dict[str, Any]]:
@@ -75,8 +56,3 @@ def _state(states: list[str]) -> str:
     if _LOADING & {*states}:
         return "loading"
     return "failed" if "given_up" in states else "unloaded"
-
-
-def _shown(model: dict[str, Any], name: str, words: Any) -> str:
-    value = model.get(name)
-    return "-" if value is None else escape(words(value))

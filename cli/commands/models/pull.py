@@ -9,6 +9,7 @@ from rich.console import Console
 from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
+from cli.terminal.byte_size import size
 from cli.terminal.download_bar import download_bar
 from workers.errors import LoadRefused
 from workers.hub.download import Download, Plan
@@ -87,15 +88,6 @@ def report(servable: Servable) -> dict[str, object]:
 def figures(plan: Plan) -> dict[str, int]:
     """The bytes of a model and of its download."""
     return {"bytes": plan.size, "downloaded_bytes": plan.missing}
-
-
-def size(count: int) -> str:
-    """Format bytes: 5.8 MB."""
-    value, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while value >= 1000 and unit != "TB":
-        value, unit = value / 1000, next(units)
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def confirm(question: str) -> bool:

@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from cli.commands.models.pull import confirm, hub_model, size
+from cli.commands.models.pull import confirm, hub_model
 from cli.config.errors import CommandFailed
+from cli.terminal.byte_size import size
 from workers.errors import LoadRefused
 from workers.hub.cache import HubCache
 from workers.hub.hub_id import HubId

@@ -17,11 +17,12 @@ from cli.client.remote import RemoteClient
 from cli.client.server_url import UNIX, server_client, url_of
 from cli.commands.chat import chat_with
 from cli.commands.generate import print_answer, request_from
-from cli.commands.models.pull import confirm, download, size
+from cli.commands.models.pull import confirm, download
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_launches
 from cli.config.model import BUILTIN_NAME, ChosenModel, check_model, worker_spec
 from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
+from cli.terminal.byte_size import size
 from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling
 from workers.errors import LoadRefused

@@ -1,5 +1,7 @@
 // Requests to the server: keys, errors, event streams, and answers that survive a lost connection.
 
+import { session } from "./storage.js";
+
 const RESUME_S = Number(document.querySelector('meta[name="baton-resume-s"]').content);
 const ADVICE = {
   invalid_api_key: "Enter the server's API key in the settings.",
@@ -30,8 +32,8 @@ export class Refused extends Error {
 
 // Keys are kept for this tab alone.
 export const keys = {
-  get: (name) => sessionStorage.getItem(`baton.${name}`) || "",
-  set: (name, value) => sessionStorage.setItem(`baton.${name}`, value.trim()),
+  get: (name) => session.getItem(`baton.${name}`) || "",
+  set: (name, value) => session.setItem(`baton.${name}`, value.trim()),
 };
 
 /** A random id of a request. A snapshot of the picture has those that begin like this. */

@@ -1,5 +1,7 @@
 // Chats and settings in the browser's storage: one entry a chat, so that two tabs do not overwrite each other's.
 
+import { local } from "./storage.js";
+
 export const MAX_CHATS = 50;
 export const MAX_CHARS = 2000000; // of all chats together; the oldest are dropped first
 const PREFIX = "baton.chat.";
@@ -13,11 +15,11 @@ export function newChat() {
 /** All chats, the latest first. Entries that are no chats are left out. */
 export function chats() {
   const found = [];
-  for (let index = 0; index < localStorage.length; index++) {
-    const key = localStorage.key(index);
+  for (let index = 0; index < local.length; index++) {
+    const key = local.key(index);
     if (!key.startsWith(PREFIX)) continue;
     try {
-      const chat = JSON.parse(localStorage.getItem(key));
+      const chat = JSON.parse(local.getItem(key));
       if (Array.isArray(chat.messages)) found.push(chat);
     } catch { /* written by something else */ }
   }
@@ -35,7 +37,7 @@ export function keep(chat) {
     if (index + 2 > MAX_CHATS || size > MAX_CHARS) forget(each.id);
   });
   try {
-    localStorage.setItem(PREFIX + chat.id, text);
+    local.setItem(PREFIX + chat.id, text);
     return true;
   } catch {
     return false; // the quota
@@ -44,11 +46,11 @@ export function keep(chat) {
 
 /** True for a chat that is kept, and was not deleted since. */
 export function isKept(id) {
-  return localStorage.getItem(PREFIX + id) !== null;
+  return local.getItem(PREFIX + id) !== null;
 }
 
 export function forget(id) {
-  localStorage.removeItem(PREFIX + id);
+  local.removeItem(PREFIX + id);
 }
 
 export function forgetAll() {
@@ -57,7 +59,7 @@ export function forgetAll() {
 
 export function settings() {
   try {
-    return JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
+    return JSON.parse(local.getItem(SETTINGS)) ?? {};
   } catch {
     return {};
   }
@@ -66,7 +68,7 @@ export function settings() {
 /** Keep the settings. Returns false if the browser has no room for them. */
 export function keepSettings(value) {
   try {
-    localStorage.setItem(SETTINGS, JSON.stringify(value));
+    local.setItem(SETTINGS, JSON.stringify(value));
     return true;
   } catch {
     return false; // the quota

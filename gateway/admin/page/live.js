@@ -43,6 +43,8 @@ export class Changes {
 
   /** Returns `{rate, rates, happened}`: tokens a second in all and by worker, and sentences. `now` is in seconds. */
   take(snapshot, now) {
+    const other = this._before && this._before.gateway !== snapshot.gateway;
+    if (other) this._samples = [];
     const tokens = new Map(snapshot.workers.map(({ name, decode_tokens }) => [name, decode_tokens]));
     this._samples.push({ now, tokens });
     while (this._samples.length > 2 && now - this._samples[0].now > WINDOW_S) this._samples.shift();
@@ -50,7 +52,8 @@ export class Changes {
     const seconds = now - first.now;
     const rates = new Map([...tokens].map(([name, count]) =>
       [name, seconds > 0 ? Math.max(0, count - (first.tokens.get(name) ?? count)) / seconds : 0]));
-    const happened = this._before ? happenings(this._before, snapshot) : [];
+    const happened = other ? [`Another gateway, process ${snapshot.gateway}, has taken over.`]
+      : this._before ? happenings(this._before, snapshot) : [];
     this._before = snapshot;
     return { rate: sum([...rates.values()]), rates, happened };
   }

@@ -8,6 +8,7 @@ import * as history from "./history.js";
 import { Changes, watch } from "./live.js";
 import { Load } from "./load.js";
 import { Picture } from "./picture.js";
+import { isKept } from "./storage.js";
 
 const FIELDS = ["system", "temperature", "top_p", "max_tokens", "seed", "tools"];
 const MAX_MINE = 256; // the latest requests of this page that the picture marks
@@ -235,5 +236,7 @@ $("load-form").addEventListener("submit", async (event) => {
   $("load-go").textContent = "Start";
 });
 addEventListener("pagehide", () => { chat.stop(); load.stop(); });
+$("not-kept").hidden = isKept;
+$("kept").hidden = !isKept;
 show("chat");
 listModels();

@@ -45,10 +45,19 @@ export class Picture {
 
   /** Draw a snapshot. */
   draw(snapshot, { rate, rates }) {
+    if (this._latest && this._latest.gateway !== snapshot.gateway) this._forget();
     this._latest = snapshot;
     this._numbers(snapshot, rate);
     this._drawWorkers(snapshot, rates);
     this._place(snapshot, true);
+  }
+
+  /** Another gateway numbers its streams anew. */
+  _forget() {
+    for (const { element } of this._streams.values()) element.remove();
+    this._streams.clear();
+    this._queue = new Cells();
+    for (const shown of this._workers.values()) shown.cells = new Cells();
   }
 
   _numbers(snapshot, rate) {

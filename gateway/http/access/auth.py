@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.transport.endpoint import is_loopback
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.access.credentials import presented_key
+from gateway.http.access.gateways import TrustedGateways
 from gateway.http.access.hosts import AllowedHosts
 from gateway.http.access.origins import CrossOrigin
 from gateway.http.conventions import ConventionsByPath
@@ -36,7 +37,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 class AuthMiddleware:
     """Refuses requests with too large headers, for foreign hosts, of foreign pages or without a valid key, and gives
     every request an id, which its response carries. `scope["baton.key"]` is the `ApiKey` of the request, or None, and
-    `scope["baton.key_name"]` its name, or empty; `scope["baton.priority"]` is the priority class of that key.
+    `scope["baton.key_name"]` its name, or empty; `scope["baton.priority"]` is the priority class of that key, and
+    `scope["baton.fairness_id"]` the fairness id of a trusted gateway, or empty.
 
     A request for which `direct(method, path)` returns an app goes straight to it, and that app puts the id into its
     response: no wrapper is called for each token. Every other request goes to `app`.
@@ -50,6 +52,7 @@ class AuthMiddleware:
         conventions: ConventionsByPath,
         keys: ApiKeys,
         records: RequestRecords,
+        gateways: TrustedGateways,
     ) -> None:
         self._app = app
         self.conventions = conventions
@@ -62,6 +65,7 @@ class AuthMiddleware:
         self._local = is_loopback(settings.host)
         self._hosts = AllowedHosts(settings, keyed=bool(keys))
         self._pages = CrossOrigin(settings)
+        self._gateways = gateways
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,6 +73,7 @@ class AuthMiddleware:
             return
         name_request(scope)
         scope["baton.key"], scope["baton.key_name"], scope["baton.priority"] = None, "", Priority.NORMAL
+        scope["baton.fairness_id"] = ""
         record = self.records.begin(scope)
         conventions = self.conventions.of(scope["path"])
         error = self._check(scope, conventions.key_headers)
@@ -91,6 +96,10 @@ class AuthMiddleware:
         bound = self._settings.max_header_bytes
         if size > bound:
             return RequestError(RefusalCode.HEADERS_TOO_LARGE, f"the headers are over the bound of {bound} bytes")
+        try:
+            scope["baton.fairness_id"] = self._gateways.fairness_id(scope)
+        except RequestError as invalid:
+            return invalid
         if scope["path"] not in OPEN_PATHS and (refusal := self._hosts.check(scope)) is not None:
             return refusal
         if (refusal := self._pages.check(scope, key_headers)) is not None or self._pages.is_preflight(scope):

@@ -55,7 +55,7 @@ class CrossOrigin:
         origin sends without a key of its own; or None."""
         if self.is_preflight(scope):
             return None if not _is_admin(scope) and self._allows(_value(scope, b"origin")) else _refusal(scope)
-        if scope["method"] in _READS or _sends_key(scope, key_headers) or not _is_from_elsewhere(scope):
+        if scope["method"] in _READS or _sends_key(scope, key_headers) or not is_from_elsewhere(scope):
             return None
         if not _is_admin(scope) and self._allows(_value(scope, b"origin")):
             return None
@@ -85,7 +85,7 @@ def _is_admin(scope: Scope) -> bool:
     return path.startswith("/admin/")
 
 
-def _is_from_elsewhere(scope: Scope) -> bool:
+def is_from_elsewhere(scope: Scope) -> bool:
     """The request is of a page of another origin. Browsers send `Sec-Fetch-Site` to loopback and over TLS, and `Origin`
     always when something may change."""
     site = _value(scope, b"sec-fetch-site")

@@ -17,7 +17,7 @@ class AdmissionTerms:
     """The terms of a sequence, which decide its turn while it waits."""
 
     client: str = ""
-    """The name of the client's API key; all clients without a key are one."""
+    """The name of the client (`gateway.key_weights.client_name`); all clients without one are one."""
     prompt_tokens: int = 0
     """Estimated tokens of its prompt."""
     urgency: Urgency = NORMAL

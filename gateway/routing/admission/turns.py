@@ -81,7 +81,7 @@ class Turns:
         if not self._count:
             self._all.rate.start(now)
         mine = self._new.get(terms.client) or self._enter(terms.client, now)
-        place = rank(self._policy, sequence.opened_at, terms.prompt_tokens, terms.urgency.priority)
+        place = rank(self._policy, sequence.opened_at, sequence.uncached, terms.urgency.priority)
         ranked = mine.by_order[sequence] = _Ranked(place, sequence.order, sequence)
         insort(mine.by_rank, ranked)
         self._count += 1

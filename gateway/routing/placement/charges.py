@@ -20,11 +20,13 @@ class Charges:
         self._queue = queue
         self._least_s = settings.retry_after_s
 
-    def begin(self, sequence: LiveSequence) -> None:
-        """Charge the estimated prompt of a sequence that gets its first worker."""
+    def begin(self, sequence: LiveSequence, held: float) -> None:
+        """Charge the estimated prompt of a sequence that gets its first worker, less the share of it that the worker is
+        expected to hold."""
         shares = self._turns(sequence).shares
         shares.begin(sequence.terms.client)
-        shares.charge(sequence.terms.client, sequence.terms.prompt_tokens)
+        sequence.charged = (1.0 - held) * sequence.terms.prompt_tokens
+        shares.charge(sequence.terms.client, sequence.charged)
 
     def generated(self, sequence: LiveSequence, tokens: int) -> None:
         """Charge generated tokens."""
@@ -34,7 +36,7 @@ class Charges:
         """Replace the estimate of the prompt by the tokens that had to be computed."""
         uncached = max(0, usage.prompt_tokens - usage.cached_tokens)
         turns, client = self._turns(sequence), sequence.terms.client
-        turns.shares.charge(client, uncached - sequence.terms.prompt_tokens)
+        turns.shares.charge(client, uncached - sequence.charged)
         turns.note_cost(client, uncached + OUTPUT_COST * usage.completion_tokens)
 
     def retry_after_s(self, model: str, client: str) -> int:

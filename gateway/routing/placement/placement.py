@@ -3,21 +3,23 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 import structlog
 
 from actors.supervision.worker import WorkerUnavailable
-from gateway.key_weights import parse_weights
+from gateway.key_weights import key_of_client, parse_weights
 from gateway.metrics.metrics import Metrics
 from gateway.routing.failure import Cause, RequestFailure, WorkerFailure
 from gateway.routing.failure_attribution import attribute_death, attribute_step, attributed_failures, may_run, suspect
 from gateway.routing.model_catalog import Activity
+from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.turn_budget import TurnBudget
 from gateway.routing.placement.wait_queue import WaitQueue
+from gateway.routing.prefixes.prefix_routing import PrefixRouting
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import FULL_S, WorkerHandle
@@ -36,12 +38,6 @@ SERVED_BYTES = 16 * 1024 * 1024
 _log = structlog.get_logger("gateway.routing.placement")
 
 
-def ahead(slots: int) -> int:
-    """Sequences that a worker with so many slots has beside those that can run, so that a slot which becomes free is
-    taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
-    return max(1, slots // 2)
-
-
 class Placement:
     """Owns the live sequences of each worker, the wait queue, and every move between them. Synchronous.
 
@@ -57,24 +53,24 @@ class Placement:
         fail: Callable[[LiveSequence, RequestFailure], None],
         weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """`weight` returns that of a client by its name, where the settings have none."""
+        """`weight` returns that of a client's key by its name, where the settings have none."""
         weights = parse_weights(settings.key_weights)
         self.queue = WaitQueue(
             settings.max_waiting_streams,
             settings.worker_wait_s,
             self._overdue,
             policy=settings.scheduler_policy,
-            weight=lambda client: weights.get(client) or weight(client),
+            weight=lambda client: weights.get(name := key_of_client(client)) or weight(name),
         )
         self.charges = Charges(self.queue, settings)
         self.idle = asyncio.Event()
         """No sequence is live."""
         self.idle.set()
         self.stirred: Callable[[], None] = lambda: None
-        """Called when a model has no more sequences on its workers, or when sequences begin or cease to wait for a
+        """Called when a worker may have no more sequences, or when sequences begin or cease to wait for a
         model that does not serve them now. May be called inside any method."""
-        self._last_used: dict[str, float] = {}
-        """The time at which the last request of each model ended."""
+        self._last_waited: dict[str, float] = {}
+        """The time at which a request of each model ended last that was on no worker."""
         self._settings = settings
         self._pool = pool
         self._metrics = metrics
@@ -82,6 +78,7 @@ class Placement:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
+        self.routing = PrefixRouting(settings.routing, metrics, pool)
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
@@ -109,15 +106,19 @@ class Placement:
         neither is possible, or None."""
         self._urgencies.add(sequences[0].terms.urgency)
         held = self._pool.catalog.held(model)
-        candidates = [] if held else self._pool.candidates(model)
-        if candidates and not self.queue.count(model):
-            with_room = [handle for handle in candidates if len(handle.live) + len(sequences) <= self._room(handle)]
-            if any(self._send(handle, sequences) for handle in with_room):
+        if not held and not self.queue.count(model):
+
+            def has_room(handle: WorkerHandle) -> bool:
+                return len(handle.live) + len(sequences) <= handle.room
+
+            with_room = filter(has_room, self._pool.candidates(model, with_room=True))
+            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0], has_room)):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
-        if any(self._send(handle, sequences) for handle in self._preempting(model, candidates, sequences)):
+        if not held and any(self._send(handle, sequences) for handle in self._preempting(model, sequences)):
             return None
-        if not candidates and not held and not self._worth_waiting(model):
+        none = not held and next(self._pool.candidates(model), None) is None
+        if none and not self._worth_waiting(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
             displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
@@ -137,17 +138,10 @@ class Placement:
 
     def most(self, model: str) -> int | None:
         """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
-        rooms = [self._room(handle) for handle in self._pool.of(model) if handle.slots]
+        rooms = [handle.room for handle in self._pool.of(model) if handle.slots]
         return max(self._settings.max_waiting_streams, *rooms) if rooms else None
 
-    def _room(self, handle: WorkerHandle) -> int:
-        """The sequences that a worker may have: one for each slot, and some for the slots that become free next. The
-        others wait here, where their order can still change."""
-        return min(self._settings.max_streams_per_worker, handle.slots + ahead(handle.slots))
-
-    def _preempting(
-        self, model: str, candidates: Sequence[WorkerHandle], sequences: Sequence[LiveSequence]
-    ) -> list[WorkerHandle]:
+    def _preempting(self, model: str, sequences: Sequence[LiveSequence]) -> list[WorkerHandle]:
         """Return the workers on which the sequences of a new request would preempt others, unless equally urgent ones
         wait already."""
         if len(self._urgencies) < 2:
@@ -155,6 +149,7 @@ class Placement:
         before = next(self.queue.turns(model).urgent_first(), None)
         if before is not None and before.terms.urgency.level <= sequences[0].terms.urgency.level:
             return []
+        candidates = self._pool.candidates(model)
         return [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
 
     def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
@@ -175,31 +170,40 @@ class Placement:
         if sequence in self._lost:
             self._lost.remove(sequence)
         elif sequence.worker:
-            self._pool[sequence.worker].remove(sequence)
+            self._take_off(self._pool[sequence.worker], sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         self._note_idle()
-        model = sequence.request.model
-        self.used(model)
+        model, handle = sequence.request.model, self._pool.find(sequence.worker)
+        if handle is None:
+            self._last_waited[model] = self._loop.time()
+        else:
+            handle.last_used = self._loop.time()
         if sequence.worker:
             self.serve(model)
-        if not self.serves(model) or not any(handle.live for handle in self._pool.of(model)):
+        if not self.serves(model) or handle is None or not handle.live:
             self.stirred()
 
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
         """Drop a sequence of a worker whose removal failed."""
-        handle.live.pop(sequence.submit.stream, None)
+        self.routing.left(handle, sequence)
+        handle.drop(sequence)
         self._note_idle()
 
+    def _take_off(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
+        self.routing.left(handle, sequence)
+        handle.remove(sequence)
+
     def _note_idle(self) -> None:
-        if not (self.queue or self._lost or any(handle.live for handle in self._pool)):
+        if not (self.queue or self._lost) and self._pool.idle:
             self.idle.set()
 
     def lose(self, handle: WorkerHandle, cause: Cause, reason: str) -> None:
         """Take all sequences off a worker that is gone or has to leave. They continue on other workers."""
-        sequences = list(handle.live.values())
-        handle.live.clear()
-        handle.close()
+        for each in begun_sequences([*handle.live.values()], handle.slots, handle.reached):
+            each.begun = True
+        self.routing.lose(handle)
+        sequences = handle.lose_all()
         if not sequences:
             self.serve(handle.model)
             return
@@ -259,13 +263,16 @@ class Placement:
 
     def suspend(self, sequence: LiveSequence, cause: Cause, reason: str) -> None:
         """Take one sequence off its worker, which lives on."""
-        self._pool[sequence.worker].remove(sequence)
+        handle = self._pool[sequence.worker]
+        begun = begun_sequences([*handle.live.values()], handle.slots, handle.reached)
+        sequence.begun = sequence.begun or cause is Cause.STEP or sequence in begun
+        self._take_off(handle, sequence)
         self._lost.add([sequence], lambda each: self._move(each, cause, reason))
 
     def postpone(self, sequence: LiveSequence) -> None:
         """Return a sequence to the queue, as the worker that was to continue it had no room."""
         handle = self._pool[sequence.worker]
-        handle.remove(sequence)
+        self._take_off(handle, sequence)
         handle.refused(self._loop.time())
         sequence.worker = ""
         self._wait([sequence])
@@ -279,11 +286,13 @@ class Placement:
         other = None if self.queue.count(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
-        handle.live.pop(sequence.submit.stream)
+        self.routing.left(handle, sequence)
+        handle.drop(sequence)
         if not self._send(other, [sequence]):
             sequence.worker = ""
             self._wait([sequence])
             self.serve(handle.model)
+        self.stirred()
         return True
 
     def serve(self, model: str) -> None:
@@ -291,7 +300,7 @@ class Placement:
         take yet, but each worker keeps a slot free for it."""
         if not self.queue.count(model):
             return
-        if not self._has_ready(model):
+        if not self._pool.has_ready(model):
             self.queue.lose_workers(model)
         if self._pool.hopeless(model) is not None:
             for sequence in self.queue.of(model):
@@ -327,7 +336,7 @@ class Placement:
     def _serve_urgent(self, model: str) -> bool:
         """Send those to workers that preempt others there. False if they are too many for this turn of the event
         loop."""
-        candidates = self._pool.candidates(model)
+        candidates = list(self._pool.candidates(model))
         running = [other.terms for handle in candidates for other in handle.live.values()]
         least = max((terms.urgency.level for terms in running), default=-1)
         least_of: dict[str, Urgency] = {}
@@ -376,42 +385,51 @@ class Placement:
 
     def _move_to(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
         """Send a waiting sequence to a worker."""
+        returned = sequence.had_turn
         if not self._send(handle, [sequence]):
             return False
         self.queue.remove(sequence, sent=True)
+        if returned:  # the worker before it may have nothing any more
+            self.stirred()
         return True
 
     def _find_worker(self, sequence: LiveSequence, kept: int = 0) -> WorkerHandle | None:
         """The worker that may get the sequence now. Besides slots that are `kept` for suspects, one must be free."""
         now = self._loop.time()
-        handles = [
-            handle
-            for handle in self._pool.candidates(sequence.request.model)
-            if not handle.full(now)
-            and len(handle.live) < (min(self._room(handle), handle.slots - kept) if kept else self._room(handle))
-            and may_run(sequence, handle.live, handle.slots)
-        ]
         # Avoid the worker whose step failed: a device that fails every step always has free slots.
         failed = sequence.request.worker if sequence.cause is Cause.STEP else ""
-        return min(handles, key=lambda handle: handle.name == failed, default=None)
+
+        def may(handle: WorkerHandle) -> bool:
+            room = min(handle.room, handle.slots - kept) if kept else handle.room
+            return not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
+
+        avoided = None
+        candidates = self._pool.candidates(sequence.request.model, with_room=True)
+        for handle in self.routing.order(filter(may, candidates), sequence, may):
+            if handle.name != failed:
+                return handle
+            avoided = handle
+        return avoided
 
     def _send(self, handle: WorkerHandle, sequences: Sequence[LiveSequence]) -> bool:
         hello = handle.status.hello
         if hello is None:
             return False
         now = self._loop.time()
-        submits = [sequence.submit_as(next(self._numbers), now) for sequence in sequences]
+        submits = [sequence.submit_as(next(self._numbers), now, suspect=suspect(sequence)) for sequence in sequences]
         try:
             handle.worker.send_nowait(submits)
         except WorkerUnavailable as error:
             _log.info("submit_refused", worker=handle.name, request=submits[0].request, reason=str(error))
             return False
         for sequence, submit in zip(sequences, submits, strict=True):
-            if not sequence.had_turn:
-                self.charges.begin(sequence)
-                sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
+            first = not sequence.had_turn
             sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
             handle.place(sequence, submit)
+            held = self.routing.placed(handle, sequence)
+            if first:
+                self.charges.begin(sequence, held)
+                sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0
         sequences[0].request.placed(handle.name, hello.config_digest)
         self.idle.clear()
         return True
@@ -419,6 +437,8 @@ class Placement:
     def _wait(self, sequences: Iterable[LiveSequence]) -> None:
         for sequence in sequences:
             serves = self.serves(sequence.request.model)
+            if self._settings.scheduler_policy == "shortest-uncached-first":
+                sequence.uncached = self.routing.uncached(sequence)
             self.queue.add(sequence, in_line=serves)
             self.idle.clear()
             if not serves:
@@ -427,31 +447,27 @@ class Placement:
     def _retry(self, model: str) -> None:
         """Serve again soon, as time alone makes room: a worker was full, or a circuit was open."""
         timer = self._retries.get(model)
-        if self._has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
+        if self._pool.has_ready(model) and (timer is None or timer.when() <= self._loop.time()):
             self._retries[model] = self._loop.call_later(FULL_S, self.serve, model)
-
-    def _has_ready(self, model: str) -> bool:
-        return any(handle.ready for handle in self._pool.of(model))
 
     def serves(self, model: str) -> bool:
         """A worker is ready, and takes new requests."""
-        return self._has_ready(model) and not self._pool.catalog.held(model)
+        return self._pool.has_ready(model) and not self._pool.catalog.held(model)
 
-    def used(self, model: str) -> None:
-        """Note that a request of a model has ended."""
-        self._last_used[model] = self._loop.time()
-
-    def activity(self, model: str) -> Activity:
-        """Count the sequences of a model: those that have begun, and those that wait for their first worker."""
+    def activity(self, model: str, workers: Container[str]) -> Activity:
+        """Count the sequences of a model: those on these workers or on the way to another one, and those that wait for
+        their first worker."""
         returned = self.queue.returned(model)
-        on_workers = sum(len(handle.live) for handle in self._pool.of(model))
+        handles = [handle for handle in self._pool.of(model) if handle.name in workers]
+        on_workers = sum(len(handle.live) for handle in handles)
         lost = sum(sequence.request.model == model for sequence in self._lost)
         waiting = self.queue.count(model) - returned
-        return Activity(on_workers + lost + returned, waiting, self._last_used.get(model, 0.0))
+        last_used = max(self._last_waited.get(model, 0.0), *(handle.last_used for handle in handles), 0.0)
+        return Activity(on_workers + lost + returned, waiting, last_used)
 
     def _worth_waiting(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
-        comes = not self._has_ready(model) and self._pool.hopeless(model) is None
+        comes = not self._pool.has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes
 
     def _overdue(self, sequence: LiveSequence) -> None:
@@ -468,15 +484,17 @@ class Placement:
 
     def _end_wait(self, sequence: LiveSequence) -> None:
         """End the wait of a sequence that is overdue, or let it stay for a worker that is there."""
-        if not sequence.had_turn and self._loop.time() >= sequence.terms.queue_until:
+        if not sequence.begun and self._loop.time() >= sequence.terms.queue_until:
             self.time_out(sequence)
-        elif self._has_ready(sequence.request.model):
+        elif self._pool.has_ready(sequence.request.model):
             self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
+        elif sequence.had_turn and self._pool.catalog.operated(sequence.request.model):
+            self.queue.stay(sequence)  # an operator has stopped its worker, and is to wait for the next one
         else:
             self._give_up(sequence)
 
     def time_out(self, sequence: LiveSequence) -> None:
-        """End a sequence that has waited for its first turn as long as it may."""
+        """End a sequence that has waited as long as it may for a worker to begin with it."""
         model, client = sequence.request.model, sequence.terms.client
         waited_s = sequence.terms.queue_until - sequence.opened_at
         text = f"the request waited {waited_s:g} s in the queue, and it should not wait longer"

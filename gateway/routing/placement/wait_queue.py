@@ -152,7 +152,7 @@ class WaitQueue:
     def _arm(self, sequence: LiveSequence, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
         when = loop.time() + wait_s
-        if not sequence.had_turn:
+        if not sequence.begun:
             when = min(when, sequence.terms.queue_until)
         self._timers[sequence] = loop.call_at(when, self._overdue, sequence)
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -61,6 +62,36 @@ def test_a_socket_that_is_gone_is_logged(tmp_path: Path) -> None:
     assert (event, message) == ("service_manager_not_notified", "READY=1")
 
 
+async def test_states_that_are_not_taken_are_sent_again_in_their_order(
+    manager: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of the socket is full, as that of a service manager which is busy."""
+    monkeypatch.setattr("actors.process.service_manager.AGAIN_S", 0.005)
+    name, receiver = manager
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood:
+        flood.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                flood.sendto(b"full", receiver.getsockname())
+    made = ServiceManager({"NOTIFY_SOCKET": name})
+    with capture_logs() as logged:
+        made.ready()
+        made.hands_over()
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.keep_alive)
+            await anyio.sleep(0.02)
+            states: list[str] = []
+            while len(states) < 2:  # the time limit of the test ends a wait in vain
+                states += [each[0] for each in received(receiver) if each != ["full"]]
+                await anyio.sleep(0.002)
+            made.ready()
+            await anyio.sleep(0.02)
+            group.cancel_scope.cancel()
+    assert states == ["READY=1", "STATUS=Another gateway has taken over; finishes the requests that it has"]
+    assert received(receiver) == [], "each is taken once"
+    assert [(line["event"], line["message"]) for line in logged] == [("service_manager_not_notified", "READY=1")]
+
+
 @pytest.mark.parametrize(
     ("environment", "seconds"),
     [
@@ -90,5 +121,15 @@ async def test_signs_of_life_are_given_until_the_end(manager: tuple[str, socket.
         group.cancel_scope.cancel()
 
 
-async def test_without_a_watchdog_no_signs_are_given() -> None:
-    await ServiceManager({"NOTIFY_SOCKET": "/n"}).keep_alive()
+async def test_without_a_watchdog_no_signs_are_given(
+    manager: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.process.service_manager.AGAIN_S", 0.002)
+    name, receiver = manager
+    with anyio.move_on_after(0.02):
+        await ServiceManager({"NOTIFY_SOCKET": name}).keep_alive()
+    assert received(receiver) == []
+
+
+async def test_without_a_service_manager_it_gives_no_signs_of_life() -> None:
+    await ServiceManager({"WATCHDOG_USEC": "20000"}).keep_alive()

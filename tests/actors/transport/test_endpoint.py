@@ -224,3 +224,16 @@ def test_the_folder_of_a_killed_gateway_is_swept(root: Path) -> None:
     left.mkdir(mode=0o700)
     assert sweep([str(root)]) == 1
     assert not left.exists()
+
+
+def test_folders_below_one_that_belongs_to_a_group_are_found_and_swept(root: Path) -> None:
+    """They inherit the set-group-ID bit, as in a volume of Kubernetes with `fsGroup`."""
+    root.chmod(0o2777)
+    here = [str(root)]
+    with LocalEndpoint(here, "gateway-80") as one:
+        one.path.parent.chmod(0o2700)  # of a group of this user, the kernel sets it by itself
+        assert find_endpoints("gateway-80", here) == [one.path]
+    left = root / "baton-gateway-80-aaaaaaaa"
+    left.mkdir(mode=0o700)
+    left.chmod(0o2700)
+    assert sweep(here) == 1

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,39 @@ def test_a_secret_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> 
     assert isinstance(read_key(file), KeyPair)
 
 
-def test_another_users_secret_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def owned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let all open files belong to a user. This one has the number 10001."""
+    real = os.fstat
+
+    def own(user: int) -> None:
+        monkeypatch.setattr(os, "fstat", lambda descriptor: os.stat_result([*real(descriptor)[:4], user, *[0] * 5]))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    return own
+
+
+def test_another_users_secret_is_refused(tmp_path: Path, owned_by: Callable[[int], None]) -> None:
     make_key(tmp_path / "k")
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    owned_by(10002)
     with pytest.raises(KeyFileError, match="another user"):
         read_key(tmp_path / "k")
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [(0o400, True), (0o440, True), (0o460, False), (0o444, False)])
+def test_a_mounted_secret_of_root_is_read_by_its_group(
+    tmp_path: Path, owned_by: Callable[[int], None], mode: int, accepted: bool
+) -> None:
+    """Kubernetes mounts the files of a Secret so, with `fsGroup`."""
+    file = tmp_path / "k"
+    make_key(file)
+    file.chmod(mode)
+    owned_by(0)
+    if accepted:
+        assert isinstance(read_key(file), KeyPair)
+    else:
+        with pytest.raises(KeyFileError, match=f"mode 0{mode:o}"):
+            read_key(file)
 
 
 def test_a_large_file_is_no_key(tmp_path: Path) -> None:

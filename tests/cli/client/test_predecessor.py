@@ -65,6 +65,12 @@ async def predecessor(
                     await made._connection.aclose()
 
 
+async def test_a_check_returns_the_process_of_the_predecessor() -> None:
+    async with predecessor() as found:
+        assert await found.check() == 1
+    assert await HttpPredecessor(Settings(port=found._port)).check() == 0, "the port is free"
+
+
 async def test_the_number_of_connections_has_no_limit() -> None:
     """Each stream has a connection of its own."""
     count = 150

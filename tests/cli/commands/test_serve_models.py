@@ -98,7 +98,7 @@ def test_a_stream_goes_on_while_other_models_are_loaded_evicted_and_reloaded(tmp
         written = CliRunner().invoke(app, ["generate", "bee", "-p", "Hello", "-n", "8", "--url", url])
         assert written.exit_code == 0, written.output
         shown = CliRunner().invoke(app, ["admin", "models", "--url", url]).output
-        assert "8.90" in shown
+        assert "8.9 GB" in shown
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors

@@ -9,11 +9,20 @@ import pytest
 
 from cli.config.errors import CommandFailed
 from cli.config.model_settings import MAX_ALIASES, MAX_MODELS, OWN, ModelSettings
-from cli.config.served_models import KEEP_ALIVE_S, MAX_WORKERS, ServedModels
+from cli.config.served_models import MAX_WORKERS, ServedModels
 from cli.config.settings import Settings
+from cli.config.several import memory_plan
+from cli.config.several.planned_model import KEEP_ALIVE_S
 from cli.config.sources import InvalidSettings, load
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
+from workers.host.memory import SHARE
 from workers.process.spec import WorkerSpec
+from workers.process.startup import context_choice
+from workers.process.startup.describe import describe
+from workers.process.startup.footprint import Footprint
+
+MOST = 131_072
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -178,3 +187,111 @@ def test_the_memory_of_a_checkpoint_is_estimated(tmp_path: Path, quantize: str) 
     assert terms.quantization == ("" if quantize == "none" else quantize)
     several = ServedModels.of(toml(f"path = '{path}'\nname = 'a'\nquantize = '{quantize}'\nworkers = 3", rest=""))
     assert several.terms[0].bytes == 3 * terms.bytes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model of many positions, with a tokenizer."""
+    return make_checkpoint(tmp_path / "m", dtype="bfloat16", max_positions=MOST)
+
+
+class TestContext:
+    """The context that is left open, of each of several models."""
+
+    @pytest.fixture(autouse=True)
+    def _free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = 1 << 40
+        monkeypatch.setattr(memory_plan, "spare_bytes", lambda: self.free)
+
+    def footprint(self, path: Path) -> Footprint:
+        return Footprint.of(WorkerSpec("w0", "m", str(path), backend="iree", max_batch_size=1))
+
+    def serve(self, path: Path, budget: float, *models: str, rest: str = "max_batch_size = 1") -> ServedModels:
+        own = [f'path = "{path}"\n{model}' for model in models]
+        return ServedModels.of(toml(*own, rest=f'backend = "iree"\nmemory_budget = {int(budget)}\n{rest}'))
+
+    def test_it_is_the_model_s_own_where_the_budget_allows_it_and_said_in_the_terms(self, path: Path) -> None:
+        found = self.footprint(path)
+        whole = found.weights + found.row_bytes * MOST
+        served = self.serve(path, 2 * whole, 'name = "a"', 'name = "b"')
+        assert [(each.context, each.model_context, each.context_bound) for each in served.terms] == [
+            (MOST, MOST, ""),
+            (MOST, MOST, ""),
+        ]
+        served = self.serve(path, 2 * whole - 1, 'name = "a"', 'name = "b"')
+        contexts = [(each.context, each.model_context, each.context_bound) for each in served.terms]
+        assert contexts == [(MOST, MOST, ""), (122_880, MOST, "memory")]
+        assert sum(each.bytes for each in served.terms) <= 2 * whole - 1
+
+    def test_workers_get_it_with_the_cache_that_the_budget_counts(self, path: Path) -> None:
+        found = self.footprint(path)
+        budget = 3 * (found.weights + found.row_bytes * 8192)
+        served = self.serve(path, budget, 'name = "a"\nworkers = 2', 'name = "b"')
+        for spec, terms in zip(specs(served), (served.terms[0], served.terms[0], served.terms[1]), strict=True):
+            described = describe(spec)
+            assert (described.context, described.context_bound) == (8192, "memory")
+            assert (terms.context, terms.model_context) == (8192, MOST)
+            assert spec.kv_most == found.row_bytes * 8192
+            assert terms.bytes == (2 if terms.name == "a" else 1) * (found.weights + spec.kv_most)
+
+    def test_the_cache_of_more_slots_holds_a_longer_context_for_nothing(self, path: Path) -> None:
+        (terms,) = self.serve(path, 1 << 29, 'name = "a"\nmax_batch_size = 32').terms
+        assert terms.context == MOST
+        (terms,) = self.serve(path, terms.bytes, 'name = "a"\nmax_batch_size = 4').terms
+        assert terms.context == MOST
+
+    def test_memory_that_others_have_now_is_given_to_no_context(self, path: Path) -> None:
+        found = self.footprint(path)
+        self.free = int((found.weights + found.row_bytes * 8192) / SHARE) + 2
+        (terms,) = self.serve(path, 1 << 40, 'name = "a"').terms
+        assert (terms.context, terms.context_bound) == (8192, "memory")
+        self.free = 0
+        (terms,) = self.serve(path, 1 << 40, 'name = "a"').terms
+        assert (terms.context, terms.context_bound) == (DEFAULT_CONTEXT, "memory")
+
+    def test_memory_bytes_are_for_the_weights_and_the_cache(self, path: Path) -> None:
+        found = self.footprint(path)
+        memory = found.weights + found.row_bytes * 10_000
+        served = self.serve(path, 1 << 40, f'name = "a"\nmemory_bytes = {memory}')
+        (terms,), (spec,) = served.terms, specs(served)
+        assert (terms.context, terms.bytes, terms.fixed) == (9216, memory, True)
+        assert spec.kv_most == found.row_bytes * 10_000
+        (terms,) = self.serve(path, 1 << 40, 'name = "a"\nmemory_bytes = 5').terms
+        assert terms.context == DEFAULT_CONTEXT
+
+    def test_what_is_set_is_taken(self, path: Path) -> None:
+        found = self.footprint(path)
+        served = self.serve(path, 1 << 40, 'name = "a"\ncontext = 9000', 'name = "b"')
+        (terms, _), (spec, _) = served.terms, specs(served)
+        assert (terms.context, terms.context_bound, spec.kv_most) == (9000, "setting", 0)
+        assert terms.bytes == found.weights + found.row_bytes * 9000
+        kv_bytes = 5000 * found.row_bytes
+        (terms,) = self.serve(path, 1 << 40, f'name = "a"\nkv_bytes = {kv_bytes}').terms
+        assert (terms.context, terms.bytes) == (4608, found.weights + 4608 * found.row_bytes)
+
+    def test_one_model_has_all_of_a_budget(self, path: Path) -> None:
+        found = self.footprint(path)
+        budget = found.weights + found.row_bytes * 10_000
+        for slots, rows in ((1, 9216), (2, 10_000)):
+            settings = load({"backend": "iree", "model": str(path), "memory_budget": budget, "max_batch_size": slots})
+            served = ServedModels.of(settings)
+            (terms,), (spec,) = served.terms, specs(served)
+            assert (terms.context, describe(spec).context) == (9216, 9216)
+            assert (spec.kv_most, terms.bytes) == (found.row_bytes * rows, found.weights + found.row_bytes * rows)
+            assert terms.bytes <= budget
+
+    def test_a_server_that_takes_over_counts_on_what_the_other_one_leaves(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = self.footprint(path)
+        self.free = 0
+        left = int((found.weights + found.row_bytes * MOST) / SHARE) + 2
+        for module in (memory_plan, context_choice):
+            monkeypatch.setattr(module, "leaving_bytes", lambda process: left if process == 77 else 0)
+            monkeypatch.setattr(module, "spare_bytes", lambda: 0)
+        several = toml(f'path = "{path}"\nname = "a"', rest='backend = "iree"\nmax_batch_size = 1')
+        Path("baton.toml").unlink()
+        one = load({"backend": "iree", "model": str(path), "max_batch_size": 1})
+        for settings in (several, one):
+            served = ServedModels.of(settings, predecessor=77)
+            assert [(each.chosen_context, each.predecessor) for each in specs(served)] == [(MOST, 77)]

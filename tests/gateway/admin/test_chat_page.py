@@ -128,6 +128,35 @@ async def test_a_browser_that_has_no_room_for_chats_and_settings_shows_answers()
         await expect(page.locator(".error:visible")).to_have_count(0)
 
 
+async def test_a_browser_that_refuses_its_storage_keeps_chats_and_keys_until_the_page_is_closed() -> None:
+    refuse = """for (const name of ['localStorage', 'sessionStorage'])
+      Object.defineProperty(globalThis, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
+    async with chatting() as (served, page, _):
+        await expect(page.locator("#not-kept")).to_be_hidden()
+        await page.add_init_script(refuse)
+        await page.reload()
+        await expect(page.locator("#model")).to_have_value("tiny")
+        await expect(page.locator("#not-kept")).to_contain_text("gone when you close or reload the page")
+        await choose_settings(page, temperature="0.5", **{"api-key": "mine"})
+        await say(page, "hello")
+        first = await reply(served, 1, "yes")
+        await expect(page.locator(".assistant .markdown")).to_have_text("yes")
+        await page.keyboard.press("Alt+n")
+        await say(page, "again")
+        await reply(served, 2, "no")
+        await page.keyboard.press("Alt+c")
+        await expect(page.locator("#chat-list li")).to_have_count(2)
+        await page.get_by_role("button", name="hello").first.click()
+        await expect(page.locator(".assistant .markdown")).to_have_text("yes")
+        await page.get_by_role("button", name="Settings").first.click()
+        await expect(page.locator("#s-api-key")).to_have_value("mine")
+        await page.locator("#settings [data-close]").click()
+        await page.reload()
+        await page.keyboard.press("Alt+c")
+        await expect(page.locator("#no-chats")).to_be_visible()
+    assert first.sampling.temperature == 0.5
+
+
 async def test_chats_are_kept_in_the_browser() -> None:
     async with chatting() as (served, page, _):
         await say(page, "the first chat")

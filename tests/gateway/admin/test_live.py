@@ -4,12 +4,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from gateway.admin.live import LIVE_PATH, MAX_STREAMS, MAX_WATCHERS
+from gateway.admin.live import LIVE_PATH, MAX_STREAMS
+from gateway.admin.watchers import MAX_WATCHERS
 from protocol.events import Gauges
 from tests.gateway.harness.serving import COMPLETION, Served, open_raw, serving
 
@@ -111,17 +113,54 @@ async def test_the_streams_of_a_snapshot_are_bounded(over: int) -> None:
             await stream.aclose()
 
 
-async def test_watchers_are_bounded() -> None:
+async def test_a_further_watcher_takes_the_place_of_the_oldest_of_its_client() -> None:
     async with serving() as served, AsyncExitStack() as stack:
-        watchers = [await stack.enter_async_context(watched(served)) for _ in range(MAX_WATCHERS)]
+        first, *others = [await stack.enter_async_context(watched(served)) for _ in range(MAX_WATCHERS + 1)]
+        for watcher in others:
+            await anext(watcher)
+        with anyio.fail_after(30):
+            assert len([snapshot async for snapshot in first]) <= 2, "it has ended"
+        assert (await anext(others[0]))["workers"]
+
+
+async def test_watchers_are_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.touch(mode=0o600)
+    file.write_text("".join(f"client{number}:key-{number}\n" for number in range(MAX_WATCHERS + 1)))
+    keys = [{"authorization": f"Bearer key-{number}"} for number in range(MAX_WATCHERS + 1)]
+    async with serving(api_keys_file=str(file)) as served, AsyncExitStack() as stack:
+        watchers = [await stack.enter_async_context(watched(served, **key)) for key in keys[1:]]
         for watcher in watchers:
             await anext(watcher)
-        refused = await served.client.get(LIVE_PATH)
+        refused = await served.client.get(LIVE_PATH, headers=keys[0])
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert refused.headers["retry-after"] == "1"
         await stack.aclose()
-        async with watched(served) as snapshots:
+        async with watched(served, **keys[0]) as snapshots:
             assert (await anext(snapshots))["workers"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "watches"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"origin": "http://localhost:1"}, False),
+        ({"origin": "null"}, False),
+    ],
+    ids=str,
+)
+async def test_a_page_of_another_origin_gets_no_place(headers: dict[str, str], watches: bool) -> None:
+    """It could not read the snapshots anyway."""
+    async with serving() as served:
+        if watches:
+            async with watched(served, **headers) as snapshots:
+                assert (await anext(snapshots))["workers"]
+        else:
+            refused = await served.client.get(LIVE_PATH, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
 async def test_watchers_get_one_snapshot_between_them() -> None:

@@ -1,6 +1,7 @@
 """A worker of another machine, for the tests: `baton worker` with a script.
 
-Run as `python FILE SPEC ADDRESS SERVER KEY`: the spec in JSON, the gateway's public key, the file of the worker's own.
+Run as `python FILE SPEC KEY ADDRESS SERVER ...`: the spec in JSON, the file of the worker's own key, and for each
+gateway its address and its public key.
 """
 
 import json
@@ -17,10 +18,11 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.transport.keys import read_key, to_z85
 from actors.transport.link import CurveKeys
 from cli.config.launch import worker_command
+from workers.process.gateways.address import GatewayAddress
 from workers.process.remote_agent import RemoteAgent, run_agent
 from workers.process.spec import WorkerSpec
 
-text, address, server, file = sys.argv[1:]
+text, file, *places = sys.argv[1:]
 spec = msgspec.convert(json.loads(text), WorkerSpec)
 own = read_key(Path(file))
 configure_logging("worker-host", "warning")
@@ -30,8 +32,10 @@ async def main() -> None:
     agent = RemoteAgent(
         spec.name,
         worker_command(spec),
-        address,
-        JoinKeys(CurveKeys(own.public, own.secret, server=to_z85(server))),
+        [
+            GatewayAddress(address, JoinKeys(CurveKeys(own.public, own.secret, server=to_z85(server))))
+            for address, server in zip(places[::2], places[1::2], strict=True)
+        ],
         policy=RestartPolicy(first_delay_s=0.01),
         deadlines=Deadlines(hang=2.5),
     )

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from actors.transport.allow_list import AllowList
 from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from gateway.fleet.launch import WorkerLaunch
 from gateway.fleet.remote_join import RemoteJoin
+from gateway.models.terms import ModelTerms
 from gateway.settings import GatewaySettings
 from tests.gateway.harness.real import Real, real_gateway
 from workers.process.spec import ScriptedSpec, WorkerSpec
@@ -67,23 +68,24 @@ class Doorway:
     @contextmanager
     def joining(self, name: str, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
         """See `joining`."""
-        with joining(self.address, self.key, self.file(name), **fields) as process:
+        with joining(self.file(name), (self.address, self.key), **fields) as process:
             yield process
 
 
 @contextmanager
-def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker's supervisor on "another machine", with its worker; both are gone at the end."""
+def joining(file: Path, *gateways: tuple[str, KeyPair], **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker's supervisor on "another machine", with its worker, for gateways at these addresses; both are gone at
+    the end."""
     script = {key: fields.pop(key) for key in list(fields) if key in ScriptedSpec.__struct_fields__}
     spec = WorkerSpec(
         name="there",
-        backend="scripted",
         log_level="warning",
         scripted=ScriptedSpec(**script),
-        **{"model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
+        **{"backend": "scripted", "model_name": "tiny", "model_path": "", "max_batch_size": 4, **fields},
     )
     text = json.dumps(msgspec.to_builtins(spec))
-    arguments = [text, address, gateway.public_text, str(file)]
+    places = [word for address, key in gateways for word in (address, key.public_text)]
+    arguments = [text, str(file), *places]
     process = subprocess.Popen([sys.executable, "-P", str(SCRIPT), *arguments], stdin=subprocess.DEVNULL)
     try:
         yield process
@@ -95,17 +97,26 @@ def joining(address: str, gateway: KeyPair, file: Path, **fields: Any) -> Iterat
 
 @asynccontextmanager
 async def doorway(
-    folder: Path, *launches: WorkerLaunch, names: tuple[str, ...] = ("far",), deadlines: Deadlines | None = None
+    folder: Path,
+    *launches: WorkerLaunch,
+    names: tuple[str, ...] = ("far",),
+    deadlines: Deadlines | None = None,
+    host: str = "127.0.0.1",
+    listen: Callable[[Callable[[], None]], None] = lambda take_port: take_port(),
+    models: Sequence[ModelTerms] = (),
 ) -> AsyncIterator[Doorway]:
-    """A gateway whose allow-list has these names; their secret keys lie beside its folder."""
+    """A gateway whose allow-list has these names; their secret keys lie beside its folder. `listen` calls what takes
+    the port, in the network where `host` is."""
     keys = folder / "gateway"
     key = make_gateway_key(keys)
     for name in names:
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
-    async with real_gateway(*launches, deadlines=deadlines, on_removed=lambda worker: joins.forget(worker)) as real:
-        settings = GatewaySettings(listen_workers="tcp://127.0.0.1:0", keys_dir=str(keys))
+    async with real_gateway(
+        *launches, deadlines=deadlines, models=models, on_removed=lambda worker: joins.forget(worker)
+    ) as real:
+        settings = GatewaySettings(listen_workers=f"tcp://{host}:0", keys_dir=str(keys))
         joins = RemoteJoin(settings, real.router.rejections)
-        joins.listen()
+        listen(joins.listen)
         async with anyio.create_task_group() as group:
             group.start_soon(joins.run, real.fleet.context.ref)
             yield Doorway(real, joins, keys, key)

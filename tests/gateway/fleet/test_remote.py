@@ -12,6 +12,8 @@ import pytest
 
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.worker import WorkerState
+from gateway.models.terms import ModelTerms
+from gateway.routing.model_catalog import ModelState
 from tests.gateway.fleet.remote import doorway, until_gone
 from tests.gateway.harness.real import Real, launch
 from tests.gateway.harness.serving import COMPLETION
@@ -185,3 +187,20 @@ async def test_another_checkpoint_is_refused_and_another_name_needs_another_key(
         with door.joining("other"):
             await door.real.until(lambda: door.rejected()["model"] > before)
         assert door.real.fleet.members["other"].model == "second"
+
+
+async def test_streams_of_a_remote_worker_do_not_keep_the_model_of_the_server_loaded(tmp_path: Path) -> None:
+    """Nor do they end when it is unloaded. An alias of the model is no name for a worker's own."""
+    models = [ModelTerms(name="tiny", aliases=("small",), load="first-use", keep_alive_s=0.1)]
+    async with doorway(tmp_path, launch("near", rate=RATE), names=("far", "false"), models=models) as door:
+        real = door.real
+        with door.joining("far", tokens_per_second=RATE), door.joining("false", model_name="small"):
+            await door.ready("far")
+            async with busy(real):
+                assert live(real, "far") == 1
+                assert (await operate(real, "/admin/models/tiny/load"))["outcome"] == "done"
+                await real.until_state("tiny", ModelState.UNLOADED)
+                assert live(real, "far") == 1
+            assert await ask(real)
+            await real.until(lambda: door.rejected().get("model", 0) > 0)
+            assert "false" not in real.fleet.members

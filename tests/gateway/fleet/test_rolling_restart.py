@@ -35,7 +35,7 @@ class RecordedSteps:
         self.done: list[str] = []
         self.broken: set[tuple[str, str]] = set()
         """Workers that do not become ready with a checkpoint."""
-        self.relieves = True
+        self.relieves = self.has_memory = True
         for name in (*active, *standby):
             self.add(WorkerLaunch(name, "tiny", command, standby=name in standby))
 
@@ -79,8 +79,8 @@ class RecordedSteps:
         pool.swap(pool[member.name], pool[others[0]])
         return True
 
-    async def reserve(self, model: str) -> None:
-        """There is always memory."""
+    async def reserve(self, model: str) -> bool:
+        return self.has_memory
 
     async def add_extra(self, launch: WorkerLaunch, checkpoint: str) -> Member:
         self.done.append(f"start {launch.name}")
@@ -139,6 +139,22 @@ async def test_no_active_worker_is_touched_without_one_in_its_place() -> None:
     with pytest.raises(OperationFailed, match="extra0 did not become ready: it is broken"):
         await steps.run()
     assert steps_only(steps) == ["start extra0"]
+
+
+async def test_without_memory_for_another_worker_each_starts_in_its_place() -> None:
+    steps = RecordedSteps("w0", "w1")
+    steps.has_memory = False
+    await steps.run("/new")
+    assert steps_only(steps) == ["renew w0 (active) with /new", "renew w1 (active) with /new"]
+    assert "memory_budget has no room for another worker of tiny: each starts in its place" in steps.done
+
+
+async def test_a_checkpoint_that_fails_in_its_place_leaves_the_others_alone() -> None:
+    steps = RecordedSteps("w0", "w1")
+    steps.has_memory, steps.broken = False, {("w0", "/new")}
+    with pytest.raises(OperationFailed, match="w0 did not become ready: it is broken"):
+        await steps.run("/new")
+    assert steps_only(steps) == ["renew w0 (active) with /new", "renew w0 (active) with the old one"]
 
 
 async def test_a_worker_that_cannot_serve_the_checkpoint_gets_its_old_one_again() -> None:

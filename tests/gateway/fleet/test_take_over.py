@@ -159,7 +159,7 @@ async def test_workers_of_other_machines_come_over_when_the_old_gateway_has_ende
     AllowList(keys).add("far", make_key(tmp_path / "far.key").public_text)
     door = f"tcp://127.0.0.1:{port_for_later()}"
     long = COMPLETION | {"max_tokens": 300, "ignore_eos": True, "stream": True}
-    with gateway(0, door, str(keys)) as old, joining(door, key, tmp_path / "far.key", tokens_per_second=100.0):
+    with gateway(0, door, str(keys)) as old, joining(tmp_path / "far.key", (door, key), tokens_per_second=100.0):
         port = int(said(old, "port").split()[1])
 
         async def far(client: httpx.AsyncClient) -> tuple[str, int]:

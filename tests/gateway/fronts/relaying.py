@@ -65,7 +65,7 @@ async def serve_relayed(
             group.start_soon(leave)
             if stop is not None:
                 group.start_soon(stop_accepting, stop)
-            spec = FrontSpec(0, FrontSettings.of(settings, 0), os.dup(listener.fileno()), None)
+            spec = FrontSpec(0, FrontSettings.of(settings), os.dup(listener.fileno()), None)
             await FrontServer(spec, end.address, _orphaned).run()
         link.close(0)
         group.cancel_scope.cancel()

@@ -49,8 +49,8 @@ async def test_a_front_that_stops_has_connections_until_it_says_otherwise(monkey
         return made[-1]
 
     monkeypatch.setattr(front_module, "FrontProcess", make)
-    spec = FrontSpec(0, FrontSettings.of(GatewaySettings(), 0), None, None)
-    front = Front(spec, app, app, lambda count: None)  # type: ignore[arg-type]  # an app without conventions
+    spec = FrontSpec(0, FrontSettings.of(GatewaySettings()), None, None)
+    front = Front(spec, app, app, lambda count: None, lambda: None)  # type: ignore[arg-type]  # an app without conventions
     async with ActorSystem() as system:
         ref = system.spawn("front", front)
         await anyio.wait_all_tasks_blocked()

@@ -26,3 +26,16 @@ def test_a_key_that_is_not_checked_keeps_kv_apart_and_makes_no_client() -> None:
     assert len(tenants) == 4
     assert {tenant.partition(TENANT_SALT)[0] for tenant in tenants} == {""}
     assert tenant_of(b"", "", checked=False) == ""
+
+
+def test_each_fairness_id_of_a_key_is_a_client() -> None:
+    asked = [(b"key", ""), (b"key", "a"), (b"key", "b"), (b"other", "a"), (b"", "a"), (b"", "")]
+    clients = [tenant_of(key, "", fairness_id=fairness_id) for key, fairness_id in asked]
+    assert len(set(clients)) == len(asked)
+    assert tenant_of(b"key", "salt", fairness_id="a").partition(TENANT_SALT)[0] == clients[1]
+
+
+def test_a_key_that_was_not_checked_makes_no_client_of_a_fairness_id() -> None:
+    given = tenant_of(b"invented", "", checked=False, fairness_id="a")
+    assert given.partition(TENANT_SALT)[0] == tenant_of(b"", "", checked=False, fairness_id="a")
+    assert given != tenant_of(b"other", "", checked=False, fairness_id="a")

@@ -4,6 +4,7 @@ The test says when it steps, what of a step arrives, and when it dies. So whole 
 both sides, and every interleaving of them can be had on purpose.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from actors.process.exit_cause import Origin
 from gateway.routing.sequence import LiveSequence
 from protocol.commands import Cancel, Command, Stop, Submit
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished, Gauges, Logprobs, Step
+from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Logprobs, Step
 from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
@@ -38,19 +39,22 @@ class EngineWorker(FakeWorker):
         runner: Callable[[], ScriptedRunner] | None = None,
         formats: ChosenFormats = NO_FORMATS,
         tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`runner` makes the runner of each incarnation; without it, one of `LETTERS`."""
+        """`runner` makes the runner of each incarnation; without it, one of `LETTERS`. `clock` is that of its
+        engine."""
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
         self._queue = queue
         self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS))
         self._formats = formats
         self._tokenizer = tokenizer
+        self._clock = clock
         self._start()
 
     def _start(self) -> None:
         self.told_to_stop = False
-        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64)
+        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64, clock=self._clock)
         self._output = OutputProcessor(self._tokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
         self._answers: list[Event] = []
 
@@ -77,13 +81,17 @@ class EngineWorker(FakeWorker):
 
     def _end(self, end: SequenceEnd | None) -> None:
         if end is not None:
-            self._answers += self._output.process(EngineOutput(None, (end,), (), self.engine.gauges())).frames
+            gauges, retention = self.engine.gauges(), self.engine.take_retention_changes()
+            processed = self._output.process(EngineOutput(None, (end,), (), gauges, retention))
+            self._answers += [*processed.frames, Heartbeat(self._output.with_reached(gauges), processed.prefixes)]
 
     def step(self, arrives: bool = True) -> None:
         """Compute one step; what it brings arrives at the gateway, or is on its way for ever."""
         frames, self._answers = self._answers, []
         if not self.engine.idle:
-            processed = self._output.process(EngineOutput(self.engine.step(), (), (), self.engine.gauges()))
+            step = self.engine.step()
+            gauges, retention = self.engine.gauges(), self.engine.take_retention_changes()
+            processed = self._output.process(EngineOutput(step, (), (), gauges, retention))
             frames += processed.frames
             for stream in processed.finish:
                 self._end(self.engine.finish(stream))

@@ -193,3 +193,13 @@ def test_both_sockets_are_bound_or_none(path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(GatewaySettingsError, match=words):
         GatewaySettings(**wrong)
+
+
+@pytest.mark.parametrize(("trusted", "status"), [(("unix",), 400), (("127.0.0.0/8",), 200), ((), 200)])
+async def test_a_gateway_in_front_may_be_trusted_on_the_unix_socket(
+    path: Path, trusted: tuple[str, ...], status: int
+) -> None:
+    """Only of a trusted one is an invalid header an error."""
+    async with serving(settings(path, tcp=False, trusted_gateways=trusted)), http(path) as client:
+        answer = await client.get("/v1/models", headers={"x-llm-d-inference-fairness-id": "a b"})
+    assert answer.status_code == status

@@ -1,6 +1,7 @@
 """Limits of one key: what is admitted, when the next request is, and what is counted."""
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.errors import RequestError
 from gateway.keys.account import BUSY_RETRY_S, KeyAccount
@@ -155,3 +156,30 @@ def test_the_state_of_limits_is_what_is_left_of_them(clock: Clock) -> None:
     account.admit(5925).settle(0, 12_000)
     assert account.states()[1].left == 0
     assert KeyAccount(KeyLimits(max_concurrent=1), clock).states() == []
+
+
+def test_a_share_scales_what_is_left_and_moves_nothing_that_was_used(clock: Clock) -> None:
+    limits = KeyLimits(requests_per_minute=10, tokens_per_minute=100, max_concurrent=4)
+    account = KeyAccount(limits, clock)
+    account.admit(60).settle(60)
+    account.use_share(0.5)
+    assert [(state.per_minute, state.left) for state in account.states()] == [(5, 4), (50, 20)]
+    account.use_share(1.0)
+    assert [(state.per_minute, state.left) for state in account.states()] == [(10, 9), (100, 40)]
+    account.use_share(0.0)
+    assert [state.per_minute for state in account.states()] == [1, 1], "one request is always possible"
+    account.use_share(0.5)
+    account.update(replace(limits, requests_per_minute=20))
+    assert [state.per_minute for state in account.states()] == [10, 50]
+    account.use_share(0.25)
+    clock.now += 60
+    account.admit()
+    assert retry_after(account) == BUSY_RETRY_S
+
+
+def test_a_share_leaves_a_debt_as_it_is(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(tokens_per_minute=60), clock)
+    account.admit(60).settle(90)
+    account.use_share(0.5)
+    assert account.states()[0].per_minute == 30
+    assert retry_after(account, 30) == 120, "a debt of 30 and a reservation of 30, at 30 per minute"

@@ -62,7 +62,7 @@ async def test_the_state_of_a_worker() -> None:
         "vllm:generation_tokens_total": 7,
         "vllm:num_preemptions_total": 2,
     }
-    config = (("block_size", "1"), *OF_ALL, ("num_gpu_blocks", "512"))
+    config = (("block_size", "64"), *OF_ALL, ("num_gpu_blocks", "8"))
     assert seen["vllm:cache_config_info", config] == 1
 
 
@@ -77,7 +77,7 @@ async def test_the_gauges_of_a_model_are_those_of_all_its_workers() -> None:
         seen = await scrape(served)
     assert seen["vllm:kv_cache_usage_perc", OF_ALL] == 0.4, "a standby has no part in it"
     assert seen["vllm:num_requests_waiting", OF_ALL] == 6
-    assert seen["vllm:cache_config_info", (("block_size", "1"), *OF_ALL, ("num_gpu_blocks", "200"))] == 1
+    assert seen["vllm:cache_config_info", (("block_size", "64"), *OF_ALL, ("num_gpu_blocks", "3"))] == 1
     for name in ("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_requests_running"):
         assert [labels for found, labels in seen if found == name] == [OF_ALL]
 

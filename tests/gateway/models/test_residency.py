@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from gateway.models.residency import (
     Decision,
     HoldModel,
     OfferModel,
+    PrepareModel,
     RefuseModel,
     ReleaseModel,
     Residency,
@@ -34,8 +36,9 @@ class World:
         self.live = {each.name: 0 for each in models}
         self.waiting = {each.name: 0 for each in models}
         self.refused: list[str] = []
-        self.exact = True
-        """No worker took more than was expected."""
+        self.preparing: set[str] = set()
+        self.over: set[str] = set()
+        """Models that were live when workers began to take more than the budget: until their streams have ended."""
 
     def state(self, model: str) -> ModelState:
         return self.residency[model].state
@@ -45,13 +48,31 @@ class World:
         decisions = self.residency.step(self.now, activity)
         for each in decisions:
             self._carry_out(each)
-        if self.exact:
-            assert self.residency.used <= self.residency.budget
+        self._check_budget()
         return decisions
+
+    def _check_budget(self) -> None:
+        """The budget holds; or streams that were live when workers took more have not ended, and models without them
+        leave, so that what stays fits. A pinned model stays as it is."""
+        residency = self.residency
+        if residency.used <= residency.budget:
+            self.over.clear()
+            return
+        assert self.over, "nothing but a report of more bytes exceeds the budget"
+        loading = any(each.state is ModelState.LOADING for each in residency)
+        pinned = any(each.pins for each in residency)
+        stays = [each for each in residency if each.state is ModelState.LOADED and not each.held]
+        assert loading or pinned or sum(each.charged for each in stays) <= residency.budget
+        for each in residency:
+            assert each.name in self.over or not each.held or each.leaving, "one that is held has streams from before"
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
+            case PrepareModel(model):
+                assert model not in self.preparing
+                self.preparing.add(model)
             case StartModel(model):
+                assert model not in self.preparing
                 assert self.residency.used <= self.residency.budget, "nothing is loaded into memory that is not there"
             case StopModel(model):
                 assert not self.live[model], "a model was unloaded under a live stream"
@@ -89,10 +110,13 @@ class World:
 
     def progress(self, model: str, bytes_: int = 0) -> list[Decision]:
         """Its workers have started, or ended."""
-        if self.state(model) is ModelState.LOADING:
-            if bytes_ > self.residency[model].bytes:
-                self.exact = False
+        if model in self.preparing:
+            self.preparing.remove(model)
+            self.residency.prepared(self.residency[model].terms)
+        elif self.state(model) is ModelState.LOADING:
             self.residency.loaded(model, self.now, bytes_)
+            if self.residency.used > self.residency.budget:
+                self.over |= {name for name in self.live if self.live[name]} | {model}
             if not self.residency[model].held:
                 self._serve(model)
         elif self.state(model) is ModelState.UNLOADING:
@@ -100,7 +124,11 @@ class World:
         return self.step()
 
     def fail(self, model: str) -> list[Decision]:
-        if self.state(model) in (ModelState.LOADING, ModelState.LOADED):
+        if model in self.preparing:
+            self.preparing.remove(model)
+            for each in self.residency.failed(model, "no network", self.now):
+                self._carry_out(each)
+        elif self.state(model) in (ModelState.LOADING, ModelState.LOADED):
             self.waiting[model] += self.live[model]  # the streams wait for another worker
             self.live[model] = 0
             for each in self.residency.failed(model, "it died", self.now):
@@ -118,8 +146,8 @@ class World:
         assert self.state(model) is ModelState.LOADED
 
 
-def lazy(name: str, bytes_: int = 0, **terms: float | int) -> ModelTerms:
-    return ModelTerms(name=name, load="first-use", bytes=bytes_, **terms)  # type: ignore[arg-type]
+def lazy(name: str, bytes_: int = 0, **terms: Any) -> ModelTerms:
+    return ModelTerms(name=name, load="first-use", bytes=bytes_, **terms)
 
 
 class TestLoading:
@@ -161,7 +189,7 @@ class TestLoading:
 
     def test_a_model_that_never_fits_is_refused(self) -> None:
         world = World(lazy("a", 11), lazy("b", 10), budget=10)
-        assert world.arrive("a") == [RefuseModel("a", "it needs 11 bytes, and memory_budget is 10")]
+        assert world.arrive("a") == [RefuseModel("a", "it takes 11 bytes, more than memory_budget has, 10")]
         assert world.arrive("b") == [StartModel("b")]
 
 
@@ -317,11 +345,16 @@ class TestMemory:
     def test_extra_workers_need_memory_until_the_pin_ends(self) -> None:
         world = World(lazy("a", 4), lazy("b", 4), budget=8)
         world.load("a")
+        world.arrive("a")
         world.residency.pin("a")
         assert not world.residency.reserve("a", 5)
         assert world.residency.reserve("a", 4)
         assert world.arrive("b") == []
         world.residency.unpin("a")
+        assert world.step() == [], "one may stay after its operation"
+        world.residency.keep_extra("a", 4)
+        assert world.step() == []
+        world.residency.keep_extra("a", 0)
         assert world.step() == [StartModel("b")]
 
 
@@ -365,8 +398,117 @@ class TestOperators:
         assert world.progress("a") == [StartModel("a")]
 
 
+async def prepare() -> ModelTerms:
+    raise AssertionError("the loader calls it")
+
+
+class TestPreparation:
+    """A checkpoint that is not on this machine is downloaded when a request needs it."""
+
+    def test_a_request_prepares_its_model_and_loads_it_then_with_what_is_known_by_then(self) -> None:
+        world = World(lazy("a", prepare=prepare), lazy("b", 4), budget=8)
+        assert world.arrive("a") == [PrepareModel("a")]
+        assert world.arrive("a") == []
+        assert world.residency["a"].shown is ModelState.DOWNLOADING
+        assert world.arrive("b") == [StartModel("b")], "nobody waits behind a download"
+        world.progress("b")
+        world.finish("b")
+        world.preparing.clear()
+        world.residency.prepared(lazy("a", 6, prepare=prepare))
+        assert world.step() == [StopModel("b")], "it takes memory in its turn"
+        assert world.progress("b") == [StartModel("a")]
+        world.progress("a")
+        assert (world.live["a"], world.residency.used) == (2, 6)
+
+    def test_a_model_without_requests_is_not_prepared(self) -> None:
+        world = World(lazy("a", prepare=prepare))
+        assert world.step() == []
+        world.arrive("a")
+        world.leave_queue("a")
+        assert world.progress("a") == [], "it is not loaded for nobody"
+        assert world.arrive("a") == [StartModel("a")]
+
+    def test_a_failure_refuses_what_waits_and_the_next_attempt_prepares_it_again(self) -> None:
+        world = World(lazy("a", prepare=prepare))
+        world.arrive("a")
+        world.fail("a")
+        assert (world.refused, world.residency["a"].problem) == (["a"], "no network")
+        assert world.later(FIRST_RETRY_S) == [OfferModel("a")]
+        assert world.arrive("a") == [PrepareModel("a")]
+        assert world.progress("a") == [StartModel("a")]
+        world.fail("a")
+        world.later(2 * FIRST_RETRY_S)
+        assert world.arrive("a") == [PrepareModel("a")], "its files may be damaged"
+
+    def test_one_that_turns_out_too_large_is_refused(self) -> None:
+        world = World(lazy("a", prepare=prepare), budget=5)
+        world.arrive("a")
+        world.preparing.clear()
+        world.residency.prepared(lazy("a", 6, prepare=prepare))
+        (refused,) = world.step()
+        assert isinstance(refused, RefuseModel)
+
+
+class TestMoreThanExpected:
+    """Workers report more bytes than was estimated."""
+
+    def test_a_busy_model_leaves_when_its_streams_have_ended(self) -> None:
+        world = World(lazy("a", 4), lazy("b", 4), budget=8)
+        world.load("a")
+        world.arrive("a")
+        world.arrive("b")
+        assert world.progress("b", bytes_=6) == [HoldModel("a")], "not after a while: memory is short now"
+        assert world.arrive("a") == []
+        assert world.finish("a") == [StopModel("a")]
+        assert world.progress("a") == []
+        assert world.residency.used == 6
+
+    def test_one_that_alone_takes_more_than_the_budget_leaves_and_is_refused(self) -> None:
+        world = World(lazy("a", 4), budget=8)
+        world.arrive("a")
+        assert world.progress("a", bytes_=9) == [HoldModel("a")]
+        world.arrive("a")
+        assert world.finish("a") == [StopModel("a")]
+        assert world.progress("a") == [RefuseModel("a", "it takes 9 bytes, more than memory_budget has, 8")]
+        assert world.refused == ["a"]
+
+    def test_no_more_leave_than_have_to(self) -> None:
+        world = World(lazy("a", 4), lazy("b", 2), lazy("c", 2), budget=8)
+        for name in "ab":
+            world.load(name)
+            world.arrive(name)
+            world.later(1)
+        world.arrive("c")
+        assert world.progress("c", bytes_=3) == [HoldModel("a")]
+        assert world.live == {"a": 1, "b": 1, "c": 1}
+
+
 NAMES = ("a", "b", "c", "d")
-ACTIONS = ("arrive", "finish", "leave_queue", "progress", "fail", "later", "ask", "leave", "stay", "report_more")
+ACTIONS = (
+    "arrive",
+    "finish",
+    "leave_queue",
+    "progress",
+    "fail",
+    "later",
+    "ask",
+    "leave",
+    "stay",
+    "report_more",
+    "operate",
+)
+
+
+def operate(world: World, model: str) -> None:
+    """Begin an operation on a model, with an extra worker if there is memory, or end it."""
+    residency, each = world.residency, world.residency[model]
+    if each.pins:
+        residency.unpin(model)
+        residency.keep_extra(model, 0)
+    elif each.state is ModelState.LOADED:
+        residency.pin(model)
+        residency.reserve(model, each.bytes)
+    world.step()
 
 
 def act(world: World, action: str, model: str) -> None:
@@ -378,6 +520,8 @@ def act(world: World, action: str, model: str) -> None:
             world.step()
         case "report_more":
             world.progress(model, bytes_=world.residency[model].bytes + 1)
+        case "operate":
+            operate(world, model)
         case _:
             getattr(world, action)(model)
 
@@ -391,16 +535,19 @@ def act(world: World, action: str, model: str) -> None:
 def test_the_budget_holds_no_stream_is_cut_and_no_request_is_forgotten(
     sizes: Sequence[int], budget: int, keep: Sequence[float], actions: Sequence[tuple[str, str]]
 ) -> None:
-    """`World.step` checks the first two after each action. In the end every stream finishes and all workers start and
-    stop: then no request waits any more."""
+    """`World.step` checks the first two after each action. In the end every stream finishes, workers start and stop,
+    and operations end: then each model that is wanted has its turn, and no request waits any more."""
     models = [
-        lazy(name, size, keep_alive_s=keep_s, priority=size % 2)
+        lazy(name, size, keep_alive_s=keep_s, priority=size % 2, prepare=prepare if size % 3 == 0 else None)
         for name, size, keep_s in zip(NAMES, sizes, keep, strict=True)
     ]
     world = World(*models, budget=budget)
     for action, model in actions:
         act(world, action, model)
-    for _ in range(100):
+    for each in world.residency:
+        if each.pins:
+            operate(world, each.name)
+    for _ in range(4 * len(NAMES)):
         for name in NAMES:
             world.progress(name)
         for name in NAMES:

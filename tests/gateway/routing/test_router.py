@@ -52,6 +52,17 @@ async def test_the_least_loaded_ready_worker_is_chosen() -> None:
     assert (b"retry-after", b"1") in caught.value.headers
 
 
+async def test_what_a_worker_has_for_other_gateways_is_load() -> None:
+    router = Router(GatewaySettings(worker_wait_s=0))
+    FakeWorker("a", slots=4).join(router).change(gauges=Gauges(others=2))
+    FakeWorker("b", slots=4).join(router)
+    assert [router.open(plan(), "r").worker for _ in range(4)] == ["b", "b", "a", "b"]
+    FakeWorker("c", slots=4).join(router).change(gauges=Gauges(others=4))
+    assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "b"], "a slot is free there"
+    # Full workers get what a gateway may have there, as the worker has turns for it.
+    assert {router.open(plan(), "r").worker for _ in range(8)} == {"a", "b", "c"}
+
+
 async def test_a_request_goes_to_a_worker_of_its_model() -> None:
     router = Router(GatewaySettings())
     FakeWorker("a", model="small").join(router)

@@ -287,7 +287,7 @@ async def test_any_story_keeps_the_number_of_active_workers_and_uses_every_fit_o
         workers[index % len(workers)].change(state=state, last_frame=now - (SILENT_S if silent else 0.0))
         ready = [worker.status for worker in workers if worker.status.state is WorkerState.READY]
         heartbeats = sum(status.last_frame > now - SILENT_S for status in ready)
-        found = router.pool.candidates("tiny")
+        found = list(router.pool.candidates("tiny"))
         assert list(roles(router).values()).count("active") == active
         assert len(found) == min(active, len(ready)), "one that is silent is better than none"
         assert sum(handle.status.last_frame > now - SILENT_S for handle in found) == min(active, heartbeats)

@@ -168,12 +168,12 @@ async def test_a_query_that_is_never_answered_does_not_keep_its_model_busy_unnot
     async with desk() as made:
         worker = FakeWorker("a").join(made.router)
         lives: list[int] = []
-        made.router.watch_activity(lambda: lives.append(made.router.activity("tiny").live))
+        made.router.watch_activity(lambda: lives.append(made.router.activity("tiny", {"a"}).live))
         made.ask()
         await worker.wait_queries(1)
         await anyio.sleep(2 * QUERY_S)
         assert lives == [0]
-        assert made.router.activity("tiny").last_used == pytest.approx(anyio.current_time() - QUERY_S)
+        assert made.router.activity("tiny", {"a"}).last_used == pytest.approx(anyio.current_time() - QUERY_S)
 
 
 async def test_without_a_worker_there_is_no_answer() -> None:

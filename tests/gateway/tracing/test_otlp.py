@@ -76,7 +76,6 @@ async def test_a_request_is_a_span_with_its_parts_inside() -> None:
         "gen_ai.provider.name": "baton",
         "gen_ai.request.model": "tiny",
         "gen_ai.response.model": "tiny",
-        "gen_ai.request.choice.count": 1,
         "gen_ai.response.finish_reasons": ["length"],
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": 3,
@@ -107,6 +106,7 @@ async def test_a_chat_has_the_name_of_its_operation_and_a_stream_is_traced_to_it
         await flush(traces)
     (whole,) = found.named("chat tiny")
     assert attributes(whole)["gen_ai.usage.output_tokens"] == 5
+    assert attributes(whole)["gen_ai.request.stream"] is True
     assert not whole.parent_span_id
 
 
@@ -212,12 +212,65 @@ async def test_a_malformed_state_of_a_trace_is_not_logged(state: str, caplog: py
     assert whole.trace_id.hex() == TRACE
 
 
+@pytest.mark.parametrize(
+    ("lines", "continued", "state"),
+    [
+        ([("traceparent", 1), ("tracestate", "a=1"), ("tracestate", "b=2")], True, "a=1,b=2"),
+        ([("traceparent", 1), ("tracestate", "a=1"), ("traceparent", 2)], False, ""),
+    ],
+    ids=["a state of two lines", "two parents"],
+)
+async def test_repeated_lines_of_a_context(lines: list[tuple[str, Any]], continued: bool, state: str) -> None:
+    """A state may have several lines, which are one list. With two parents there is none."""
+    headers = [(name, f"00-{TRACE}-{value:016x}-01" if name == "traceparent" else value) for name, value in lines]
+    async with traced() as (real, traces, found):
+        assert (await real.client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+        await flush(traces)
+    (whole,) = found.named("text_completion tiny")
+    assert (whole.trace_id.hex() == TRACE, whole.trace_state) == (continued, state)
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_a_request_whose_client_left_has_the_tokens_that_a_worker_counted(started: bool) -> None:
+    """None before its first token: a prompt of 0 tokens would be wrong."""
+    body = COMPLETION | {"max_tokens": 100_000, "stream": True}
+    async with traced("a", slots=1, rate=50.0) as (real, traces, found):
+        async with real.client.stream("POST", "/v1/completions", json=body) as first:
+            lines = first.aiter_lines()  # kept: its end would be that of the response
+            await anext(lines)
+            if not started:
+                with anyio.move_on_after(0.2):
+                    await real.client.post("/v1/completions", json=body)
+        await real.until(lambda: not real.status().gauges.slots_active)
+        await flush(traces)
+    gone = found.named("text_completion tiny")
+    assert {attributes(span)["baton.outcome"] for span in gone} == {"client_gone"}
+    counted = sorted(attributes(span).get("gen_ai.usage.input_tokens", 0) for span in gone)
+    assert counted[-1] > 0
+    assert counted[:-1] == ([] if started else [0])
+
+
+async def test_cached_tokens_are_those_of_the_usage() -> None:
+    body = {"model": "tiny", "prompt": "a prompt of a few words " * 8, "max_tokens": 2}
+    async with traced() as (real, traces, found):
+        await real.client.post("/v1/completions", json=body)
+        answer = await real.client.post("/v1/completions", json=body)
+        await flush(traces)
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    shown = [
+        attributes(span).get("gen_ai.usage.cache_read.input_tokens") for span in found.named("text_completion tiny")
+    ]
+    assert shown == [None, cached]
+    assert cached > 0
+
+
 async def test_a_prompt_with_several_answers_counts_once() -> None:
     async with traced() as (real, traces, found):
         answer = await real.client.post("/v1/completions", json=COMPLETION | {"n": 3, "max_tokens": 2})
         await flush(traces)
     (whole,) = found.named("text_completion tiny")
     usage, shown = answer.json()["usage"], attributes(whole)
+    assert shown["gen_ai.request.choice.count"] == 3
     assert shown["gen_ai.usage.input_tokens"] == usage["prompt_tokens"] > 0
     assert shown["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 6
 
@@ -240,7 +293,7 @@ def scripted(
 ) -> dict[str, tuple[float, float]]:
     """Export one request. Begin and end of its spans by name, on the scripted clock."""
     traces = OtlpTraces(found.url, "1", lambda: NOW)
-    request = TracedRequest("r", "m", "answered", 4, sequences)
+    request = TracedRequest("r", "m", "answered", False, 4, 0, sequences)
     traces.begin([], "/v1/completions", received).ended(request, 200)
     traces.close(FLUSH_S)
     (whole,) = found.named("text_completion m")
@@ -393,5 +446,8 @@ async def test_every_attribute_is_in_the_table_of_the_page() -> None:
             tasks.start_soon(lambda: real.client.post("/v1/completions", json=body))
             await real.until(lambda: bool(real.status().gauges.slots_active))
             os.kill(pid_of(real.workers[0].status), signal.SIGKILL)
+        more = {"prompt": "a prompt that is cached " * 8, "n": 2, "stream": True, "max_tokens": 1}
+        for _ in range(2):
+            assert (await real.client.post("/v1/completions", json=COMPLETION | more)).status_code == 200
         await flush(traces)
     assert {name for span in found.spans for name in attributes(span)} == listed

@@ -1,10 +1,14 @@
 """Free memory, and the error text for a model that does not fit."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from workers.host.memory import MemoryRefused, Needed, free_bytes, machine_bytes
+from workers.host.memory import MemoryRefused, Needed, free_bytes, leaving_bytes, machine_bytes
 from workers.precision import Quantize
 
 NEEDED = Needed(weights=3_000_000_000, kv=1_000_000_000, slots=8, context=4096)
@@ -92,3 +96,30 @@ def test_the_memory_of_the_machine_is_bounded_by_cgroups(tmp_path: Path) -> None
     assert whole > 1 << 20
     assert machine_bytes(system(tmp_path / "a", 1000, memory_max="max\n", memory_current="5\n")) == whole
     assert machine_bytes(system(tmp_path / "b", 1000, memory_max="4096\n", memory_current="5\n")) == 4096
+
+
+def test_memory_that_leaves_is_for_the_cache_and_not_for_the_weights() -> None:
+    needed = Needed(weights=10, kv=30, slots=1, context=3)
+    needed.check(10, "none", quantizable=False, leaving=30)
+    for free, leaving in ((10, 29), (9, 31)):
+        with pytest.raises(MemoryRefused):
+            needed.check(free, "none", quantizable=False, leaving=leaving)
+
+
+def test_the_memory_of_the_workers_of_another_server_leaves_with_it() -> None:
+    child = "held = bytearray(b'x') * (64 << 20); print('held', flush=True); input()"
+    server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as successor:
+            assert 64 << 20 <= leaving_bytes(process.pid, successor.pid) < 192 << 20
+            successor.communicate("\n")
+        assert leaving_bytes(process.pid, os.getpid()) == 0, "one that began after its successor is another process"
+        (worker,) = psutil.Process(process.pid).children()
+        process.communicate("\n")
+    assert not worker.is_running()
+    assert leaving_bytes(process.pid, os.getpid()) == 0
+    assert leaving_bytes(0) == 0

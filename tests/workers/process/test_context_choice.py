@@ -15,7 +15,7 @@ from workers.iree.kv_memory import row_bytes as kv_row_bytes
 from workers.process.backends import options_of
 from workers.process.spec import WorkerSpec
 from workers.process.startup import context_choice
-from workers.process.startup.context_choice import ContextChoice
+from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
 
 MOST = 131_072
 
@@ -139,3 +139,38 @@ def test_what_was_chosen_when_the_server_started_does_not_depend_on_the_memory_t
 ) -> None:
     monkeypatch.setattr(context_choice, "spare_bytes", lambda: 0)
     assert choose(path, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 0),
+        ({"kv_bytes": 5000}, 5000),
+        ({"kv_bytes": 5000, "kv_most": 9000}, 5000),
+        ({"kv_most": 9000}, 9000),
+        ({"kv_most": 20_000}, 16_000),
+        ({"kv_most": 10}, 3000),
+    ],
+)
+def test_a_part_of_a_budget_bounds_the_cache_as_memory_does_and_holds_one_context(
+    path: Path, fields: dict[str, int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows."""
+    row = row_bytes(path)
+    weights = weight_bytes(open_weights(path), "bfloat16", "none")
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: (weights + 16_000 * row) * 10 // 9 + 2)
+    asked = spec(path, **{name: value * row for name, value in fields.items()})
+    assert kv_bytes_of(asked, "iree", ModelConfig.from_dir(path), 3000) // row == expected
+
+
+def test_a_part_of_a_budget_bounds_the_context_of_another_checkpoint(path: Path) -> None:
+    assert choose(path, kv_most=8192 * row_bytes(path)) == (8192, "memory")
+
+
+def test_what_a_predecessor_leaves_counts_as_free(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weight_bytes(open_weights(path), "bfloat16", "none")
+    left = (weights + MOST * row_bytes(path)) * 10 // 9 + 2
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: 0)
+    monkeypatch.setattr(context_choice, "leaving_bytes", lambda process: left if process == 77 else 0)
+    assert choose(path) == (DEFAULT_CONTEXT, "memory")
+    assert choose(path, predecessor=77) == (MOST, "")

@@ -16,6 +16,7 @@ from actors.join.join_keys import NOT_ENROLLED, REVOKED, JoinKeys
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.exit_cause import Origin
+from actors.process.service_manager import ServiceManager
 from actors.supervision.messages import RestartWorker, StartWorker, StopWorker
 from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import (
@@ -41,8 +42,10 @@ from protocol.request import TokensInput
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
 from tests.actors.supervision.processes import submit
-from workers.process import remote_agent
-from workers.process.remote_agent import GatewayFrames, RemoteAgent, StopAgent
+from workers.process.gateways import connection
+from workers.process.gateways.address import GatewayAddress
+from workers.process.gateways.connection import GatewayFrames
+from workers.process.remote_agent import RemoteAgent, StopAgent
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +57,7 @@ STEP = Step(deltas=())
 FINISHED = Finished(stream=1, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
 NEVER = WorkerStatus("w", WorkerState.STOPPED, 0, 0, running=False)
 SERVES = replace(NEVER, state=WorkerState.READY, pid=1, incarnation=5, hello=HELLO, ready=READY, running=True)
+LOADS = replace(SERVES, state=WorkerState.LOADING, ready=None)
 
 
 class Stub(WorkerRef):
@@ -82,13 +86,16 @@ class Stub(WorkerRef):
 class Agent(RemoteAgent):
     """One whose worker is a stub."""
 
-    def __init__(self, address: str, keys: CurveKeys | JoinKeys, **options: Any) -> None:
-        keys = keys if isinstance(keys, JoinKeys) else JoinKeys(keys)
-        super().__init__("w", lambda endpoint, incarnation: ["false"], address, keys, **options)
+    def __init__(self, gateways: Sequence[GatewayAddress], **options: Any) -> None:
+        super().__init__("w", lambda endpoint, incarnation: ["false"], gateways, **options)
         self.stub = Stub()
 
     def supervise(self) -> WorkerRef:
         return self.stub
+
+    def live(self, gateway: int) -> bool:
+        """A gateway has sequences here or on the worker."""
+        return self._shared.live(gateway)
 
     def tell(self, *notices: Any) -> None:
         for notice in notices:
@@ -100,9 +107,9 @@ class Agent(RemoteAgent):
 
 
 @asynccontextmanager
-async def agent(address: str, keys: CurveKeys | JoinKeys, **options: Any) -> AsyncIterator[Agent]:
+async def agent(*gateways: GatewayAddress, **options: Any) -> AsyncIterator[Agent]:
     async with ActorSystem() as system:
-        made = Agent(address, keys, **options)
+        made = Agent(gateways, **options)
         system.spawn("agent", made)
         await anyio.wait_all_tasks_blocked()
         yield made
@@ -132,9 +139,13 @@ class Joined:
         await self.until(lambda: self.received[-len(events) :] == list(events))
 
 
+def address_of(door: Entrance, keys: JoinKeys | None = None) -> GatewayAddress:
+    return GatewayAddress(f"tcp://127.0.0.1:{door.port}", keys or JoinKeys(door.keys()))
+
+
 @asynccontextmanager
 async def joined(folder: Path) -> AsyncIterator[Joined]:
-    async with entrance(folder) as door, agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+    async with entrance(folder) as door, agent(address_of(door)) as made:
         there = Joined(made, door)
         made.worker_is(SERVES)
         await there.until_received(READY)
@@ -143,33 +154,54 @@ async def joined(folder: Path) -> AsyncIterator[Joined]:
 
 @pytest.fixture(autouse=True)
 def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
+    monkeypatch.setattr(connection, "RETRY", RestartPolicy(max_failures=64, first_delay_s=0.001, max_delay_s=0.001))
 
 
 async def test_it_forwards_frames_in_both_directions(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
         assert there.stub.inbox.messages == [StartWorker()]
         assert there.door.requests[0].hello.incarnation == 0, "the gateway gives it a number of its own"
-        there.say(submit(1), Cancel(7))
-        await there.until(lambda: there.stub.sent == [submit(1), Cancel(7)])
+        there.say(submit(1), Cancel(7), Cancel(1))
+        await there.until(lambda: there.stub.sent == [submit(1), Cancel(1)])  # there is no sequence 7
         there.agent.tell(WorkerEvent("w", 5, STEP), WorkerEvent("w", 5, FINISHED))
         await there.until_received(STEP, FINISHED)
 
 
 async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
     async with joined(tmp_path) as there:
         before = len(there.door.received)
         await there.until(lambda: len(there.door.received) > before + 3)
         assert there.received == [READY]
 
 
+async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age of its health file shows it."""
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
+    reports: list[None] = []
+    monkeypatch.setattr(ServiceManager, "ready", lambda self: reports.append(None))
+    async with joined(tmp_path) as there:
+        before = len(reports)
+        await there.until(lambda: len(reports) > before + 3)
+        there.agent.worker_is(LOADS)
+        await anyio.wait_all_tasks_blocked()
+        before, received = len(reports), len(there.door.received)
+        await there.until(lambda: len(there.door.received) > received + 3)
+        assert len(reports) == before
+
+
 async def test_what_the_worker_does_not_take_is_answered(tmp_path: Path) -> None:
     async with joined(tmp_path) as there:
+        there.say(submit(2))
+        await there.until(lambda: there.stub.sent == [submit(2)])
         there.stub.full = True
         there.say(submit(1))
         await there.until_received(Failed(1, ErrorCode.OVERLOADED, "not now"))
-        there.say(Cancel(1))
+        there.say(Cancel(2))
+        await there.until(lambda: there.stub.inbox.messages[1:] == [RestartWorker(0.0)])
+        there.agent.tell(IncarnationLost("w", 5, "stopped", Origin.OUTSIDE, asked=True))
         await there.until(lambda: len(there.door.requests) == 2)
         assert there.door.lost != [], "a slot would compute for nothing: the gateway gets a new incarnation"
 
@@ -193,8 +225,7 @@ async def test_all_that_a_lost_gateway_had_is_cancelled_before_it_joins_again(tm
         there.door.requests[0].link.close(0)
         await there.until(lambda: there.stub.sent[2:] == [Cancel(1), Cancel(2)])
         there.agent.tell(WorkerEvent("w", 5, FINISHED))
-        assert there.agent._left == {2}, "the worker still has one of its sequences"
-        assert there.agent._link is None
+        assert there.agent.connections[0].link is None, "the worker still has one of its sequences"
         there.agent.tell(WorkerEvent("w", 5, Failed(2, ErrorCode.INTERNAL, "")))
         await there.until(lambda: len(there.door.requests) == 2)
 
@@ -283,8 +314,8 @@ async def test_a_gateway_that_breaks_the_protocol_is_left(tmp_path: Path, frame:
 async def test_a_gateway_that_refuses_it_or_does_not_answer_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_agent, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(remote_agent, "WELCOME_S", 0.5)
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(connection, "WELCOME_S", 0.5)
     async with entrance(tmp_path) as door:
 
         def refuse(request: JoinRequest) -> None:
@@ -293,7 +324,7 @@ async def test_a_gateway_that_refuses_it_or_does_not_answer_is_tried_again(
 
         answers = door.answers = [refuse, refuse, door.requests.append, door.requests.append]
         with capture_logs() as logged:
-            async with agent(f"tcp://127.0.0.1:{door.port}", door.keys()) as made:
+            async with agent(address_of(door)) as made:
                 made.worker_is(SERVES)
                 await door.until(lambda: door.received != [])
         assert answers == []
@@ -305,16 +336,17 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
     twice = anyio.Event()
     tried: list[str] = []
 
-    def connect(worker: object, address: str, *_: object) -> None:
-        tried.append(address)
+    def connect(shared: object, gateway: int, address: GatewayAddress, *_: object) -> None:
+        tried.append(address.address)
         if len(tried) == 2:
             twice.set()
         raise EndpointError("no socket can be made")
 
-    monkeypatch.setattr(remote_agent, "GatewayLink", connect)
+    monkeypatch.setattr(connection, "GatewayLink", connect)
     own = KeyPair(bytes(range(32)))
     with capture_logs() as logged:
-        async with agent("tcp://127.0.0.1:9", CurveKeys(own.public, own.secret, server=own.public)) as made:
+        nowhere = GatewayAddress("tcp://127.0.0.1:9", JoinKeys(CurveKeys(own.public, own.secret, server=own.public)))
+        async with agent(nowhere) as made:
             made.worker_is(SERVES)
             with anyio.fail_after(WAIT_S):
                 await twice.wait()
@@ -347,7 +379,7 @@ async def until_it_stops_its_worker(made: Agent) -> None:
 async def test_a_token_lets_a_worker_join_and_join_again_with_its_own_key(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door:
         keys = with_token(door, door.tokens.make("near"))
-        async with agent(f"tcp://127.0.0.1:{door.port}", keys) as made:
+        async with agent(address_of(door, keys)) as made:
             made.worker_is(SERVES)
             await door.until(lambda: len(door.requests) == 1)
             await door.until(lambda: not keys.registers)
@@ -361,7 +393,7 @@ async def test_a_worker_gives_up_with_a_token_that_is_of_no_use(tmp_path: Path) 
     async with entrance(tmp_path) as door:
         token = door.tokens.make("near")
         door.tokens.make("near")
-        async with agent(f"tcp://127.0.0.1:{door.port}", with_token(door, token)) as made:
+        async with agent(address_of(door, with_token(door, token))) as made:
             made.worker_is(SERVES)
             await until_it_stops_its_worker(made)
             assert made.gave_up == NOT_ENROLLED
@@ -371,7 +403,7 @@ async def test_a_worker_gives_up_with_a_token_that_is_of_no_use(tmp_path: Path) 
 async def test_a_worker_whose_key_in_memory_is_revoked_gives_up(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door:
         keys = with_token(door, door.tokens.make("near"))
-        async with agent(f"tcp://127.0.0.1:{door.port}", keys) as made:
+        async with agent(address_of(door, keys)) as made:
             made.worker_is(SERVES)
             await door.until(lambda: not keys.registers)
             door.listed.remove("near")
@@ -382,8 +414,8 @@ async def test_a_worker_whose_key_in_memory_is_revoked_gives_up(tmp_path: Path) 
 
 async def test_a_worker_ends_after_its_time_without_a_gateway(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door:
-        port, keys = door.port, door.keys()
-    async with agent(f"tcp://127.0.0.1:{port}", keys, join_timeout_s=0.2) as made:
+        address = address_of(door)
+    async with agent(address, join_timeout_s=0.2) as made:
         made.worker_is(SERVES)
         await until_it_stops_its_worker(made)
         assert made.gave_up.startswith("it was without a gateway for 0.2 s: ")

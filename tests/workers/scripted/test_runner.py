@@ -160,3 +160,12 @@ def test_decode_steps_are_paced_and_lost_time_is_not_made_up_for(start: float) -
     for at in range(4, 6):
         (token,) = sampled(one.decode([DecodeRow(0, token, at, at, SampleSpec(GREEDY, at + 1))]))
     assert slept == [0.1, 0.1, 0.1]
+
+
+def test_prompts_take_time_where_their_rate_is_limited() -> None:
+    slept: list[float] = []
+    one = runner(prefill_tokens_per_second=10.0, sleep=slept.append)
+    fill(one, 0, (1, 2, 3))
+    one.prefill([Chunk(1, (1, 2), 0, 0), Chunk(2, (4,), 0, 0)], [None, None])
+    fill(runner(sleep=slept.append), 0, (1, 2, 3))
+    assert slept == [pytest.approx(0.3), pytest.approx(0.3)]

@@ -7,7 +7,7 @@ those of one client. A preempted sequence continues later: it is computed again 
 has generated, or takes its rows if they are still retained then.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 
 from protocol.commands import TENANT_SALT
 from protocol.scheduling import may_preempt
@@ -22,35 +22,18 @@ PATIENCE_S = 60.0
 """Time without output, in the queue and in prefill, after which a sequence is overdue: it comes before all others,
 whatever their urgency, and is not preempted by a request."""
 
-Place = tuple[int, float, int]
-
-
-def next_turn(waiting: Collection[EngineSequence], now: float) -> EngineSequence:
-    """Return the first one of `in_turn`."""
-    first = min(waiting, key=lambda sequence: _place(sequence, now))
-    if not _have_priorities(waiting):
-        return first
-    return min(_of_group(first, waiting, now), key=_own_order)
-
-
-def take_turn(sequence: EngineSequence, waiting: Collection[EngineSequence], now: float) -> None:
-    """Give a sequence that has the next turn the first place of its client. Those that it overtakes move to the next
-    place each, so that its client comes no sooner before others than without priorities."""
-    mine = sorted(_of_group(sequence, waiting, now), key=lambda each: each.number)
-    overtaken = mine[: mine.index(sequence)]
-    numbers = [each.number for each in (*overtaken, sequence)]
-    for each, number in zip((sequence, *overtaken), numbers, strict=True):
-        each.number = number
+OVERDUE = -1
+"""The level of overdue sequences, before those of all classes."""
 
 
 def in_turn(sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
-    """Return waiting sequences, or prompts, in the order in which they get slots or are prefilled."""
+    """Return prompts in the order in which they are prefilled: that of `SlotQueue`."""
     return _with_priorities(sorted(sequences, key=lambda sequence: _place(sequence, now)), now)
 
 
 def by_seniority(sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
     """Return sequences in order; the last one is the first that is preempted when the cache is full."""
-    return _with_priorities(sorted(sequences, key=lambda sequence: (_level(sequence, now), sequence.number)), now)
+    return _with_priorities(sorted(sequences, key=lambda sequence: (level_of(sequence, now), sequence.number)), now)
 
 
 def victims(waiting: EngineSequence, running: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
@@ -62,27 +45,18 @@ def _overdue(sequence: EngineSequence, now: float) -> bool:
     return sequence.waited_s(now) >= PATIENCE_S
 
 
-def _level(sequence: EngineSequence, now: float) -> int:
+def level_of(sequence: EngineSequence, now: float) -> int:
     """Return the level of a sequence, the lowest of which comes first."""
-    return -1 if _overdue(sequence, now) else sequence.request.urgency.level
+    return OVERDUE if _overdue(sequence, now) else sequence.request.urgency.level
 
 
-def _place(sequence: EngineSequence, now: float) -> Place:
-    return _level(sequence, now), sequence.rank, sequence.number
+def _place(sequence: EngineSequence, now: float) -> tuple[int, float, int]:
+    return level_of(sequence, now), sequence.rank, sequence.number
 
 
 def _group(sequence: EngineSequence, now: float) -> tuple[int, str]:
     """Return what sequences have in common whose own priorities are compared: level and client."""
-    return _level(sequence, now), _client(sequence.request)
-
-
-def _of_group(one: EngineSequence, sequences: Iterable[EngineSequence], now: float) -> Iterator[EngineSequence]:
-    group = _group(one, now)
-    return (each for each in sequences if _group(each, now) == group)
-
-
-def _own_order(sequence: EngineSequence) -> Place:
-    return sequence.request.urgency.priority, sequence.rank, sequence.number
+    return level_of(sequence, now), client_of(sequence.request)
 
 
 def _have_priorities(sequences: Iterable[EngineSequence]) -> bool:
@@ -104,14 +78,15 @@ def _with_priorities(ordered: list[EngineSequence], now: float) -> list[EngineSe
     return [next(priorities[_group(sequence, now)]) for sequence in ordered]
 
 
-def _client(request: EngineRequest) -> str:
+def client_of(request: EngineRequest) -> str:
+    """Return the client of a request: those of one client have one key."""
     return request.tenant.partition(TENANT_SALT)[0]
 
 
 def _preemptible(running: EngineSequence, waiting: EngineSequence, now: float) -> bool:
     asked, held = waiting.request, running.request
     return (
-        may_preempt(asked.urgency, held.urgency, same_client=_client(asked) == _client(held))
+        may_preempt(asked.urgency, held.urgency, same_client=client_of(asked) == client_of(held))
         and running.preemptions < MAX_PREEMPTIONS
         and running.max_length - len(running.tokens) >= MIN_LEFT
         and not _overdue(running, now)

@@ -5,11 +5,12 @@ another thread meanwhile.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
+from protocol.prefix_digests import PrefixDigests
 from protocol.request import ChatInput, Grammar, InfillInput, Input, Sampling
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.request import Constraint
@@ -53,6 +54,8 @@ class TokenizedPrompt:
     """The grammar of the answer, which is not compiled yet."""
     stop_ids: frozenset[int] = frozenset()
     """The tokens of `eos` that are only the request's own."""
+    prefix: PrefixDigests = field(default_factory=lambda: PrefixDigests(""))
+    """The digests of the prompt."""
 
 
 PromptResult = TokenizedPrompt | BaseException
@@ -131,7 +134,8 @@ class PromptBuilder:
                 parser.push(token)
         bad, breakers = self._words(submit.sampling)
         grammar = self._constraints.grammar(submit, gate)
-        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids)
+        prefix = PrefixDigests.of(submit.input, submit.tenant)
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix)
 
     def _ends(self, source: Input) -> frozenset[int]:
         """Return the end-of-sequence tokens; the text of a gap has more of them."""

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
-from workers.host.memory import kv_share, spare_bytes
+from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.width_padding import WidthPadding
 from workers.process.spec import WorkerSpec
@@ -47,7 +48,7 @@ class ContextChoice:
         least = config.choose_context(0)
         if least == most:
             return cls(most, most, "")
-        if backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS:
+        if allocates_cache(spec, backend):
             return cls(least, most, "device")
         if spec.chosen_context:
             context = min(spec.chosen_context, most)
@@ -58,17 +59,47 @@ class ContextChoice:
         return cls(max(least, _rounded(rows)), most, "memory")
 
 
-def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
-    """Return the rows that the KV cache can have."""
-    kind = config.dtype if spec.dtype == "auto" else spec.dtype
+def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+    """Return the bytes of the KV cache of one token."""
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
-    row_bytes = 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[kind]
-    addressed = ADDRESS_BYTES // (row_bytes * spec.max_batch_size)
-    if spec.kv_bytes:
-        return min(spec.kv_bytes // row_bytes, addressed)
-    weights = weight_bytes(open_weights(Path(spec.model_path)), kind, spec.quantize)
-    return min(max(0, kv_share(spare_bytes(), spec.workers, weights)) // row_bytes, addressed)
+    return 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[_kind(spec, config)]
+
+
+def addressed_rows(spec: WorkerSpec, row_bytes_: int) -> int:
+    """Return the tokens of a slot for which a process has addresses."""
+    return ADDRESS_BYTES // (row_bytes_ * spec.max_batch_size)
+
+
+def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
+    """Return whether the device allocates all of the KV cache at the start."""
+    return backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS
+
+
+def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: int) -> int:
+    """Return the bytes of KV cache for a load with this context: those of the setting, or with `kv_most` as many as
+    memory allows up to that, but at least one context; 0 without either."""
+    if spec.kv_bytes or not spec.kv_most:
+        return spec.kv_bytes
+    least = context * row_bytes(spec, backend, config)
+    return max(least, min(spec.kv_most, _free_for_kv(spec, config)))
+
+
+def _kind(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
+    return config.dtype if spec.dtype == "auto" else spec.dtype
+
+
+def _free_for_kv(spec: WorkerSpec, config: ModelConfig) -> int:
+    """The bytes that remain for the KV cache of this worker."""
+    weights = weight_bytes(open_weights(Path(spec.model_path)), _kind(spec, config), spec.quantize)
+    return max(0, kv_share(spare_bytes() + leaving_bytes(spec.predecessor), spec.workers, weights))
+
+
+def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+    """Return the rows that the KV cache can have."""
+    one = row_bytes(spec, backend, config)
+    free = spec.kv_bytes or _free_for_kv(spec, config)
+    return min(min(free, spec.kv_most or free) // one, addressed_rows(spec, one))
 
 
 def _rounded(rows: int) -> int:

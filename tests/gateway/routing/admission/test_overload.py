@@ -13,9 +13,9 @@ import pytest
 from gateway.errors import RequestError
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.admission.fair_shares import OUTPUT_COST
-from gateway.routing.placement.placement import ahead
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
+from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from tests.gateway.harness.engines import EngineWorker

@@ -9,12 +9,13 @@ import pytest
 from actors.process.exit_cause import Origin
 from gateway.errors import RequestError
 from gateway.routing.admission.time_limits import RequestTimeLimits
+from gateway.routing.worker_handle import FULL_S
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from tests.gateway.harness.serving import COMPLETION, serving
 from tests.gateway.harness.virtual import BACKEND
-from tests.gateway.harness.world import World, failure, number
+from tests.gateway.harness.world import World, failure, last, number
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +91,61 @@ class TestQueueTime:
         world["a"].die(origin=Origin.OUTSIDE)
         world["a"].come_back()
         assert [submit.limits.queue_ms for submit in world["a"].submits] == [5000, 0]
+
+    async def test_a_request_that_its_worker_did_not_begin_keeps_its_bound(self) -> None:
+        """One of three with two slots has begun; the prompt of the second one was not made, and the third one had no
+        slot."""
+        world = World(slots=2, max_queue_s=5.0)
+        begun, _, _ = groups = [world.open(each) for each in ("begun", "prompt", "behind")]
+        await anyio.sleep(1.5)
+        world["a"].die(reached=number(begun), origin=Origin.OUTSIDE)
+        world["a"].come_back()
+        assert [submit.limits.queue_ms for submit in world["a"].submits] == [5000, 5000, 5000, 0, 3500, 3500]
+        world["a"].reach()
+        world["a"].die(origin=Origin.OUTSIDE)
+        await anyio.sleep(3.6)
+        assert [failure(group) for group in groups] == [None, None, ErrorCode.QUEUE_TIMEOUT]
+        assert groups[2].failure is not None
+        assert "5 s in the queue" in groups[2].failure.text
+
+    async def test_a_request_that_delivered_something_has_begun(self) -> None:
+        world = World(slots=1, max_queue_s=5.0)
+        _, preempting = world.open("first"), world.open("ahead")
+        world["a"].token(number(preempting), "x")
+        world["a"].die(reached=0, origin=Origin.OUTSIDE)
+        await anyio.sleep(5.1)
+        assert failure(preempting) is None
+
+    async def test_a_request_that_workers_had_no_room_for_keeps_its_bound(self) -> None:
+        world = World("a", "b", slots=1, max_queue_s=5.0)
+        group = world.open()
+        await anyio.sleep(1.0)
+        world[group.worker].fail(number(group), ErrorCode.OVERLOADED)
+        assert last(world[group.worker]).limits.queue_ms == 4000, "the other one"
+        for worker in world.workers.values():
+            worker.full = True
+        world[group.worker].die(reached=0)
+        await anyio.sleep(4.1)
+        assert failure(group) is ErrorCode.QUEUE_TIMEOUT
+
+    @pytest.mark.parametrize(
+        ("code", "reached", "left"),
+        [(ErrorCode.OVERLOADED, None, 3750), (ErrorCode.DRAINING, 0, 4000), (ErrorCode.STEP, 0, 0)],
+        ids=["no room", "drains", "step failed"],
+    )
+    async def test_what_a_refusal_makes_of_the_bound(self, code: ErrorCode, reached: int | None, left: int) -> None:
+        """A step fails only after the request has begun."""
+        world = World(slots=1, max_queue_s=5.0)
+        world["a"].die()
+        group = world.open()
+        world["a"].come_back()
+        await anyio.sleep(1.0)
+        world["a"].reach(reached)
+        world["a"].fail(number(group), code)
+        world["a"].die()
+        world["a"].come_back()
+        await anyio.sleep(FULL_S)
+        assert last(world["a"]).limits.queue_ms == left
 
     async def test_without_a_bound_a_timeout_is_the_error_of_the_worker(self) -> None:
         world = World()

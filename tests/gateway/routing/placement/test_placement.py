@@ -11,7 +11,7 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
 from gateway.openai.scores.decoding import ScoreDecoder
-from gateway.routing.placement.placement import ahead
+from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_SLOTS
 from protocol.errors import ErrorCode
@@ -132,6 +132,15 @@ async def test_the_gap_of_a_lost_sequence_is_observed_once_it_continues() -> Non
     assert seconds(world, "baton_replay_gap_seconds", "b") == (1, 5.0)
     world["b"].token(number(fresh), "x", 3)
     assert world.gaps() == 1
+
+
+async def test_a_worker_learns_which_sequence_is_a_suspect() -> None:
+    world = World("a", "b")
+    world.open()
+    world["a"].token(1, "a", 1)
+    world["a"].die()
+    world.open()
+    assert [(each.stream, each.suspect) for each in world["b"].submits] == [(2, True), (3, False)]
 
 
 async def test_a_worker_whose_actor_has_ended_is_left() -> None:

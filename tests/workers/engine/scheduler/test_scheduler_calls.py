@@ -4,7 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.workers.engine.harness.pool import admit, ask, scheduler
+from tests.workers.engine.harness.pool import admit, ask, run, scheduler
+from workers.engine import prefix_match, slot_allocation
+from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import EngineSequence
@@ -92,3 +94,23 @@ def test_a_prompt_waits_for_one_before_it_whose_rows_it_can_take() -> None:
     one.submit(ask(3, (1, 2, 4), tenant="b"), 0.0)
     admit(one)
     assert calls(one) == [[(0, 0, 3)], [(1, 2, 1), (2, 0, 3), (3, 0, 3)]]
+
+
+def test_a_prompt_is_compared_only_with_rows_that_may_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at a token tells of most others that they share too little, however many run."""
+    compared = []
+
+    def reusable(wanted: CachedRows, source: CachedRows, limit: int, *, exact_rows: bool) -> int:
+        compared.append(source.tokens[0])
+        return prefix_match.reusable(wanted, source, limit, exact_rows=exact_rows)
+
+    monkeypatch.setattr(slot_allocation, "reusable", reusable)
+    one = scheduler(8, min_tokens=8, step_tokens=999, kv_tokens=256)
+    run(one, *(ask(stream, tuple(range(stream, stream + 12))) for stream in range(6)))
+    compared.clear()
+    (work,) = run(one, ask(9, (*range(2, 12), 77)))
+    assert compared == [2]
+    assert (work.copy is not None, work.chunk.position) == (True, 10)
+    (work,) = run(one, ask(10, (2, 3, 4, 5, 6, 7, 8, 99)))
+    assert compared == [2], "too short to share anything"
+    assert work.copy is None

@@ -1,6 +1,6 @@
 """Time until the loss of a worker is known, and until a standby answers in its place.
 
-    python bench/detection.py [--backend scripted] [--rounds 20]
+    python bench/overhead/detection.py [--backend scripted] [--rounds 20]
 
 A gateway without its HTTP side runs one active worker and one standby. In each round the active one, which has a
 stream, is ended (SIGKILL, or SIGABRT as native code does) or suspended (SIGSTOP). Measured from that moment are the
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import anyio
 

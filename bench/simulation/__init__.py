@@ -1,0 +1,1 @@
+"""A discrete-event simulation of gateways with many workers: the gateway's own code on a virtual clock."""

@@ -1,0 +1,144 @@
+"""A model of the hub that is downloaded when a request needs it."""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import PIPE
+
+import anyio
+import anyio.to_thread
+import structlog
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from actors.supervision.local import CommandLine
+from baton_serve.start import module_command
+from cli.config.errors import CommandFailed
+from cli.config.launch import like_command, worker_command
+from cli.config.model import ChosenModel, chosen_name, is_builtin
+from cli.config.model_settings import ModelSettings
+from cli.config.settings import Settings
+from cli.config.several.memory_plan import MemoryPlan
+from cli.config.several.planned_model import PlannedModel, keep_alive_s, quantized
+from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.models.terms import ModelTerms, ModelUnavailable
+from workers.errors import LoadRefused
+from workers.hub.download import Download
+from workers.hub.hub_id import HubId
+from workers.hub.resolve import hub_id
+from workers.process.spec import WorkerSpec
+
+REPORTED = 0.1
+"""Share of a download after which its progress is logged again."""
+MAX_LINE = 1 << 16
+_log = structlog.get_logger("cli.config.several.hub_model")
+
+
+def absent_hub_model(settings: Settings) -> HubId | None:
+    """Return the hub id that the settings of one model name, if the cache does not have all of it. Raises
+    `CheckpointError`."""
+    if is_builtin(settings):
+        return None
+    model = hub_id(settings.model)
+    return None if model is None or Download(model).cached() is not None else model
+
+
+@dataclass
+class HubModel:
+    """A model that is not on this machine when the server starts. Its workers are named, and get their specifications
+    when it has been prepared."""
+
+    settings: Settings
+    """Settings of a server with this model alone."""
+    wanted: ModelSettings
+    hub: HubId
+    plan: MemoryPlan
+    first: int
+    """The number of its first worker."""
+    _planned: PlannedModel | None = None
+    _context: int = 0
+    _specs: Sequence[WorkerSpec] = ()
+
+    @property
+    def name(self) -> str:
+        return chosen_name(self.settings)
+
+    def launches(self) -> list[WorkerLaunch]:
+        """Its workers."""
+        return [
+            WorkerLaunch(
+                f"w{self.first + index}",
+                self.name,
+                functools.partial(self._command, index),
+                standby=index >= self.wanted.workers,
+                like=functools.partial(self._like, index),
+                on_demand=True,
+            )
+            for index in range(self.wanted.workers + self.wanted.standby)
+        ]
+
+    def terms(self) -> ModelTerms:
+        """Its terms before it is prepared."""
+        return ModelTerms(
+            name=self.name,
+            aliases=self.wanted.aliases,
+            load=self.wanted.load,
+            keep_alive_s=keep_alive_s(self.wanted),
+            priority=self.wanted.priority,
+            bytes=self.wanted.memory_bytes * (self.wanted.workers + self.wanted.standby),
+            fixed=self.wanted.memory_bytes > 0,
+            context=self.settings.context or None,
+            quantization=quantized(self.settings),
+            prepare=self.prepare,
+        )
+
+    async def prepare(self) -> ModelTerms:
+        """Download what the cache lacks, in a process of its own, and choose the context beside the other models. See
+        `ModelTerms.prepare`."""
+        path = await fetch(self.hub)
+        try:
+            return await anyio.to_thread.run_sync(self._adopt, path)
+        except (CommandFailed, LoadRefused, OSError) as error:
+            raise ModelUnavailable(str(error)) from error
+
+    def _adopt(self, path: Path) -> ModelTerms:
+        """Raises `CommandFailed`, `LoadRefused` and `OSError`."""
+        planned = PlannedModel.of(self.settings, self.wanted, ChosenModel(self.name, path))
+        if self._planned is None or self._planned.memory != planned.memory:
+            (self._context,) = self.plan.add({self.name: planned.memory}).values()
+        self._planned = planned
+        self._specs = planned.specs(self._context, self.first)
+        return replace(planned.terms(self._context), prepare=self.prepare)
+
+    def _command(self, index: int, endpoint: str, incarnation: int) -> Sequence[str]:
+        return worker_command(self._specs[index])(endpoint, incarnation)
+
+    def _like(self, index: int, name: str, checkpoint: str) -> CommandLine:
+        if not self._specs:
+            raise LaunchRefused(f"{self.hub} is not on this machine yet: a request for {self.name} downloads it")
+        return like_command(self._specs[index], name, checkpoint)
+
+
+async def fetch(model: HubId) -> Path:
+    """Return the folder of a model in the cache, after a download of what is missing. It ends with this task. Raises
+    `ModelUnavailable`."""
+    command = module_command("workers.hub", str(model))
+    logged = 0.0
+    async with await anyio.open_process(command, stdin=PIPE, stdout=PIPE, stderr=None) as process:
+        assert process.stdout is not None, "it is a pipe"
+        lines = BufferedByteReceiveStream(process.stdout)
+        while True:
+            try:
+                line = json.loads(await lines.receive_until(b"\n", MAX_LINE))
+            except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream, ValueError) as error:
+                raise ModelUnavailable(f"the download of {model} ended without a result") from error
+            match line:
+                case {"path": str(path)}:
+                    _log.info("model_fetched", hub=str(model), path=path)
+                    return Path(path)
+                case {"problem": str(problem)}:
+                    raise ModelUnavailable(problem)
+                case {"done": int(done), "total": int(total)} if not logged or done >= logged + REPORTED * total:
+                    logged = done
+                    _log.info("model_downloads", hub=str(model), done=done, total=total)

@@ -1,0 +1,1 @@
+"""Routing by prefix: which worker holds what a prompt begins with, and whether going there pays."""

@@ -1,0 +1,274 @@
+"""Orders the workers that may get a sequence: by what they hold of its prompt, by load alone, or in turn.
+
+A worker holds the prompts of its sequences, and what ended ones have left in its cache, which it reports. Both are
+known by their digests (`protocol.prefix_digests`). What is expected of a worker follows from measurements: how many of
+the expected tokens it really had, and how fast it computes.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from gateway.metrics.metrics import Metrics
+from gateway.routing.prefixes.choice import WorkerOption, choose
+from gateway.routing.prefixes.index import PrefixIndex
+from gateway.routing.prefixes.pace import DecayedRatio, Pace
+from gateway.routing.prefixes.worker_load import MIN_MEASURED, Expected, WorkerLoad
+from gateway.routing.sequence import LiveSequence
+from gateway.routing.worker_handle import WorkerHandle
+from gateway.routing.worker_pool import WorkerPool
+from gateway.settings import Routing
+from protocol.events import HeldPrefix, StartedStream, Usage
+from protocol.request import TokensInput
+
+PREFILL_RATE = 1000.0
+"""Prompt tokens a second of a model of which nothing was measured yet."""
+ANSWER_TOKENS = 64.0
+"""Tokens of an answer, likewise."""
+MAX_EQUAL = 16
+"""Equally loaded workers of which the one with the fewest prefixes is found."""
+
+
+@dataclass(slots=True)
+class _ModelState:
+    """The state of a model and its workers."""
+
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    handles: dict[str, WorkerHandle] = field(default_factory=dict)
+    loads: dict[str, WorkerLoad] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    """That of all workers together, for those of which nothing was measured yet."""
+    scale: DecayedRatio = field(default_factory=DecayedRatio)
+    """Tokens of prompts by what was estimated."""
+    trust: DecayedRatio = field(default_factory=DecayedRatio)
+    """Tokens that workers had by those that their digests promised: 0 where the template changes the beginning of each
+    prompt."""
+    answers: DecayedRatio = field(default_factory=DecayedRatio)
+    """Tokens of answers by answers."""
+    turns: int = 0
+    """Sequences that were placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Preferred:
+    """A worker that was preferred to the least loaded one, and what that one holds."""
+
+    sequence: LiveSequence
+    worker: str
+    promised_elsewhere: float
+
+
+class PrefixRouting:
+    """Knows what the workers of each model hold. Synchronous; told of every placement, every end and every report."""
+
+    def __init__(self, routing: Routing, metrics: Metrics, pool: WorkerPool) -> None:
+        """Only workers that the `pool` prefers equally are chosen from."""
+        self._routing = routing
+        self._metrics = metrics
+        self._pool = pool
+        self._models: dict[str, _ModelState] = {}
+        self._preferred: _Preferred | None = None
+        """The last choice, until its sequence is placed."""
+
+    def add(self, handle: WorkerHandle) -> None:
+        """Add a worker."""
+        state = self._models.setdefault(handle.model, _ModelState())
+        state.handles[handle.name] = handle
+        state.loads[handle.name] = WorkerLoad()
+        handle.prefix_digests = lambda: state.index.digests(handle.name)
+
+    def forget(self, handle: WorkerHandle) -> None:
+        """Remove a worker."""
+        self.lose(handle)
+        state = self._models[handle.model]
+        del state.handles[handle.name], state.loads[handle.name]
+
+    def order(
+        self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
+    ) -> Iterator[WorkerHandle]:
+        """Yield the workers that may get a sequence in the order in which they should be asked. They are given in the
+        order of `WorkerPool.candidates`; `may` is true for each of them, and for other candidates that may get it."""
+        if self._routing == "round-robin":
+            preference = self._pool.preference
+            every = list(handles)
+            loads = self._models[every[0].model].loads if every else {}
+            return iter(sorted(every, key=lambda each: (preference(each), loads[each.name].last_turn)))
+        return handles if self._routing == "least-loaded" else self._by_prefix(handles, sequence, may)
+
+    def _by_prefix(
+        self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
+    ) -> Iterator[WorkerHandle]:
+        near, count = self._least_loaded(handles)
+        if not near:
+            return
+        model = near[0].model
+        state = self._models[model]
+        # Of equally loaded ones that with the fewest prefixes, which are evicted last if they are spread.
+        chosen = least = min(near[:count], key=lambda each: state.index.holders(each.name))
+        if promised := self._promised(model, sequence):
+            promised[least.name] = self._share(least, sequence) * self._prompt_tokens(state, sequence)
+            first = self._pool.preference(least)
+            others = [state.handles[name] for name in promised if name != least.name]
+            others = [
+                each
+                for each in others
+                if self._pool.admits(each) and may(each) and self._pool.preference(each) == first
+            ]
+            chosen = self._choose([least, *others], sequence, promised)
+        if chosen is not least:
+            self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
+        yield chosen
+        yield from (each for each in chain(near, handles) if each is not chosen)
+
+    def _least_loaded(self, handles: Iterator[WorkerHandle]) -> tuple[list[WorkerHandle], int]:
+        """Take the least loaded workers, and perhaps one that is not. Returns those taken, and how many are equal."""
+        taken: list[WorkerHandle] = []
+        for each in islice(handles, MAX_EQUAL):
+            taken.append(each)
+            first = taken[0]
+            if each.load != first.load or self._pool.preference(each) != self._pool.preference(first):
+                return taken, len(taken) - 1
+        return taken, len(taken)
+
+    def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
+        """Choose between the least loaded worker, which is the first, and others that hold something."""
+        state = self._models[handles[0].model]
+        trust, answer = state.trust.value(1.0), state.answers.value(ANSWER_TOKENS)
+        rate, turn_s, row_s = (
+            state.pace.prefill.value(PREFILL_RATE),
+            state.pace.turn.value(0.0),
+            state.pace.row.value(),
+        )
+        options = []
+        for handle in handles:
+            load = state.loads[handle.name]
+            options.append(
+                WorkerOption(
+                    live=handle.load,
+                    slots=handle.slots,
+                    saved=trust * promised.get(handle.name, 0.0),
+                    pending=load.pending,
+                    prefill_rate=load.pace.prefill.value(rate),
+                    turn_s=load.pace.turn.value(turn_s),
+                    crowding_s=load.pace.row.value(row_s) * answer,
+                )
+            )
+        return handles[choose(options, self._prompt_tokens(state, sequence))]
+
+    def uncached(self, sequence: LiveSequence) -> float:
+        """Estimate the tokens of a prompt that have to be computed, in those of its `terms`, if the worker gets it that
+        holds most of it."""
+        model, estimated = sequence.request.model, sequence.terms.prompt_tokens
+        held = max(self._shares(model, sequence).values(), default=0.0)
+        return estimated * (1.0 - held * self._models[model].trust.value(1.0)) if held else float(estimated)
+
+    def placed(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
+        """Note that a worker got a sequence. Returns the share of its prompt that the worker is expected to hold."""
+        state, number = self._models[handle.model], sequence.submit.stream
+        load = state.loads[handle.name]
+        state.turns += 1
+        load.last_turn = state.turns
+        preferred, self._preferred = self._preferred, None
+        share = self._share(handle, sequence)
+        prompt, trust = self._prompt_tokens(state, sequence), state.trust.value(1.0)
+        promised, elsewhere = share * prompt, None
+        if preferred is not None and preferred.sequence is sequence and preferred.worker == handle.name:
+            elsewhere = preferred.promised_elsewhere
+        known = isinstance(sequence.submit.input, TokensInput)
+        load.place(
+            number,
+            Expected(
+                estimated=0.0 if known else sequence.terms.prompt_tokens,
+                resumed=len(sequence.tokens),
+                promised=promised,
+                promised_elsewhere=promised if elsewhere is None else elsewhere,
+                uncached=prompt - trust * promised,
+            ),
+        )
+        if self._chooses(handle.model):
+            state.index.hold(handle.name, _sequence(number), sequence.prefix.digests(sequence.submit))
+        return share * trust
+
+    def left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
+        """Note that a sequence has ended, or that its worker has it no more."""
+        state, number = self._models[handle.model], sequence.submit.stream
+        state.loads[handle.name].take(number)
+        state.index.drop(handle.name, _sequence(number))
+
+    def lose(self, handle: WorkerHandle) -> None:
+        """Note that a worker holds nothing any more, as its process has ended."""
+        state = self._models[handle.model]
+        state.loads[handle.name].clear()
+        state.index.clear(handle.name)
+
+    def report(self, handle: WorkerHandle, prefixes: Iterable[HeldPrefix]) -> None:
+        """Take a worker's report of what ended sequences have left."""
+        if self._routing == "prefix":
+            index = self._models[handle.model].index
+            for each in prefixes:
+                index.hold(handle.name, ("slot", each.holder), each.digests)
+
+    def started(self, handle: WorkerHandle, event: StartedStream) -> None:
+        """Learn from the first token of a sequence."""
+        state = self._models[handle.model]
+        load = state.loads[handle.name]
+        expected = load.take(event.stream)
+        if expected is None:
+            return
+        computed, seconds = event.prompt_tokens - event.cached_tokens, event.prefill_us / 1e6
+        if computed >= MIN_MEASURED and seconds > 0:
+            for pace in (load.pace, state.pace):
+                pace.prefill.add(computed, seconds)
+        if expected.estimated:
+            state.scale.add(max(0, event.prompt_tokens - expected.resumed), expected.estimated)
+        if expected.promised:
+            state.trust.add(min(event.cached_tokens, expected.promised), expected.promised)
+        saved = min(event.cached_tokens, expected.promised) - expected.promised_elsewhere
+        if saved > 0:
+            self._metrics.prefix_tokens_routed(handle.model).inc(saved)
+
+    def finished(self, handle: WorkerHandle, sequence: LiveSequence, usage: Usage) -> None:
+        """Learn from the end of a sequence that its worker still has."""
+        state = self._models[handle.model]
+        state.answers.add(usage.completion_tokens, 1)
+        for pace in (state.loads[handle.name].pace, state.pace):
+            pace.turn.add((usage.prefill_ms + usage.decode_ms) / 1000, 1)
+            if usage.completion_tokens > 1 and not sequence.replays:
+                pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
+
+    def _chooses(self, model: str) -> bool:
+        """Digests are needed: there is something to choose."""
+        return self._routing == "prefix" and len(self._models[model].loads) > 1
+
+    def _promised(self, model: str, sequence: LiveSequence) -> dict[str, float]:
+        """Return the tokens of a prompt that each worker holds by the digests, without those that hold none."""
+        prompt = self._prompt_tokens(self._models[model], sequence)
+        return {worker: share * prompt for worker, share in self._shares(model, sequence).items()}
+
+    def _shares(self, model: str, sequence: LiveSequence) -> dict[str, float]:
+        """Return the share of a prompt that workers hold, the largest first."""
+        if not self._reuses(model, sequence):
+            return {}
+        matches = self._models[model].index.matches(sequence.prefix.digests(sequence.submit))
+        return {worker: sequence.prefix.share(matched) for worker, matched in matches.items()}
+
+    def _share(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
+        """Return the share of a prompt that a worker holds."""
+        if not self._reuses(handle.model, sequence):
+            return 0.0
+        index = self._models[handle.model].index
+        return sequence.prefix.share(index.matched(handle.name, sequence.prefix.digests(sequence.submit)))
+
+    def _reuses(self, model: str, sequence: LiveSequence) -> bool:
+        """A worker may take rows of others for a sequence. A prompt that is reported is computed anew."""
+        reports = sequence.submit.prompt_logprobs is not None and not sequence.tokens
+        return self._chooses(model) and not reports
+
+    def _prompt_tokens(self, state: _ModelState, sequence: LiveSequence) -> float:
+        known = isinstance(sequence.submit.input, TokensInput)
+        scale = 1.0 if known else state.scale.value(1.0)
+        return scale * sequence.terms.prompt_tokens + len(sequence.tokens)
+
+
+def _sequence(number: int) -> Hashable:
+    return "sequence", number

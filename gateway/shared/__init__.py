@@ -1,0 +1,1 @@
+"""State that several gateways share through Redis: leases on shares of the limits of API keys."""

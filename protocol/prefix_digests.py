@@ -1,0 +1,109 @@
+"""Digests of the beginnings of prompts, by which a worker reports what it holds and the gateway finds it.
+
+The gateway has no tokenizer. So the digests are not of tokens but of the bytes of a request, in an order in which a
+chat's next turn begins with the bytes of this one and its answer. Equal digests promise nothing: the worker compares
+tokens.
+
+Digests are keyed by the tenant, as prefixes are not shared between tenants: those of two tenants have nothing in
+common, and a client cannot make those of another tenant.
+"""
+
+import hashlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from protocol.bounds import MAX_PREFIX_DIGESTS
+from protocol.request import ChatInput, InfillInput, Input, Message, TextInput, TokensInput
+
+FIRST_BYTES = 128
+"""Length of the shortest prefix that has a digest, some 32 tokens of text."""
+STEPS = 8
+"""Digests for each doubling of the length: a prompt of a megabyte has 88, and what two prompts have in common is known
+within an eighth."""
+
+
+def _boundary(index: int) -> int:
+    doublings, step = divmod(index, STEPS)
+    if not doublings:
+        return FIRST_BYTES * (step + 1)
+    return (FIRST_BYTES << (doublings - 1)) * (STEPS + step + 1)
+
+
+BOUNDARIES = tuple(_boundary(index) for index in range(MAX_PREFIX_DIGESTS))
+"""The length in bytes of the prefix of each digest. The last one is longer than any frame."""
+
+_SEPARATOR = "\x1e"
+_FIELD = "\x1f"
+
+
+class PrefixDigests:
+    """The digests of a growing text: one at each boundary that it has reached, each of 63 bits."""
+
+    __slots__ = ("_digests", "_hash", "size")
+
+    def __init__(self, tenant: str) -> None:
+        self._hash = hashlib.blake2b(digest_size=8, key=hashlib.blake2b(tenant.encode()).digest())
+        self._digests: list[int] = []
+        self.size = 0
+        """The length of the text in bytes."""
+
+    @classmethod
+    def of(cls, source: Input, tenant: str) -> "PrefixDigests":
+        """Return the digests of a prompt, whose answer may be added."""
+        digests = cls(tenant)
+        if isinstance(source, TokensInput):
+            digests.add_tokens(source.tokens)
+        else:
+            digests.add_text("".join(_texts(source)))
+        return digests
+
+    def add_text(self, text: str) -> None:
+        """Add text."""
+        self._add(text.encode(errors="surrogatepass"))
+
+    def add_tokens(self, tokens: tuple[int, ...]) -> None:
+        """Add token ids, four bytes each."""
+        self._add(array("I", tokens).tobytes())
+
+    def digests(self, size: int | None = None) -> tuple[int, ...]:
+        """Return the digests so far, or those of the first `size` bytes."""
+        return tuple(self._digests if size is None else self._digests[: bisect_right(BOUNDARIES, size)])
+
+    def _add(self, data: bytes) -> None:
+        view, at, known = memoryview(data), 0, self._digests
+        while len(known) < MAX_PREFIX_DIGESTS and (missing := BOUNDARIES[len(known)] - self.size) <= len(view) - at:
+            self._hash.update(view[at : at + missing])
+            at += missing
+            self.size += missing
+            known.append(int.from_bytes(self._hash.copy().digest()) >> 1)
+        self._hash.update(view[at:])
+        self.size += len(view) - at
+
+
+def answer_begins(source: Input) -> str:
+    """Return what is between a prompt and the text of its answer in a prompt that goes on after both."""
+    return f"{_SEPARATOR}assistant{_FIELD}" if isinstance(source, ChatInput) else ""
+
+
+def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
+    match source:
+        case TextInput(text):
+            yield text
+        case ChatInput():
+            # Tools and options come first, as in the templates of most models.
+            yield f"{source.tools_json}{_SEPARATOR}{source.options}"
+            for message in source.messages:
+                yield from _message_texts(message)
+        case InfillInput(prefix, suffix):
+            yield f"{prefix}{_SEPARATOR}{suffix}"
+
+
+def _message_texts(message: Message) -> Iterator[str]:
+    """Yield the texts of a message. Those that only some messages have come last, so that an answer of text alone has
+    no more than its text."""
+    yield f"{_SEPARATOR}{message.role}{_FIELD}{message.content}"
+    if message.name or message.reasoning or message.tool_call_id:
+        yield f"{_FIELD}{message.name}{_FIELD}{message.reasoning}{_FIELD}{message.tool_call_id}"
+    for call in message.tool_calls:
+        yield f"{_FIELD}{call.name}{_FIELD}{call.arguments}"

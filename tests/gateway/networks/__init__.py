@@ -1,0 +1,1 @@
+"""Gateways and remote workers over emulated networks."""

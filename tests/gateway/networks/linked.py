@@ -1,0 +1,134 @@
+"""A gateway and a remote worker with an emulated network between them, and what the tests do with the two."""
+
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.supervision.deadlines import Deadlines
+from bench.networks.byte_link import ByteLink
+from bench.networks.impairment import Impairment
+from bench.networks.packet_link import GATEWAY, NoNamespaces, PacketLink
+from gateway.fleet.launch import WorkerLaunch
+from protocol.events import Event
+from tests.gateway.fleet.remote import Doorway, doorway, joining
+from tests.gateway.harness.serving import COMPLETION
+
+LONG = COMPLETION | {"seed": 7, "max_tokens": 40, "ignore_eos": True, "stream": True}
+RATE = 100.0
+PATIENT = Deadlines()
+IMPATIENT = Deadlines(hang=2.5, idle=2.5, heartbeat=2.5, stop=0.5)
+"""A lost link is noticed after 2.5 s."""
+
+
+@dataclass
+class Linked:
+    """A gateway and its link."""
+
+    door: Doorway
+    link: ByteLink | PacketLink
+    taken: list[tuple[str, int]] = field(default_factory=list)
+    """The worker and the incarnation of each event that reached the router."""
+
+    @contextmanager
+    def joining(self, **fields: Any) -> Iterator[None]:
+        """The worker "far", whose supervisor connects over the link."""
+        port = self.link.port if isinstance(self.link, ByteLink) else self.door.joins.port
+        host = "127.0.0.1" if isinstance(self.link, ByteLink) else GATEWAY
+        address, given = f"tcp://{host}:{port}", {"tokens_per_second": RATE} | fields
+        worker = joining(self.door.file("far"), (address, self.door.key), **given)
+        if isinstance(self.link, PacketLink):
+            self.link.worker.run(worker.__enter__)
+        else:
+            worker.__enter__()
+        try:
+            yield
+        finally:
+            worker.__exit__(None, None, None)
+
+    async def ask(self, fifth: Callable[[], None] = lambda: None, **fields: Any) -> list[int]:
+        """The token ids of a stream, which must end well and once. `fifth` is called at its fifth event."""
+        tokens: list[int] = []
+        ends = count = 0
+        body = LONG | {"return_token_ids": True} | fields
+        async with self.door.real.client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    tokens += choice["token_ids"]
+                    ends += choice["finish_reason"] is not None
+                    if (count := count + 1) == 5:
+                        fifth()
+        assert ends == 1
+        return tokens
+
+    async def ask_both(self, fifth: Callable[[], None] = lambda: None) -> list[list[int]]:
+        """The tokens of two streams, of which each worker has one; the one that "far" has calls `fifth`."""
+        found: list[list[int]] = []
+        live = self.door.real.router.pool["far"].live
+
+        def on_far() -> None:
+            if len(live) and not called:
+                called.append(True)
+                fifth()
+
+        async def one() -> None:
+            found.append(await self.ask(on_far))
+
+        called: list[bool] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            group.start_soon(one)
+        return found
+
+
+@asynccontextmanager
+async def linked(
+    folder: Path, *launches: WorkerLaunch, deadlines: Deadlines = PATIENT, impairment: Impairment | None = None
+) -> AsyncIterator[Linked]:
+    """A gateway, and a link through which "far" may join as bytes."""
+    async with doorway(folder, *launches, deadlines=deadlines) as door, ByteLink(door.joins.port, impairment) as link:
+        yield _watched(Linked(door, link))
+
+
+@asynccontextmanager
+async def linked_over_packets(
+    folder: Path, *launches: WorkerLaunch, deadlines: Deadlines = PATIENT, impairment: Impairment
+) -> AsyncIterator[Linked]:
+    """The same with the TCP of the kernel over a packet link. Raises `NoNamespaces`."""
+    with PacketLink(impairment) as link:
+        async with doorway(folder, *launches, deadlines=deadlines, host=GATEWAY, listen=link.gateway.run) as door:
+            yield _watched(Linked(door, link))
+
+
+@asynccontextmanager
+async def linked_by_packets(*arguments: Any, **fields: Any) -> AsyncIterator[Linked]:
+    """The same. Skips the test where the system has no namespaces."""
+    made = linked_over_packets(*arguments, **fields)
+    try:
+        entered = await made.__aenter__()
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    try:
+        yield entered
+    finally:
+        await made.__aexit__(*sys.exc_info())
+
+
+def _watched(linked: Linked) -> Linked:
+    router = linked.door.real.router
+    take = router.worker_event
+
+    def note(worker: str, incarnation: int, event: Event) -> None:
+        linked.taken.append((worker, incarnation))
+        take(worker, incarnation, event)
+
+    router.worker_event = note  # type: ignore[method-assign]  # a spy
+    return linked

@@ -1,0 +1,75 @@
+"""The memory of a worker before it is loaded, beside what the worker reports."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import builtin_path
+from tests.checkpoints import make_checkpoint
+from tests.workers.process.harness.gateway_peer import scripted
+from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
+from workers.process.loading import load, memory_bytes
+from workers.process.spec import WorkerSpec
+from workers.process.startup import context_choice
+from workers.process.startup.footprint import Footprint
+
+MOST = 131_072
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), max_positions=MOST)
+
+
+def footprint(path: Path, **fields: Any) -> Footprint:
+    own: dict[str, Any] = {"backend": "iree", "model_path": str(path), "dtype": "bfloat16", "context": 0}
+    return Footprint.of(scripted(**own | {"max_batch_size": 4} | fields))
+
+
+def contexts(found: Footprint) -> tuple[int, int, int]:
+    return found.least, found.most, found.rows
+
+
+def test_an_open_context_has_the_cache_of_the_default_one_at_least(path: Path) -> None:
+    assert contexts(footprint(path)) == (DEFAULT_CONTEXT, MOST, 4 * DEFAULT_CONTEXT)
+    assert contexts(footprint(path, max_batch_size=1)) == (DEFAULT_CONTEXT, MOST, DEFAULT_CONTEXT)
+
+
+def test_what_is_set_is_not_open(path: Path) -> None:
+    assert contexts(footprint(path, context=64)) == (64, 64, 4 * 64)
+    row = footprint(path).row_bytes
+    assert contexts(footprint(path, kv_bytes=9216 * row)) == (9216, 9216, 9216)
+    assert contexts(footprint(path, context=64, kv_bytes=100 * row)) == (64, 64, 100)
+    assert contexts(footprint(path, context=64, kv_bytes=1 << 40)) == (64, 64, 4 * 64)
+    assert contexts(footprint(path, device="cuda")) == (DEFAULT_CONTEXT, DEFAULT_CONTEXT, 4 * DEFAULT_CONTEXT)
+
+
+def test_the_slots_fit_into_the_addresses_of_a_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_choice, "ADDRESS_BYTES", 4 * 8192 * footprint(path).row_bytes)
+    assert footprint(path).most == 8192
+
+
+def test_a_scripted_worker_takes_none(path: Path) -> None:
+    assert footprint(path, backend="scripted", context=77) == Footprint(0, 0, 0, 77, 77)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_worker_reports_no_more_and_about_as_much(quantize: Any) -> None:
+    spec = WorkerSpec(
+        "w0", "tiny", str(builtin_path()), backend="iree", quantize=quantize, max_batch_size=4, kv_most=1 << 24
+    )
+    expected = Footprint.of(spec)
+    loaded = load(spec, lambda *_: None)
+    try:
+        reported = memory_bytes(loaded.engine.capabilities, loaded.engine.kv_capacity)
+    finally:
+        if loaded.grammars is not None:
+            loaded.grammars.close()
+        loaded.engine.close()
+    rows = loaded.engine.kv_capacity
+    assert rows == (1 << 24) // expected.row_bytes, "the most that it may take"
+    assert rows >= loaded.context
+    estimated = expected.weights + rows * expected.row_bytes
+    assert reported <= estimated
+    assert reported == pytest.approx(estimated, rel=0.25)

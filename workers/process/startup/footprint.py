@@ -1,0 +1,46 @@
+"""Describes the memory that a worker will take, before it is loaded: by its context, if that is left open."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.memory_estimate import estimate_weights
+from workers.process.backends import choose_backend
+from workers.process.spec import WorkerSpec
+from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory of one worker."""
+
+    weights: int
+    row_bytes: int
+    """Bytes of the KV cache of one token."""
+    rows: int
+    """Tokens of KV cache that it takes with the least context."""
+    least: int
+    """Tokens of the least context: the one that is set, or the default where memory is short."""
+    most: int
+    """Tokens of the largest context; equal to `least` if it is not left open."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec) -> "Footprint":
+        """Read the description of a model, not its weights. Its memory is rather too much than too little. A scripted
+        worker takes none. Raises what `describe` raises."""
+        backend = choose_backend(spec)
+        if backend == "scripted":
+            return cls(0, 0, 0, spec.context, spec.context)
+        path = Path(spec.model_path)
+        config = ModelConfig.from_dir(path)
+        one = row_bytes(spec, backend, config)
+        least = config.choose_context(spec.context)
+        most = least
+        if not spec.context and spec.kv_bytes:
+            least = most = ContextChoice.of(spec, backend, config).context
+        elif not spec.context and not allocates_cache(spec, backend):
+            most = max(least, min(config.max_positions, addressed_rows(spec, one)))
+        rows = spec.max_batch_size * least
+        if spec.kv_bytes:
+            rows = min(rows, spec.kv_bytes // one)
+        return cls(estimate_weights(path, dtype=spec.dtype, quantize=spec.quantize), one, rows, least, most)
