@@ -52,12 +52,12 @@ def test_it_joins_several_gateways_with_one_key_for_all_or_one_for_each(tmp_path
     lines = ['join = ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]', f'key_file = "{tmp_path / "own"}"']
     file.write_text("\n".join([*lines, f'server_key = "{first.public_text}"']))
     given = load({}, file)
-    assert [(each.address, each.keys.server) for each in gateways_of(given)] == [
+    assert [(each.address, each.keys.current.server) for each in gateways_of(given)] == [
         ("tcp://10.0.0.1:7000", first.public),
         ("tcp://10.0.0.2:7000", first.public),
     ]
     both = given.model_copy(update={"server_key": (first.public_text, second.public_text)})
-    assert [each.keys.server for each in gateways_of(both)] == [first.public, second.public]
+    assert [each.keys.current.server for each in gateways_of(both)] == [first.public, second.public]
     three = given.model_copy(update={"server_key": (first.public_text,) * 3})
     with pytest.raises(
         CommandFailed, match="--server-key: give one key for all gateways, or one for each --join, not 3"
