@@ -7,9 +7,10 @@ from rich.console import Console
 
 from baton_serve import __version__
 from cli.commands import admin, keys, worker_keys
+from cli.config.errors import CommandFailed
 from cli.config.number import number_of
 from cli.config.options import IN_PROCESS, Json, switch, takes_settings
-from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
+from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SCALING, SERVER, Settings, of_panels
 from cli.config.typer_app import App
 from cli.declarations.chaos import chaos
 from cli.declarations.generation import chat, generate, score
@@ -69,6 +70,32 @@ def worker(settings: Settings) -> None:
     from cli.commands.worker import run_worker
 
     run_worker(settings)
+
+
+@app.command()
+@takes_settings(
+    *of_panels(MODEL, ENGINE, SCALING),
+    *("join", "join_timeout_s", "hang_timeout_s", "api_key", "admin_key", "log_level"),
+    logs_as="scale",
+)
+def scale(
+    settings: Settings,
+    url: admin.Url = admin.OF_SETTINGS,
+    status: Annotated[bool, switch("--status", help="Show the workers on the cluster, and change nothing.")] = False,
+    stop: Annotated[bool, switch("--stop", help="Drain all workers on the cluster and remove them.")] = False,
+) -> None:
+    """Place workers for a running server on a Ray cluster, and keep their number until Ctrl-C; then they stay."""
+    if status and stop:
+        raise CommandFailed("--status and --stop exclude each other")
+    from cli.commands.scale import scale_workers, show_places, stop_workers
+
+    if status:
+        show_places(settings, url)
+    elif stop:
+        for name in stop_workers(settings, url):
+            typer.echo(f"{name} was removed", err=True)
+    else:
+        scale_workers(settings, url)
 
 
 app.command()(pull)

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from actors.actor import Ref
 from gateway.admin.endpoints import Admin, KeyAdmin
+from gateway.admin.joining import TokenAdmin
 from gateway.admin.kill import WorkerKill
 from gateway.admin.live import LIVE_PATH, LiveEndpoint
 from gateway.admin.page_files import PageFiles
@@ -17,6 +18,7 @@ from gateway.admin.status import Status
 from gateway.admin.tls_reload import TlsReload
 from gateway.anthropic.dialect import anthropic_dialect
 from gateway.fleet.messages import FleetMessage
+from gateway.fleet.remote_join import RemoteJoin
 from gateway.http.access.auth import AuthMiddleware
 from gateway.http.access.gateways import TrustedGateways
 from gateway.http.conventions import ConventionsByPath, HttpConventions
@@ -54,6 +56,7 @@ def create_app(
     traces: RequestTraces | None = None,
     tls: Tls | None = None,
     models: Ref[LoaderMessage] | None = None,
+    joins: RemoteJoin | None = None,
     retired: Callable[[], bool] = lambda: False,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
@@ -64,6 +67,7 @@ def create_app(
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
     `models` loads and unloads models; without it they stay as they are.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
+    `joins` makes tokens for workers that join; without it none can.
     `retired` tells whether clients have to connect anew; responses that have no end of their own then end.
     """
     openai = openai_dialect(router, settings)
@@ -124,6 +128,7 @@ def create_app(
         Route("/admin/gateway", status.gateway),
         _with(Route(LIVE_PATH, live), ["GET"]),
         *WorkerKill(router, keys, settings).routes(),
+        *TokenAdmin(joins, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
         *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),

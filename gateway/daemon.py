@@ -130,7 +130,14 @@ async def run_daemon(
                 limits = deadlines or Deadlines(hang=settings.hang_timeout_s)
                 loader = system.spawn("models", ModelLoader(router, models, memory_budget))
                 fleet = Fleet(
-                    router, routes, workers, on_status=on_status, policy=policy, deadlines=limits, models=loader
+                    router,
+                    routes,
+                    workers,
+                    on_status=on_status,
+                    policy=policy,
+                    deadlines=limits,
+                    models=loader,
+                    on_removed=joins.forget if joins is not None else lambda worker: None,
                 )
                 daemon = _Daemon(
                     settings,
@@ -367,6 +374,7 @@ class _Daemon(Actor[DaemonMessage]):
             traces=self._traces,
             tls=self._tls,
             models=self._models,
+            joins=self._joins,
             retired=lambda: listeners.first.retired,
         )
         async with anyio.create_task_group() as group:

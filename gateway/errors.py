@@ -37,6 +37,7 @@ class RefusalCode(StrEnum):
     STREAM_LOST = "stream_lost"
     TLS_NOT_RELOADED = "tls_not_reloaded"
     NO_PROCESS = "no_process"
+    NO_REMOTE_WORKERS = "no_remote_workers"
     RATE_LIMITED = "rate_limit_exceeded"
 
 
@@ -62,6 +63,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.KEYS_NOT_RELOADED: 409,
     RefusalCode.TLS_NOT_RELOADED: 409,
     RefusalCode.NO_PROCESS: 409,
+    RefusalCode.NO_REMOTE_WORKERS: 409,
     RefusalCode.STREAM_TAKEN: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,

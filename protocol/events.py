@@ -122,6 +122,9 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """Why `context` is less than that: `setting`, `memory` or `device`; empty if it is not less."""
     gateways: Annotated[int, Meta(ge=1, le=MAX_GATEWAYS)] = 1
     """The number of gateways that a remote worker joins, this one included."""
+    key: Label = ""
+    """The worker's own public key, 64 hexadecimal digits, on a connection that was made with a join token: the gateway
+    lets it connect with that key from now on."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -116,7 +116,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "client": {"config"},
         "terminal": {"config", "client"},
         "chaos": {"config", "client"},
-        "commands": {"config", "client", "terminal", "chaos"},
+        "scaling": {"config", "client"},
+        "commands": {"config", "client", "terminal", "chaos", "scaling"},
         "declarations": {"config", "terminal", "commands"},
         "main": {"config", "terminal", "commands", "declarations"},
         "__main__": {"main"},
@@ -170,6 +171,7 @@ IMPORTED_IN = {
     "rich": ("cli/",),
     "prompt_toolkit": ("cli/",),
     "pydantic_settings": ("cli/",),
+    "ray": ("cli/scaling/ray_cluster.py",),
 }
 """Files and folders in which a library may be imported."""
 

@@ -17,9 +17,10 @@ from actors.actor import Ref
 from actors.join.pending_peers import PendingLimits, PendingPeers, source_of
 from actors.join.proxy import ProxyEnd
 from actors.join.request import JoinRequest
-from actors.transport.allow_list import MAX_ALLOWED, AllowList, WatchedList
+from actors.transport.allow_list import MAX_ALLOWED, AllowList, Listed, WatchedList
 from actors.transport.endpoint import EndpointError, LocalEndpoint
-from actors.transport.keys import KeyPair
+from actors.transport.join_tokens import JoinTokens
+from actors.transport.keys import KeyFileError, KeyPair, to_z85
 from actors.transport.link import CurveKeys, Link
 from actors.transport.message import MAX_MESSAGE_BYTES
 from actors.transport.rate_limit import PeerRate
@@ -60,10 +61,13 @@ class JoinListener:
         rejections: Rejections,
         limits: JoinLimits | None = None,
         rate: PeerRate | None = None,
+        tokens: JoinTokens | None = None,
     ) -> None:
-        """`recipient` gets the join requests."""
+        """`recipient` gets the join requests. A worker with one of the `tokens` adds its key to `allowed`."""
         self._keys = keys
+        self._list = allowed
         self._allowed = WatchedList(allowed)
+        self._tokens = tokens
         self._problems: Mapping[str, str] = {}
         self._recipient = recipient
         self._rejections = rejections
@@ -106,13 +110,17 @@ class JoinListener:
         """Close the connections of keys that were removed from the list or renamed, and of links that are closed."""
         while True:
             await anyio.sleep(self._limits.revoke_s)
-            allowed = self._look()
+            self._close_revoked()
             for each in list(self._connections):
-                if each.introduced and allowed.get(each.key) != each.name:
-                    self._log.warning("worker_revoked", worker=each.name, address=each.address)
-                    each.abort()
-                elif each.introduced and each.unlinked:
+                if each.introduced and each.unlinked:
                     each.close()
+
+    def _close_revoked(self) -> None:
+        allowed = self._look().names
+        for each in list(self._connections):
+            if each.introduced and allowed.get(each.key) != each.name:
+                self._log.warning("worker_revoked", worker=each.name, address=each.address)
+                each.abort()
 
     def connected(self, connection: "_RemoteConnection") -> None:
         """Accept or close a new connection."""
@@ -123,22 +131,45 @@ class JoinListener:
             self.reject(connection, Rejection.RATE, "too many connections")
             return
         connection.pending = True
-        allowed = self._look()
-        if not allowed:
-            self.reject(connection, Rejection.KEY, "nobody is on the allow-list")
-            return
+        allowed, tokens = self._look().names, self._unused().names
         self._connections.add(connection)
-        keys = CurveKeys(self._keys.public, self._keys.secret, allowed=frozenset(allowed))
+        keys = CurveKeys(self._keys.public, self._keys.secret, allowed=frozenset(allowed) | frozenset(tokens))
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
-    def _look(self) -> Mapping[str, str]:
-        """Read who may join: names by key. New problems of the list are logged."""
+    def _look(self) -> Listed:
+        """Read who may join: names by key. New problems of the list and of the tokens are logged."""
         listed = self._allowed.look()
-        for file, problem in listed.refused.items():
+        refused = {**listed.refused, **self._unused().refused}
+        for file, problem in refused.items():
             if self._problems.get(file) != problem:
                 self._log.error("allow_list_refused", file=file, problem=problem)
-        self._problems = listed.refused
-        return listed.names
+        self._problems = refused
+        return listed
+
+    def _unused(self) -> Listed:
+        """Read the tokens that can be used. If the system does not let them be read, there are none."""
+        if self._tokens is None:
+            return Listed()
+        try:
+            return self._tokens.read()
+        except KeyFileError as error:
+            return Listed(refused={self._tokens.folder.name: str(error)})
+
+    def enrol(self, connection: "_RemoteConnection", hello: Hello, link: Link) -> str | None:
+        """Use up the join token with which a worker has connected: its own key may connect from now on, and the one
+        that had the name may not. Returns the name; None if the worker was refused."""
+        assert self._tokens is not None, "its key is that of a token"
+        try:
+            name = self._tokens.redeem(link.peer_key, hello.key, self._list)
+        except KeyFileError as error:
+            connection.accounted = True
+            self._rejections.count(Rejection.KEY)
+            self._log.warning("enrolment_refused", address=connection.address, reason=str(error))
+            JoinRequest("", connection.address, hello, link).decline(str(error))
+            return None
+        self._log.info("worker_enrolled", worker=name, address=connection.address, key=hello.key)
+        self._close_revoked()
+        return name
 
     def reject(self, connection: "_RemoteConnection", why: Rejection | None, text: str) -> None:
         """Close a connection. `why` is None if the fault is not the peer's."""
@@ -264,8 +295,17 @@ class _RemoteConnection(ProxyEnd):
         if len(frames) != 1 or not isinstance(hello, Hello):
             self._listener.reject(self, Rejection.FRAME, "its first message was not a Hello")
             return
-        self.introduced = True
         self.key = link.peer_key
+        if self.key not in self._names:
+            name = self._listener.enrol(self, hello, link)
+            if name is None:
+                return
+            self.key = to_z85(hello.key)
+            self._names = {self.key: name}
+        elif hello.key:
+            self._listener.reject(self, Rejection.FRAME, "its Hello has a key, and it has no join token")
+            return
+        self.introduced = True
         if self._deadline is not None:
             self._deadline.cancel()
         self._listener.introduce(self, JoinRequest(self.name, self.address, hello, link))

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.process.regular_file import FileTooLarge, NotRegularFile, read_regular
-from actors.transport.keys import KEY_FILE_BYTES, KeyFileError, from_z85, make_folder, sync_folder, to_z85, write_new
+from actors.transport.keys import (
+    KEY_FILE_BYTES,
+    KeyFileError,
+    from_z85,
+    make_folder,
+    sync_folder,
+    to_z85,
+    write_new,
+    write_over,
+)
 from protocol.bounds import MAX_NAME
 
 WORKERS = "workers"
@@ -97,6 +106,19 @@ class AllowList:
         make_folder(self.folder)
         write_new(self._file(name), from_z85(key), 0o644)
         return self._file(name)
+
+    def put(self, name: str, text: str) -> None:
+        """Let a worker connect under this name with this key, in place of the one that had the name, if any. Raises
+        `KeyFileError`, also for a key that has another name."""
+        check_name(name)
+        key = to_z85(text)
+        listed = self.read()
+        if listed.names.get(key, name) != name:
+            raise KeyFileError(f"that is the key of {listed.names[key]}")
+        if (count := len(listed.names) + len(listed.refused)) >= MAX_ALLOWED and not self._file(name).exists():
+            raise KeyFileError(f"{self.folder} has {count} keys already; {MAX_ALLOWED} is the most")
+        make_folder(self.folder)
+        write_over(self._file(name), from_z85(key), 0o644)
 
     def remove(self, name: str) -> None:
         """Let it connect no more, also after a crash of the machine. Raises `KeyFileError` when it is not there."""

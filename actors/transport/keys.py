@@ -36,6 +36,11 @@ class KeyPair:
         self.secret = z85.encode(secret).decode("ascii")
         self.public = zmq.curve_public(self.secret.encode("ascii")).decode("ascii")
 
+    @classmethod
+    def generate(cls) -> "KeyPair":
+        """Make a key pair that is kept in memory only."""
+        return cls(secrets.token_bytes(32))
+
     @property
     def public_text(self) -> str:
         """The public key as people pass it on."""
@@ -106,6 +111,15 @@ def make_folder(folder: Path) -> None:
 def write_new(file: Path, text: str, mode: int) -> None:
     """Write a line to a new file, which has its mode from the start and is there whole or not at all, whatever ends
     this process or the machine. Raises `KeyFileError`, also when it exists."""
+    _write(file, text, mode, over=False)
+
+
+def write_over(file: Path, text: str, mode: int) -> None:
+    """As `write_new`, but in place of what the file has, if it exists."""
+    _write(file, text, mode, over=True)
+
+
+def _write(file: Path, text: str, mode: int, *, over: bool) -> None:
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -114,9 +128,12 @@ def write_new(file: Path, text: str, mode: int) -> None:
                 stream.write(text + "\n")
                 stream.flush()
                 os.fsync(descriptor)
-            os.link(unfinished, file)  # unlike a rename it replaces nothing
+            if over:
+                os.replace(unfinished, file)
+            else:
+                os.link(unfinished, file)  # unlike a rename it replaces nothing
         finally:
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=over)
         sync_folder(file.parent)
     except FileExistsError:
         raise KeyFileError(f"{file} exists: remove it first, if nothing needs it any more") from None

@@ -20,7 +20,7 @@ from actors.transport.receiver import MessageRejected, Receiver
 from actors.transport.rejections import Rejection
 from actors.transport.zmq_socket import HIGH_WATER, CurveKeys, LinkSocket
 
-__all__ = ["HIGH_WATER", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
+__all__ = ["HIGH_WATER", "KEY_REFUSED", "CurveKeys", "Link", "LinkClosed", "LinkFull", "MessageRefused"]
 
 DRAIN_BATCH = 64
 """Messages handled in one turn of the event loop before others get theirs."""
@@ -42,7 +42,8 @@ OnLost = Callable[[str], None]
 OnRejected = Callable[[Rejection], None]
 
 _ENDED = "the peer's connection ended"
-_NO_KEY = "the other end refused the key"
+KEY_REFUSED = "the other end refused the key"
+"""The reason of a loss, at the connecting side."""
 _NO_HANDSHAKE = "the handshake failed: the other end has another key than the one expected, or is no Baton"
 
 
@@ -317,7 +318,7 @@ class Link:
                     key = change is Change.KEY_REJECTED
                     self._on_rejected(Rejection.KEY if key else Rejection.HANDSHAKE)
                     if not self._bound:
-                        self._lose(_NO_KEY if key else _NO_HANDSHAKE)
+                        self._lose(KEY_REFUSED if key else _NO_HANDSHAKE)
 
     def _tear(self, reason: str) -> None:
         """The connection is beyond use. Reported later: no callback is called inside a send."""

@@ -63,6 +63,21 @@ def drain(
 
 @app.command()
 @takes_settings("api_key", "admin_key")
+def remove(
+    settings: Settings,
+    worker: Annotated[str, typer.Argument(help="Name of a worker of another machine.", metavar="WORKER")],
+    url: Url = OF_SETTINGS,
+    grace_s: Grace = None,
+) -> None:
+    """Drain a worker of another machine, forget it, and let it join no more."""
+    from cli.client.administration import Administration
+
+    with Administration.of(url, settings) as client:
+        client.operate(f"/admin/workers/{worker}/remove", grace_s)
+
+
+@app.command()
+@takes_settings("api_key", "admin_key")
 def restart(
     settings: Settings,
     worker: Annotated[

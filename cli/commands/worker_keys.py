@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from actors.transport.allow_list import AllowList
+from actors.transport.join_tokens import MAX_VALID_S, VALID_S, JoinTokens
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, from_z85, make_gateway_key, make_key, read_key
 from cli.config.errors import CommandFailed
-from cli.config.options import takes_settings
+from cli.config.number import number_of
+from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
 from cli.config.typer_app import App
 
@@ -87,10 +89,44 @@ def add(
 
 @app.command()
 @takes_settings("keys_dir")
+def token(
+    settings: Settings,
+    name: WorkerName,
+    valid_s: Annotated[
+        float,
+        typer.Option(
+            "--valid-s",
+            help="Seconds in which it can be used.",
+            metavar="SECONDS",
+            parser=number_of("--valid-s", float, 1, MAX_VALID_S),
+        ),
+    ] = VALID_S,
+    replace: Annotated[
+        bool, switch("--replace", help="Let its worker take the place of the one that has the name.")
+    ] = False,
+) -> None:
+    """Print a one-time token with which one worker registers a key of its own, under this name."""
+    with _key_errors():
+        folder = _directory(settings)
+        if not replace and name in AllowList(folder).read().names.values():
+            raise CommandFailed(f"{name} may join already; with --replace, the worker with the token takes its place")
+        text = JoinTokens(folder).make(name, valid_s)
+    typer.echo(f"Valid once, for {valid_s:g} s. Give it to `baton worker` as BATON_JOIN_TOKEN:", err=True)
+    typer.echo(text)
+
+
+@app.command()
+@takes_settings("keys_dir")
 def remove(settings: Settings, name: WorkerName) -> None:
     """Forbid a worker to join. If it is connected, it is disconnected within seconds, and its streams move."""
     with _key_errors():
-        AllowList(_directory(settings)).remove(name)
+        folder = _directory(settings)
+        had_token = JoinTokens(folder).revoke(name)
+        try:
+            AllowList(folder).remove(name)
+        except KeyFileError:
+            if not had_token:
+                raise
     typer.echo(f"{name} may not join any more")
 
 

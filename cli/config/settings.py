@@ -23,6 +23,7 @@ _GATEWAY = GatewaySettings()
 """The defaults of the gateway's settings."""
 
 MODEL, ENGINE, SERVER, LIMITS, JOINING = "Model", "Engine", "Server", "Limits", "Joining"
+SCALING = "Placement"
 
 
 def _field(default: Any, panel: str, help: str, metavar: str = "", allowed: str = "", **bounds: Any) -> Any:
@@ -482,8 +483,51 @@ class Settings(BaseSettings):
         "KEY",
     )
     key_file: str = _field("", JOINING, "File with this worker's secret key, made by baton worker-keys make.", "FILE")
+    join_token: str = _field(
+        "",
+        JOINING,
+        "One-time token from baton worker-keys token, instead of a key that the gateway knows. Better a variable than "
+        "a flag, which other users of the machine see.",
+        "TOKEN",
+    )
+    join_timeout_s: float = _field(
+        0.0, JOINING, "Seconds without a gateway after which the worker ends; 0: it tries on.", ge=0, le=86400
+    )
     health_file: str = _field(
         "", JOINING, "File that is written every second while the worker is joined and ready; for probes.", "FILE"
+    )
+
+    ray: str = _field(
+        "",
+        SCALING,
+        "Address of the Ray cluster: auto or HOST:PORT on one of its nodes, ray://HOST:10001 from elsewhere.",
+        "ADDRESS",
+    )
+    replicas: int = _field(
+        1, SCALING, "Number of workers on the cluster; the least number with --max-replicas.", ge=0, le=256
+    )
+    max_replicas: int = _field(
+        0, SCALING, "Maximum number of workers, up to which it follows the queue; 0 keeps it fixed.", ge=0, le=256
+    )
+    target_queue: float = _field(
+        4.0, SCALING, "Waiting sequences for each worker above which there are more workers.", ge=0, le=1 << 20
+    )
+    scale_down_s: float = _field(
+        300.0,
+        SCALING,
+        "Seconds for which the load must fit into fewer workers, before there is one less.",
+        ge=0,
+        le=86400,
+    )
+    resources: str = _field(
+        '{"CPU": 1}',
+        SCALING,
+        "What a worker needs of its machine, as Ray counts it: a JSON object of CPU, GPU, memory (bytes) and the "
+        "cluster's own resources.",
+        "JSON",
+    )
+    scale_name: str = _field(
+        "ray", SCALING, "Beginning of the workers' names, which tells the workers of several models apart.", "NAME"
     )
 
     @property

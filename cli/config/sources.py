@@ -16,7 +16,7 @@ from cli.config.settings import ENV_PREFIX, Settings, flag
 
 DEFAULT_FILE = Path("baton.toml")
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
-SECRETS = ("api_key", "admin_key", "redis_url")
+SECRETS = ("api_key", "admin_key", "join_token", "redis_url")
 """Settings whose values are never shown."""
 
 

@@ -22,6 +22,7 @@ from gateway.fleet.messages import (
     FleetMessage,
     LatestOperation,
     ModelChange,
+    RemoveRemote,
     ReplaceAll,
     RestartAll,
     RestartOne,
@@ -83,6 +84,7 @@ class Admin:
         return [
             Route("/admin/operation", self.operation),
             Route("/admin/workers/{name}/drain", self.drain, methods=["POST"]),
+            Route("/admin/workers/{name}/remove", self.remove, methods=["POST"]),
             Route("/admin/workers/{name}/restart", self.restart, methods=["POST"]),
             Route("/admin/restart", self.restart_all, methods=["POST"]),
             Route("/admin/reload", self.reload, methods=["POST"]),
@@ -101,6 +103,12 @@ class Admin:
         leave = await small_body(request, Leave, self._settings.body_timeout_s)
         name = request.path_params["name"]
         return await self._begin(functools.partial(DrainOne, name, self._grace(leave)), "worker", name)
+
+    async def remove(self, request: Request) -> Response:
+        """`POST /admin/workers/{name}/remove`: of a worker of another machine."""
+        leave = await small_body(request, Leave, self._settings.body_timeout_s)
+        name = request.path_params["name"]
+        return await self._begin(functools.partial(RemoveRemote, name, self._grace(leave)), "worker", name)
 
     async def restart(self, request: Request) -> Response:
         """`POST /admin/workers/{name}/restart`."""

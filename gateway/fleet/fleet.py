@@ -54,9 +54,11 @@ class Fleet(Actor[msg.FleetMessage]):
         policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
         models: Ref[LoaderMessage] | None = None,
+        on_removed: Callable[[str], None] = lambda worker: None,
     ) -> None:
-        """`routes` is the router's own ref. `on_status` is called with each change of a worker. `models` starts and
-        stops the workers with their models; without it, they start at once. Raises `ValueError` for a name twice."""
+        """`routes` is the router's own ref. `on_status` is called with each change of a worker, and `on_removed` with
+        the name of a remote worker that may join no more. `models` starts and stops the workers with their models;
+        without it, they start at once. Raises `ValueError` for a name twice."""
         names = [launch.name for launch in launches]
         if len(set(names)) < len(names):
             raise ValueError(f"two workers have one name: {', '.join(sorted(names))}")
@@ -66,6 +68,7 @@ class Fleet(Actor[msg.FleetMessage]):
         self._models = models
         self._launches = launches
         self._on_status = on_status
+        self._on_removed = on_removed
         self._terms = Terms(policy, deadlines or Deadlines(), router.rejections)
         self._latest: Operation | None = None
         self._shares = False
@@ -94,7 +97,14 @@ class Fleet(Actor[msg.FleetMessage]):
                 self._join(message)
             case msg.LatestOperation(answer):
                 answer.send(self._latest)
-            case msg.DrainOne() | msg.RestartOne() | msg.RestartAll() | msg.ReplaceAll() | msg.ChangeModel():
+            case (
+                msg.DrainOne()
+                | msg.RemoveRemote()
+                | msg.RestartOne()
+                | msg.RestartAll()
+                | msg.ReplaceAll()
+                | msg.ChangeModel()
+            ):
                 self._begin(message)
             case msg.EndOperations():
                 self._operable = False
@@ -108,9 +118,7 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.UseCommand(worker, command, checkpoint):
                 self._use(self.members[worker], command, checkpoint)
             case msg.RemoveWorker(worker):
-                self._router.remove(worker)  # first: it raises if the worker is in use
-                self.members.pop(worker).worker.ref.stop()
-                self._tell_models(WorkerRemoved(worker))
+                self._remove(worker)
             case msg.Relieve(worker, by, relieved):
                 self._deferred.add(relieved, functools.partial(self._relieved, worker, by))
             case msg.OperationReport(line, outcome):
@@ -151,6 +159,15 @@ class Fleet(Actor[msg.FleetMessage]):
             self._tell_models(WorkerAdded(member.worker, member.model, starts))
         if starts and not self._stopping:
             member.worker.ref.tell(StartWorker())
+
+    def _remove(self, worker: str) -> None:
+        self._router.remove(worker)  # first: it raises if the worker is in use
+        member = self.members.pop(worker)
+        member.worker.ref.stop()
+        if member.remote:
+            self._on_removed(worker)
+        else:
+            self._tell_models(WorkerRemoved(worker))
 
     def _tell_models(self, message: LoaderMessage) -> None:
         if self._models is not None and self._models.end is None:
@@ -243,6 +260,8 @@ class Fleet(Actor[msg.FleetMessage]):
                 return f"{change} of {model}", functools.partial(operations.change_model, change=change, model=model)
             case msg.DrainOne(worker):
                 return f"drain {worker}", functools.partial(operations.drain_one, member=members[worker])
+            case msg.RemoveRemote(worker):
+                return f"remove {worker}", functools.partial(operations.remove_remote, member=members[worker])
             case msg.RestartOne(worker):
                 return f"restart {worker}", functools.partial(operations.restart_all, members=[members[worker]])
         if message.model and not pool.of(message.model):
@@ -260,7 +279,7 @@ class Fleet(Actor[msg.FleetMessage]):
     def _pinned(self, message: msg.OperationStart) -> list[str]:
         """The models whose workers an operation is about, which must not be unloaded meanwhile."""
         match message:
-            case msg.ChangeModel() | msg.DrainOne():
+            case msg.ChangeModel() | msg.DrainOne() | msg.RemoveRemote():
                 return []
             case msg.RestartOne(worker):
                 return [self.members[worker].model]

@@ -26,6 +26,14 @@ class DrainOne(Struct, frozen=True):
     reply: ReplyTo[Operation]
 
 
+class RemoveRemote(Struct, frozen=True):
+    """Drain a worker of another machine, forget it, and let it join no more."""
+
+    worker: str
+    grace_s: float
+    reply: ReplyTo[Operation]
+
+
 class RestartOne(Struct, frozen=True):
     """Let a worker start again, in its place: also one that was stopped or given up."""
 
@@ -100,7 +108,7 @@ class AddExtra(Struct, frozen=True):
 
 
 class RemoveWorker(Struct, frozen=True):
-    """Forget a worker that has ended and stands by."""
+    """Forget a worker that has ended, and stands by or was remote."""
 
     worker: str
 
@@ -129,7 +137,7 @@ class OperationReport(Struct, frozen=True):
     outcome: OperationOutcome = OperationOutcome.RUNNING
 
 
-OperationStart = DrainOne | RestartOne | RestartAll | ReplaceAll | ChangeModel
+OperationStart = DrainOne | RemoveRemote | RestartOne | RestartAll | ReplaceAll | ChangeModel
 GatewayRequest = AwaitSettled | EndOperations | StopAll | JoinRequest
 OperationRequest = AddExtra | RemoveWorker | UseCommand | Relieve | OperationReport
 FleetMessage = OperationStart | LatestOperation | GatewayRequest | OperationRequest | WorkerChanged | Terminated

@@ -1,6 +1,7 @@
 """Operations as scripts of steps: drain, restart, rolling restart, reload."""
 
 from gateway.fleet.member import Member
+from gateway.fleet.operation import OperationFailed
 from gateway.fleet.rolling_restart import RollingRestart
 from gateway.fleet.steps import Steps
 from gateway.models.messages import ModelStays
@@ -12,6 +13,14 @@ async def drain_one(steps: Steps, member: Member) -> None:
     await steps.drain(member)
     steps.keep_stopped(member)
     steps.report(f"{member.name} is drained and stopped")
+
+
+async def remove_remote(steps: Steps, member: Member) -> None:
+    """Drain a worker of another machine and forget it. Raises `OperationFailed` for one of this machine."""
+    if not member.remote:
+        raise OperationFailed(f"{member.name} is a worker of the gateway's own machine: drain it instead")
+    await steps.remove(member)
+    steps.report(f"{member.name} is drained and removed: it may join no more")
 
 
 async def restart_all(steps: Steps, members: list[Member]) -> None:

@@ -11,6 +11,7 @@ from actors.join.listener import JoinLimits, JoinListener
 from actors.join.request import JoinRequest
 from actors.transport.allow_list import AllowList
 from actors.transport.endpoint import EndpointError
+from actors.transport.join_tokens import JoinTokens
 from actors.transport.keys import GATEWAY_KEY, KeyFileError, read_key
 from actors.transport.rejections import Rejection, Rejections
 from gateway.fleet.descriptors import Descriptors
@@ -34,10 +35,13 @@ class RemoteJoin:
         try:
             self._at = join_address(settings.listen_workers, public=settings.allow_public_workers)
             folder = Path(settings.keys_dir).expanduser()
-            self._keys, self._allowed = read_key(folder / GATEWAY_KEY), AllowList(folder)
-            if not (listed := self._allowed.read()).names:
-                why = "; ".join(listed.refused.values()) or f"{folder} has no key of one (baton worker-keys add)"
-                raise BindError(f"no worker may join: {why}")
+            self._keys = read_key(folder / GATEWAY_KEY)
+            self._allowed, self._tokens = AllowList(folder), JoinTokens(folder)
+            listed = self._allowed.read()
+            if not listed.names and listed.refused:
+                raise BindError(f"no worker may join: {'; '.join(listed.refused.values())}")
+            if not listed.names and not self._tokens.read().names:
+                _log.warning("nobody_may_join", folder=str(folder))
         except (EndpointError, KeyFileError) as error:
             raise BindError(str(error)) from error
         self._rejections = rejections
@@ -76,10 +80,29 @@ class RemoteJoin:
                 await anyio.sleep(RETRY_S)
         if self._socket is not None:
             limits = None if self._descriptors is None else JoinLimits(connections=self._descriptors.remote_workers)
-            self._joins = JoinListener(self._keys, self._allowed, fleet, self._rejections, limits)
+            self._joins = JoinListener(self._keys, self._allowed, fleet, self._rejections, limits, tokens=self._tokens)
             if self._shut:
                 self._joins.shut()
             await self._joins.run(self._socket)
+
+    @property
+    def server_key(self) -> str:
+        """The gateway's public key, as people pass it on."""
+        return self._keys.public_text
+
+    def make_token(self, name: str, valid_s: float) -> str:
+        """Make a join token for a worker of this name, which takes the place of one that has it. Raises
+        `KeyFileError`."""
+        return self._tokens.make(name, valid_s)
+
+    def forget(self, name: str) -> None:
+        """Let a worker join no more, with its key or with a token. Logs what the system does not allow."""
+        try:
+            self._tokens.revoke(name)
+            if name in self._allowed.read().names.values():
+                self._allowed.remove(name)
+        except KeyFileError as error:
+            _log.error("key_not_removed", worker=name, reason=str(error))
 
     def shut(self) -> None:
         """Let no worker join any more, also none that is pending; those that have joined stay."""

@@ -79,6 +79,15 @@ class KilledWorker(Struct, forbid_unknown_fields=True):
     pid: int
 
 
+class JoinTokenAnswer(Struct, forbid_unknown_fields=True):
+    """A join token, and the public key of the gateway that it is for."""
+
+    worker: str
+    token: str
+    valid_s: float
+    server_key: str
+
+
 class TlsAnswer(Struct, forbid_unknown_fields=True):
     """The certificate was read again. The warning is empty, or says why clients will refuse it."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.endpoints import Leave, LeaveAll, Nothing, Reload
+from gateway.admin.joining import TokenTerms
 from gateway.admin.live import LIVE_PATH
 from gateway.anthropic.answer_schema import MessageErrorAnswer, MessageObject, ModelInfo, ModelPage, TokenCount
 from gateway.anthropic.errors import OVERLOADED_STATUS
@@ -34,6 +35,7 @@ from gateway.openai.scores.schema import ScoreBody, ScoreList
 from gateway.openapi.answers import (
     GatewayProcess,
     Health,
+    JoinTokenAnswer,
     KeysAnswer,
     KeyUses,
     KilledWorker,
@@ -271,6 +273,13 @@ OPERATIONS: Operations = {
         answers={202: {JSON: KilledWorker}},
         errors=(*_CHANGING, RefusalCode.WORKER_NOT_FOUND, RefusalCode.NO_PROCESS),
     ),
+    ("POST", "/admin/workers/{name}/token"): ApiOperation(
+        summary="Make a one-time token with which a worker joins",
+        body=TokenTerms,
+        body_required=False,
+        answers={200: {JSON: JoinTokenAnswer}},
+        errors=(*_CHANGING, RefusalCode.NO_REMOTE_WORKERS),
+    ),
     ("GET", "/admin/workers"): _read("List the workers", Workers),
     ("GET", "/admin/models"): _read("List the models with their state and memory", ModelEntries),
     ("POST", "/admin/models/{name}/load"): _change("Load a model", Leave, _MODEL),
@@ -278,6 +287,7 @@ OPERATIONS: Operations = {
     ("POST", "/admin/models/{name}/reload"): _change("Unload a model and load it again", Leave, _MODEL),
     ("GET", "/admin/operation"): _read("Describe the latest operation", OperationAnswer),
     ("POST", "/admin/workers/{name}/drain"): _change("Drain a worker", Leave, _WORKER),
+    ("POST", "/admin/workers/{name}/remove"): _change("Drain a remote worker and forget it", Leave, _WORKER),
     ("POST", "/admin/workers/{name}/restart"): _change("Restart a worker", Leave, _WORKER),
     ("POST", "/admin/restart"): ApiOperation(
         summary="Restart all workers, or those of a model",

@@ -100,9 +100,10 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._placement.routing.add(handle)
 
     def remove(self, worker: str) -> None:
-        """Forget a worker that has ended. Raises `ValueError` while it has live sequences or is active."""
+        """Forget a worker that has ended. Raises `ValueError` while it has live sequences, and for an active one that
+        may come back."""
         handle = self.pool[worker]
-        if handle.live or handle.role is Role.ACTIVE:
+        if handle.live or (handle.role is Role.ACTIVE and handle.status.running):
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
         self._placement.routing.forget(handle)

@@ -51,7 +51,7 @@ class WorkerPool:
         handle.on_change = order.update
 
     def remove(self, worker: str) -> None:
-        """Remove a worker that has ended and was on standby."""
+        """Remove a worker that has ended."""
         handle = self._handles.pop(worker)
         order = self._orders[handle.model]
         order.remove(handle)

@@ -71,6 +71,7 @@ def test_scripts_and_children_are_found() -> None:
     assert CHILDREN.keys() == {
         *(f"bench/gateway_load/{name}.py" for name in ("servers", "mlx_front", "vllm_front")),
         "bench/links/children.py",
+        *(f"bench/scale_out/{name}.py" for name in ("paced_scale", "paced_worker", "ray_nodes")),
         "bench/gpu/stages.py",
         *(f"bench/peers/children/{name}.py" for name in ("baton", "onnxruntime_genai", "openvino_genai", "vllm_cpu")),
     }

@@ -173,6 +173,9 @@ OUTPUT: dict[str, list[str]] = {
             for what in ("s to the first token, then streams", "tokens/s of streams")
         ),
     ],
+    "bench/scale_out/ray_node_loss.py": [
+        rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
+    ],
     "bench/scale.py": [rf"^\| {workers} +\|( +{P} \|){{4}}( +{N} \|){{3}} +{N} % \|$" for workers in (1, 16)]
     + [
         rf"^\| 1 +\|( +{P} \|){{5}} +{N} % \|$",

@@ -97,7 +97,7 @@ def table(title: str) -> list[list[str]]:
 
 
 def test_every_setting_is_listed_as_it_is() -> None:
-    listed = [row for title in ("Model", "Engine", "Server", "Limits", "Joining") for row in table(title)]
+    listed = [row for title in ("Model", "Engine", "Server", "Limits", "Joining", "Placement") for row in table(title)]
     actual = [
         [
             "`MODEL`" if name == "model" else f"`{flag(name)}`",

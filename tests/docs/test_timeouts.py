@@ -35,6 +35,8 @@ OTHERS = {
     "charges.MAX_RETRY_AFTER_S": "bounds a header",
     "drain_rate.MEMORY_S": "the time constant of a mean",
     "handshakes.HANDSHAKES_S": "bounds a turn of the event loop",
+    "join_tokens.MAX_VALID_S": "the longest life of a join token, which is no part of a request's way",
+    "join_tokens.VALID_S": "the same, unless another is asked for",
     "local.REST_S": "gives way to other work",
     "log_limit.PER_S": "a rate",
     "loop_turn.LONGEST_S": "bounds a turn of the event loop",

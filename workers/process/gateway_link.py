@@ -46,16 +46,17 @@ class GatewayLink:
         self._leaves_at: float | None = None
         self.ended: str | None = None
         """The reason of its end."""
-        self._link = Link.connect(address.address, on_message, on_lost=on_lost, keys=address.keys)
+        self._link = Link.connect(address.address, on_message, on_lost=on_lost, keys=address.keys.current)
 
     @property
     def joined(self) -> bool:
         return self._incarnation > 0
 
-    async def send_hello(self, hello: Hello) -> None:
-        """Say `Hello`, without a number: the gateway gives it one of its own."""
+    async def send_hello(self, hello: Hello, key: str = "") -> None:
+        """Say `Hello`, without a number: the gateway gives it one of its own. `key` is the public key to register."""
+        own = replace(hello, incarnation=0, gateways=self._shared.gateways, key=key)
         try:
-            await self._link.send([encode(replace(hello, incarnation=0, gateways=self._shared.gateways))])
+            await self._link.send([encode(own)])
         except LinkClosed:
             pass  # its owner learns it, or knows it already
 

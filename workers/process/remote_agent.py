@@ -42,6 +42,7 @@ from workers.process.gateways.connection import (
     GatewayMessage,
     JoinDue,
     LinkDue,
+    may_join,
 )
 from workers.process.gateways.shared_worker import SharedWorker
 
@@ -67,13 +68,14 @@ class RemoteAgent(Actor[AgentMessage]):
         command: CommandLine,
         gateways: Sequence[GatewayAddress],
         *,
+        join_timeout_s: float = 0.0,
         policy: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
         signals: Sequence[signal.Signals] = (),
         manager: ServiceManager | None = None,
     ) -> None:
-        """One of the `signals` stops it. `manager` learns when it has joined a gateway with its model loaded, and of
-        the end.
+        """It gives up after `join_timeout_s` without a gateway; 0: never. One of the `signals` stops it. `manager`
+        learns when it has joined a gateway with its model loaded, and of the end.
 
         Raises `actors.transport.endpoint.EndpointError` for an invalid address.
         """
@@ -84,11 +86,13 @@ class RemoteAgent(Actor[AgentMessage]):
         self._name = name
         self._command = command
         self._gateways = gateways
+        self._join_timeout_s = join_timeout_s
         self._terms = Terms(policy, deadlines or Deadlines())
         self._signals = signals
         self._manager = ServiceManager({}) if manager is None else manager
         self.connections: list[GatewayConnection] = []
         """Those to the gateways, in their order."""
+        self._alone_since: float | None = None  # without a gateway, from when the worker could join
 
     def started(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,8 +103,9 @@ class RemoteAgent(Actor[AgentMessage]):
             self._loop.time,
             lambda gateway, event: self.connections[gateway].deliver(event),
         )
+        calls = (self.context.start_soon, self._give_up, self._out_of_time)
         self.connections = [
-            GatewayConnection(number, address, self._shared, self._post, self.context.start_soon)
+            GatewayConnection(number, address, self._shared, self._post, *calls)
             for number, address in enumerate(self._gateways)
         ]
         self._worker.ref.watch(self.context.ref)
@@ -142,6 +147,7 @@ class RemoteAgent(Actor[AgentMessage]):
                 pass  # the gateway moves its streams by itself
         for connection in self.connections:
             connection.settle()
+        self._note_gateways()
         if self._worker.status.state is WorkerState.READY and any(each.joined for each in self.connections):
             self._manager.ready()
 
@@ -158,8 +164,26 @@ class RemoteAgent(Actor[AgentMessage]):
             if connection.link is not None:
                 connection.link.changed(status)
         if not status.running:
-            self.gave_up = status.reason if status.state is WorkerState.GIVEN_UP else ""
+            if status.state is WorkerState.GIVEN_UP:
+                self.gave_up = self.gave_up or status.reason
             self.context.ref.stop()
+
+    def _note_gateways(self) -> None:
+        if any(each.joined for each in self.connections):
+            self._alone_since = None
+        elif self._alone_since is None and may_join(self._worker.status):
+            self._alone_since = self._loop.time()
+
+    def _out_of_time(self, reason: str | None) -> str:
+        since = self._alone_since
+        if not self._join_timeout_s or since is None or self._loop.time() - since < self._join_timeout_s:
+            return ""
+        return f"it was without a gateway for {self._join_timeout_s:g} s: {reason}"
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = self.gave_up or why
+        self._manager.stopping()
+        self._worker.ref.tell(StopWorker(), urgent=True)
 
     def _leave(self, reason: str) -> None:
         for connection in self.connections:

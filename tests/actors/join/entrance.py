@@ -13,6 +13,7 @@ from actors.join.listener import JoinLimits, JoinListener
 from actors.join.request import JoinRequest
 from actors.system import ActorSystem
 from actors.transport.allow_list import AllowList
+from actors.transport.join_tokens import JoinTokens
 from actors.transport.keys import KeyPair, make_key
 from actors.transport.link import CurveKeys, Link
 from actors.transport.rate_limit import PeerRate
@@ -39,6 +40,7 @@ class Entrance(Actor[JoinRequest]):
         self.worker = make_key(folder / "worker")
         self.listed = AllowList(folder)
         self.listed.add("far", self.worker.public_text)
+        self.tokens = JoinTokens(folder)
         self.rejections = Rejections()
         self.requests: list[JoinRequest] = []
         self.answers: list[Callable[[JoinRequest], None]] = []
@@ -46,7 +48,7 @@ class Entrance(Actor[JoinRequest]):
         self.received: list[list[bytes]] = []
         self.lost: list[str] = []
         recipient = system.spawn("entrance", self)
-        self.join = JoinListener(self.server, self.listed, recipient, self.rejections, limits, rate)
+        self.join = JoinListener(self.server, self.listed, recipient, self.rejections, limits, rate, self.tokens)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]

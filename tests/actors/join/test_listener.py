@@ -5,19 +5,26 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from structlog.testing import capture_logs
 
 from actors.system import ActorSystem
+from actors.transport.join_tokens import parse_token
 from actors.transport.keys import KeyPair, make_key
 from protocol.bounds import MAX_FRAME_BYTES
 from protocol.codec import encode
 from protocol.commands import Cancel, Welcome
-from protocol.events import Gauges, Heartbeat
+from protocol.events import Gauges, Heartbeat, Hello
 from tests.actors.join.entrance import GENEROUS, HELLO, Client, Entrance, entrance, joined
 
 pytestmark = pytest.mark.anyio
+
+
+def enrolling(own: KeyPair) -> Hello:
+    """The `Hello` of a worker with a token, which registers its key."""
+    return msgspec.structs.replace(HELLO, key=own.public_text)
 
 
 async def test_a_listed_worker_gets_a_link_of_its_own(tmp_path: Path) -> None:
@@ -208,3 +215,47 @@ async def test_a_first_message_that_is_no_hello_is_refused(tmp_path: Path, frame
         await client.link.send(frames)
         await door.until(lambda: bool(client.lost))
         assert (door.rejected(), door.requests) == ({reason: 1}, [])
+
+
+async def test_a_token_admits_one_worker_which_takes_the_place_of_the_one_with_its_name(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door, joined(door) as former:
+        token, own = parse_token(door.tokens.make("far")), KeyPair.generate()
+        async with door.connected(door.keys(token)) as client, door.connected(door.keys(token)) as thief:
+            await door.until(lambda: len(door.join._connections) == 3)
+            await client.link.send([encode(enrolling(own))])
+            await door.until(lambda: len(door.requests) == 2 and bool(former.lost))
+            assert (door.requests[1].name, client.received, client.lost) == ("far", [Welcome(1)], [])
+            await thief.link.send([encode(enrolling(KeyPair.generate()))])
+            await door.until(lambda: bool(thief.lost))
+            assert thief.received == [Welcome(0, "the join token was used, was replaced, or has expired")]
+            assert (door.rejected(), len(door.requests)) == ({"key": 1}, 2)
+            assert door.listed.read().names == {own.public: "far"}
+            door.listed.remove("far")
+            door.join._close_revoked()
+            await door.until(lambda: bool(client.lost))
+
+
+@pytest.mark.parametrize("wrong", ["no key", "not a key", "a key and no token"])
+async def test_a_hello_has_a_key_if_and_only_if_it_comes_with_a_token(tmp_path: Path, wrong: str) -> None:
+    async with entrance(tmp_path) as door:
+        token = parse_token(door.tokens.make("near"))
+        own = KeyPair.generate()
+        hello = {"no key": HELLO, "not a key": msgspec.structs.replace(HELLO, key="x")}.get(wrong, enrolling(own))
+        keys = door.keys() if wrong == "a key and no token" else door.keys(token)
+        async with door.connected(keys) as client:
+            await client.link.send([encode(hello)])
+            await door.until(lambda: bool(client.lost))
+        assert set(door.rejected()) == {"frame" if wrong == "a key and no token" else "key"}
+        assert door.requests == []
+        assert list(door.tokens.read().names.values()) == ["near"]
+
+
+async def test_tokens_that_cannot_be_read_admit_nobody_and_are_logged_once(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door:
+        (tmp_path / "tokens").write_text("no folder")
+        with capture_logs() as lines:
+            async with joined(door), door.connected(door.keys(KeyPair.generate())) as client:
+                await door.until(lambda: bool(client.lost))
+        assert door.rejected() == {"key": 1}
+        (line,) = [each for each in lines if each["event"] == "allow_list_refused"]
+        assert line["problem"].endswith("tokens cannot be read: Not a directory")

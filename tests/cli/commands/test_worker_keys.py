@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors.transport.join_tokens import JoinTokens, parse_token
+from actors.transport.keys import KeyPair
 from cli.main import app
 
 
@@ -59,3 +61,21 @@ def test_errors_are_messages_that_name_the_problem(run: CliRunner, tmp_path: Pat
         result = run.invoke(app, ["worker-keys", *words])
         assert result.exit_code == 1, words
         assert message in " ".join(result.stderr.split()), words
+
+
+def test_a_token_is_for_one_name(run: CliRunner, tmp_path: Path) -> None:
+    folder = str(tmp_path / "keys")
+    run.invoke(app, ["worker-keys", "init", "--keys-dir", folder])
+    made = run.invoke(app, ["worker-keys", "token", "gpu1", "--valid-s", "60", "--keys-dir", folder])
+    assert "BATON_JOIN_TOKEN" in made.stderr
+    assert JoinTokens(tmp_path / "keys").read().names == {parse_token(made.stdout).public: "gpu1"}
+    assert run.invoke(app, ["worker-keys", "remove", "gpu1", "--keys-dir", folder]).exit_code == 0
+    assert JoinTokens(tmp_path / "keys").read().names == {}
+    run.invoke(app, ["worker-keys", "add", "gpu1", KeyPair.generate().public_text, "--keys-dir", folder])
+    refused = run.invoke(app, ["worker-keys", "token", "gpu1", "--keys-dir", folder])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "gpu1 may join already; with --replace" in " ".join(refused.stderr.split())
+    assert run.invoke(app, ["worker-keys", "token", "gpu1", "--replace", "--keys-dir", folder]).exit_code == 0
+    wrong = run.invoke(app, ["worker-keys", "token", "gpu2", "--valid-s", "0.5", "--keys-dir", folder])
+    assert wrong.exit_code == 2
+    assert "--valid-s: must be" in " ".join(wrong.stderr.split())

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from actors.join.join_keys import JoinKeys
 from actors.process.logs import configure_logging
 from actors.supervision.deadlines import Deadlines
 from actors.supervision.restart_policy import RestartPolicy
@@ -32,7 +33,7 @@ async def main() -> None:
         spec.name,
         worker_command(spec),
         [
-            GatewayAddress(address, CurveKeys(own.public, own.secret, server=to_z85(server)))
+            GatewayAddress(address, JoinKeys(CurveKeys(own.public, own.secret, server=to_z85(server))))
             for address, server in zip(places[::2], places[1::2], strict=True)
         ],
         policy=RestartPolicy(first_delay_s=0.01),

@@ -111,7 +111,9 @@ async def doorway(
     key = make_gateway_key(keys)
     for name in names:
         AllowList(keys).add(name, make_key(folder / f"{name}.key").public_text)
-    async with real_gateway(*launches, deadlines=deadlines, models=models) as real:
+    async with real_gateway(
+        *launches, deadlines=deadlines, models=models, on_removed=lambda worker: joins.forget(worker)
+    ) as real:
         settings = GatewaySettings(listen_workers=f"tcp://{host}:0", keys_dir=str(keys))
         joins = RemoteJoin(settings, real.router.rejections)
         listen(joins.listen)

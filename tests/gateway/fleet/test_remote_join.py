@@ -7,8 +7,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from actors.transport.allow_list import AllowList
+from actors.transport.join_tokens import JoinTokens
 from actors.transport.keys import from_z85, make_gateway_key
 from actors.transport.rejections import Rejections
 from gateway.fleet.remote_join import RemoteJoin
@@ -34,13 +36,11 @@ def test_keys_are_not_left_out() -> None:
         GatewaySettings(listen_workers="tcp://127.0.0.1:0")
 
 
-async def test_it_does_not_listen_without_a_key_that_is_private_and_a_list(tmp_path: Path) -> None:
+async def test_it_does_not_listen_without_a_key_that_is_private_and_with_an_invalid_list(tmp_path: Path) -> None:
     with pytest.raises(BindError, match=r"gateway\.key cannot be read"):
         joins(tmp_path)
     key = tmp_path / "gateway.key"
     make_gateway_key(tmp_path)
-    with pytest.raises(BindError, match="no worker may join"):
-        joins(tmp_path)
     AllowList(tmp_path).add("gpu1", from_z85(zmq.curve_keypair()[0].decode()))
     listed = tmp_path / "workers" / "gpu1.pub"
     text = listed.read_text()
@@ -83,3 +83,26 @@ async def test_who_leaves_waits_for_no_port(tmp_path: Path) -> None:
             second.shut()
             taken.close()
     assert second.port == 0
+
+
+async def test_an_empty_list_is_logged_unless_a_token_can_be_used(tmp_path: Path) -> None:
+    make_gateway_key(tmp_path)
+    with capture_logs() as lines:
+        joins(tmp_path)
+        assert [line["event"] for line in lines] == ["nobody_may_join"]
+        JoinTokens(tmp_path).make("gpu1")
+        joins(tmp_path)
+    assert len(lines) == 1
+
+
+async def test_what_cannot_be_forgotten_is_logged(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    JoinTokens(tmp_path).make("gpu2")
+    joining = joins(tmp_path)
+    with capture_logs() as lines:
+        for name in ("gpu1", "gpu2", "gpu3"):
+            joining.forget(name)
+        assert lines == []
+        assert AllowList(tmp_path).read().names == JoinTokens(tmp_path).read().names == {}
+        joining.forget("../x")
+    assert [line["event"] for line in lines] == ["key_not_removed"]

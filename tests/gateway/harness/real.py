@@ -146,6 +146,7 @@ async def real_gateway(
     traces: RequestTraces | None = None,
     models: Sequence[ModelTerms] = (),
     budget: float = math.inf,
+    on_removed: Callable[[str], None] = lambda worker: None,
     **settings: Any,
 ) -> AsyncIterator[Real]:
     """A gateway on a free port over these workers, all (or those named) ready. It leaves no process behind. With
@@ -161,7 +162,15 @@ async def real_gateway(
         loader = ModelLoader(router, models, budget) if models else None
         ref_of_models = None if loader is None else system.spawn("models", loader)
         policy = RestartPolicy(first_delay_s=0.01)
-        fleet = Fleet(router, routes, launches, policy=policy, deadlines=deadlines, models=ref_of_models)
+        fleet = Fleet(
+            router,
+            routes,
+            launches,
+            policy=policy,
+            deadlines=deadlines,
+            models=ref_of_models,
+            on_removed=on_removed,
+        )
         ref = system.spawn("fleet", fleet)
         await ref.ask(LatestOperation, timeout=30)  # it has started
         app = create_app(router, chosen, ref, keys=keys, traces=traces, models=ref_of_models)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from actors.actor import Ref
+from actors.join.join_keys import NOT_ENROLLED, REVOKED, JoinKeys
 from actors.join.request import JoinRequest
 from actors.mailbox import MailboxFull
 from actors.process.exit_cause import Origin
@@ -29,6 +30,7 @@ from actors.supervision.worker import (
 from actors.supervision.worker_actor import WorkerRef
 from actors.system import ActorSystem
 from actors.transport.endpoint import EndpointError
+from actors.transport.join_tokens import parse_token
 from actors.transport.keys import KeyPair
 from actors.transport.link import CurveKeys
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
@@ -84,8 +86,8 @@ class Stub(WorkerRef):
 class Agent(RemoteAgent):
     """One whose worker is a stub."""
 
-    def __init__(self, gateways: Sequence[GatewayAddress]) -> None:
-        super().__init__("w", lambda endpoint, incarnation: ["false"], gateways)
+    def __init__(self, gateways: Sequence[GatewayAddress], **options: Any) -> None:
+        super().__init__("w", lambda endpoint, incarnation: ["false"], gateways, **options)
         self.stub = Stub()
 
     def supervise(self) -> WorkerRef:
@@ -105,9 +107,9 @@ class Agent(RemoteAgent):
 
 
 @asynccontextmanager
-async def agent(*gateways: GatewayAddress) -> AsyncIterator[Agent]:
+async def agent(*gateways: GatewayAddress, **options: Any) -> AsyncIterator[Agent]:
     async with ActorSystem() as system:
-        made = Agent(gateways)
+        made = Agent(gateways, **options)
         system.spawn("agent", made)
         await anyio.wait_all_tasks_blocked()
         yield made
@@ -137,8 +139,8 @@ class Joined:
         await self.until(lambda: self.received[-len(events) :] == list(events))
 
 
-def address_of(door: Entrance) -> GatewayAddress:
-    return GatewayAddress(f"tcp://127.0.0.1:{door.port}", door.keys())
+def address_of(door: Entrance, keys: JoinKeys | None = None) -> GatewayAddress:
+    return GatewayAddress(f"tcp://127.0.0.1:{door.port}", keys or JoinKeys(door.keys()))
 
 
 @asynccontextmanager
@@ -343,7 +345,7 @@ async def test_a_link_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(connection, "GatewayLink", connect)
     own = KeyPair(bytes(range(32)))
     with capture_logs() as logged:
-        nowhere = GatewayAddress("tcp://127.0.0.1:9", CurveKeys(own.public, own.secret, server=own.public))
+        nowhere = GatewayAddress("tcp://127.0.0.1:9", JoinKeys(CurveKeys(own.public, own.secret, server=own.public)))
         async with agent(nowhere) as made:
             made.worker_is(SERVES)
             with anyio.fail_after(WAIT_S):
@@ -361,3 +363,59 @@ async def test_an_agent_that_is_stopped_reports_it_first_and_ends_with_its_worke
         there.agent.worker_is(NEVER)
         with anyio.fail_after(WAIT_S):
             assert (await there.agent.context.ref.wait_stopped()).error is None
+
+
+def with_token(door: Entrance, token: str) -> JoinKeys:
+    """The keys of a worker that has a token, and keeps its own key in memory."""
+    return JoinKeys(door.keys(KeyPair.generate()), door.keys(parse_token(token)), kept=False)
+
+
+async def until_it_stops_its_worker(made: Agent) -> None:
+    with anyio.fail_after(WAIT_S):
+        while StopWorker() not in made.stub.inbox.messages:  # noqa: ASYNC110  sockets are waited for
+            await anyio.sleep(0.002)
+
+
+async def test_a_token_lets_a_worker_join_and_join_again_with_its_own_key(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door:
+        keys = with_token(door, door.tokens.make("near"))
+        async with agent(address_of(door, keys)) as made:
+            made.worker_is(SERVES)
+            await door.until(lambda: len(door.requests) == 1)
+            await door.until(lambda: not keys.registers)
+            door.requests[0].link.close()
+            await door.until(lambda: len(door.requests) == 2)
+            assert [(each.name, bool(each.hello.key)) for each in door.requests] == [("near", True), ("near", False)]
+            assert made.gave_up == ""
+
+
+async def test_a_worker_gives_up_with_a_token_that_is_of_no_use(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door:
+        token = door.tokens.make("near")
+        door.tokens.make("near")
+        async with agent(address_of(door, with_token(door, token))) as made:
+            made.worker_is(SERVES)
+            await until_it_stops_its_worker(made)
+            assert made.gave_up == NOT_ENROLLED
+        assert door.rejected() == {"key": 2}
+
+
+async def test_a_worker_whose_key_in_memory_is_revoked_gives_up(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door:
+        keys = with_token(door, door.tokens.make("near"))
+        async with agent(address_of(door, keys)) as made:
+            made.worker_is(SERVES)
+            await door.until(lambda: not keys.registers)
+            door.listed.remove("near")
+            door.requests[0].link.close()
+            await until_it_stops_its_worker(made)
+            assert made.gave_up == REVOKED
+
+
+async def test_a_worker_ends_after_its_time_without_a_gateway(tmp_path: Path) -> None:
+    async with entrance(tmp_path) as door:
+        address = address_of(door)
+    async with agent(address, join_timeout_s=0.2) as made:
+        made.worker_is(SERVES)
+        await until_it_stops_its_worker(made)
+        assert made.gave_up.startswith("it was without a gateway for 0.2 s: ")

@@ -11,7 +11,7 @@ from actors.supervision.messages import RestartWorker
 from actors.supervision.restart_policy import MAX_REMEMBERED, RestartPolicy
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
-from actors.transport.keys import from_z85
+from actors.transport.link import KEY_REFUSED
 from protocol.events import HEARTBEAT_S, Event
 from workers.process.gateway_link import GatewayLink
 from workers.process.gateways.address import GatewayAddress
@@ -66,16 +66,22 @@ class GatewayConnection:
         shared: SharedWorker,
         post: Callable[[GatewayMessage], None],
         start_soon: Callable[..., object],
+        give_up: Callable[[str], None],
+        out_of_time: Callable[[str | None], str],
     ) -> None:
-        """`start_soon` runs an asynchronous function in a task."""
+        """`start_soon` runs an asynchronous function in a task, and `give_up` ends the worker for a reason.
+        `out_of_time` gets why a link has ended, and returns why it was the last try; empty if there is a next one."""
         self.link: GatewayLink | None = None
         self._number = number
         self._address = address
         self._shared = shared
         self._post = post
-        self._start_soon: Callable[[Callable[..., Awaitable[None]], object], object] = start_soon
+        self._start_soon: Callable[[Callable[..., Awaitable[None]], object, str], object] = start_soon
+        self._give_up = give_up
+        self._out_of_time = out_of_time
         self._loop = asyncio.get_running_loop()
-        name, key = shared.worker.name, from_z85(address.keys.public)
+        self._keys = address.keys
+        name, key = shared.worker.name, self._keys.own_text
         self._log = structlog.get_logger("joining").bind(worker=name, gateway=address.address, key=key)
         self._failures: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._waits = False  # before it tries again
@@ -94,7 +100,10 @@ class GatewayConnection:
             case _ if message.link is not self.link:
                 pass  # of a link that is no more
             case GatewayFrames(link=link, frames=frames):
+                before = link.joined
                 link.receive(frames)
+                if link.joined and not before:
+                    self._keys.welcomed()
             case GatewayLost(link=link, reason=reason):
                 link.end(reason)
             case LinkDue(link=link):
@@ -114,7 +123,7 @@ class GatewayConnection:
     def _join(self) -> None:
         """Connect, if there is a worker that has nothing of an earlier link's any more."""
         status = self._shared.worker.status
-        if self.link is not None or self._waits or self._shared.live(self._number) or not _may_join(status):
+        if self.link is not None or self._waits or self._shared.live(self._number) or not may_join(status):
             return
         assert status.hello is not None, "checked above"
         try:
@@ -130,7 +139,7 @@ class GatewayConnection:
             self._try_later(str(error))
             return
         self.link, self._made_at = link, self._loop.time()
-        self._start_soon(link.send_hello, status.hello)
+        self._start_soon(link.send_hello, status.hello, self._keys.registers)
         self._later(HEARTBEAT_S, LinkDue(self._number, link))
 
     def _attend(self, link: GatewayLink) -> None:
@@ -150,9 +159,20 @@ class GatewayConnection:
             self._shared.worker.ref.tell(RestartWorker(0.0), urgent=True)
         if link.joined:
             self._failures.clear()
-        self._try_later(link.ended)
+        if why := self._keys.ended(refused=link.ended == KEY_REFUSED):
+            self._end(why)
+        else:
+            self._try_later(link.ended)
+
+    def _end(self, why: str) -> None:
+        self._log.error("gives_up", reason=why)
+        self._waits = True
+        self._give_up(why)
 
     def _try_later(self, reason: str | None) -> None:
+        if why := self._out_of_time(reason):
+            self._end(why)
+            return
         now = self._loop.time()
         self._failures.append(now)
         delay_s = RETRY.delay_s(self._failures, now)
@@ -164,5 +184,6 @@ class GatewayConnection:
         self._loop.call_later(delay_s, self._post, message)
 
 
-def _may_join(status: WorkerStatus) -> bool:
+def may_join(status: WorkerStatus) -> bool:
+    """The worker has said what it is, and can be offered to a gateway."""
     return status.hello is not None and status.state in _JOINED

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from actors.join.join_keys import JoinKeys
 from actors.join.proxy import ProxyEnd
 from actors.process.exit_cause import Origin
 from actors.supervision.restart_policy import RestartPolicy
@@ -122,7 +123,7 @@ async def test_kv_is_not_shared_between_gateways_with_different_keys(tmp_path: P
 
 def test_replicas_of_one_gateway_share_kv() -> None:
     def at(host: str, server: str) -> GatewayAddress:
-        return GatewayAddress(f"tcp://{host}:1", CurveKeys("p", "s", server=server))
+        return GatewayAddress(f"tcp://{host}:1", JoinKeys(CurveKeys("p", "s", server=server)))
 
     assert tenant_prefixes([at("g1", "k"), at("g2", "k")]) == ["", ""]
     first, second, third = tenant_prefixes([at("g1", "k"), at("g2", "k"), at("g3", "other")])
@@ -197,7 +198,7 @@ async def test_a_gateway_that_is_out_of_reach_loses_its_slots_within_the_time_of
 
         server = await asyncio.get_running_loop().create_server(cable, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        through = GatewayAddress(f"tcp://127.0.0.1:{port}", first.keys())
+        through = GatewayAddress(f"tcp://127.0.0.1:{port}", JoinKeys(first.keys()))
         async with server, agent(through, address_of(second)) as made:
             pair = Pair(made, (first, second))
             made.worker_is(replace(SERVES, hello=replace(HELLO, slots=4)))
@@ -241,7 +242,7 @@ async def test_a_gateway_that_does_not_take_its_output_is_left_and_the_other_one
 
 async def test_a_gateway_that_does_not_answer_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     async with entrance(tmp_path) as door:
-        nowhere = GatewayAddress("tcp://127.0.0.1:9", door.keys())
+        nowhere = GatewayAddress("tcp://127.0.0.1:9", JoinKeys(door.keys()))
         with capture_logs():
             async with agent(nowhere, address_of(door)) as made:
                 made.worker_is(SERVES)
