@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from bench.simulation.client import ReceivedStream
 from bench.simulation.ideal import ideal_waits
 from bench.simulation.scenario import Scenario
+from gateway.routing.failure import Cause
 from gateway.routing.failure_attribution import MAX_TRIES
 from protocol.errors import ErrorCode
+
+FROM_WITHIN = frozenset({Cause.DIED, Cause.STEP})
+"""Causes of a failure that something may have caused which the worker ran."""
+MAX_WITHIN = 2
+"""Such failures in a row, of which the last one is attributed to the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class FleetOutcome:
     altered: int
     """Tokens that were not those of an undisturbed run."""
     refused_early: int
-    """Requests that were quarantined before they had had every try."""
+    """Requests that were quarantined although neither all tries nor two failures from within were over."""
     left_over: tuple[str, ...]
     """Entries that the ledger of a gateway still has although all requests have ended."""
     seconds: float
@@ -117,9 +123,7 @@ def judge(
         lost=sum(not each.ends for each in received) + len(short),
         doubled=sum(each.ends > 1 for each in received),
         altered=sum(each.altered for each in received),
-        refused_early=sum(
-            each.outcome == ErrorCode.QUARANTINED and len(each.attempts) < MAX_TRIES for each in received
-        ),
+        refused_early=sum(each.outcome == ErrorCode.QUARANTINED and not _was_attributed(each) for each in received),
         left_over=tuple(left_over),
         seconds=seconds,
         tokens=sum(each.tokens for each in received),
@@ -131,6 +135,13 @@ def judge(
         moved=tuple(moved for each in received for moved in _moved(each)),
         operations=tuple(operations),
     )
+
+
+def _was_attributed(received: ReceivedStream) -> bool:
+    """It had every try, or two failures from within, which an innocent request has when a worker dies beside it twice:
+    see `gateway.routing.failure_attribution`."""
+    within = sum(attempt.cause in FROM_WITHIN for attempt in received.attempts)
+    return len(received.attempts) >= MAX_TRIES or within >= MAX_WITHIN
 
 
 def _moved(received: ReceivedStream) -> list[Moved]:
