@@ -155,6 +155,7 @@ class GatewayLink:
             return
         self._incarnation = welcome.incarnation
         self._log.info("joined", incarnation=welcome.incarnation)
+        self._shared.joined(self._gateway)
         self.changed(self._shared.worker.status)
 
     def _submit(self, submit: Submit) -> None:

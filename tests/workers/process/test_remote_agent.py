@@ -37,7 +37,21 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, PROTOCOL_VERSION
 from protocol.codec import decode_event, encode
 from protocol.commands import Cancel, Command, Drain, Stop, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Bye, Capabilities, Event, Failed, Finished, Heartbeat, Hello, Ready, Step, Tokenized, Usage
+from protocol.events import (
+    Bye,
+    Capabilities,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Heartbeat,
+    HeldPrefix,
+    Hello,
+    Ready,
+    Step,
+    Tokenized,
+    Usage,
+)
 from protocol.request import TokensInput
 from tests.actors.inbox import Inbox
 from tests.actors.join.entrance import WAIT_S, Entrance, entrance
@@ -173,6 +187,23 @@ async def test_it_sends_heartbeats_when_nothing_else_is_sent(tmp_path: Path, mon
         before = len(there.door.received)
         await there.until(lambda: len(there.door.received) > before + 3)
         assert there.received == [READY]
+
+
+async def test_a_gateway_that_joins_again_is_told_what_the_worker_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEARTBEAT_S", 0.01)
+    held = (HeldPrefix(0, 40, (1, 2)),)
+
+    def reports(there: Joined) -> int:
+        events = [decode_event(frame) for frames in there.door.received for frame in frames]
+        return sum(isinstance(event, Heartbeat) and event.prefixes == held for event in events)
+
+    async with joined(tmp_path) as there:
+        there.agent.tell(WorkerEvent("w", 5, Heartbeat(Gauges(), held)))
+        await there.until(lambda: reports(there) == 1)
+        there.door.requests[0].link.close(0)
+        await there.until(lambda: len(there.door.requests) == 2 and reports(there) == 2)
 
 
 async def test_it_reports_that_it_is_ready_for_as_long_as_it_is_joined(

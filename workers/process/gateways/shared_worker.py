@@ -12,6 +12,7 @@ from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, clip
 from protocol.commands import Cancel, Submit, Tokenize
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import Event, Failed, Finished, Heartbeat, PromptLogprobs, Step, Tokenized, Usage
+from workers.process.gateways.prefix_reports import PrefixReports
 from workers.process.gateways.shares import NoTurn, Shares
 
 MAX_QUERIES = 64
@@ -33,6 +34,7 @@ class SharedWorker:
         self._clock = clock
         self._deliver = deliver
         self._shares = Shares(len(prefixes))
+        self._held = PrefixReports(prefixes)
         self._queries: dict[int, int] = {}
         """The gateways that sent queries, by the numbers of those."""
 
@@ -49,6 +51,10 @@ class SharedWorker:
     def live(self, gateway: int) -> bool:
         """The gateway has sequences here."""
         return self._shares.live(gateway)
+
+    def joined(self, gateway: int) -> None:
+        """Note that a gateway has joined."""
+        self._held.joined(gateway)
 
     # What gateways send.
 
@@ -112,11 +118,11 @@ class SharedWorker:
         """Deliver a step, the log-probabilities of a prompt, a heartbeat, an end, or the answer to a query."""
         match event:
             case Step():
-                self._shares.note(event.gauges)
+                self._note(event)
                 for gateway, step in self._shares.split(event):
-                    self._deliver(gateway, step)
-            case Heartbeat(gauges):
-                self._shares.note(gauges)
+                    self._deliver(gateway, replace(step, prefixes=self._held.take(gateway)))
+            case Heartbeat():
+                self._note(event)
                 for gateway in range(self.gateways):
                     self._deliver(gateway, self.heartbeat(gateway, event))
             case PromptLogprobs():
@@ -132,7 +138,7 @@ class SharedWorker:
 
     def heartbeat(self, gateway: int, event: Heartbeat) -> Heartbeat:
         """A heartbeat of the worker, for a gateway."""
-        return event if self.alone else Heartbeat(self._shares.gauges(gateway, event.gauges))
+        return Heartbeat(self._shares.gauges(gateway, event.gauges), self._held.take(gateway))
 
     def end_waits(self) -> None:
         """End the sequences that have waited for too long. Called from time to time."""
@@ -143,6 +149,7 @@ class SharedWorker:
         """The worker is gone, and all that it had; what had not gone there is returned. Returns the reason that each
         gateway is notified of: the end is attributed to the requests of all, or to those of the one with a suspect."""
         suspected, self._queries = self._shares.suspected(), {}
+        self._held.clear()
         for gateway, streams in self._shares.clear().items():
             for stream in streams:
                 self._deliver(gateway, Failed(stream, ErrorCode.DRAINING, "the worker ended before it got the request"))
@@ -152,6 +159,10 @@ class SharedWorker:
             ByeReason.KILLED if suspected and gateway not in suspected else ByeReason.DIED
             for gateway in range(self.gateways)
         ]
+
+    def _note(self, event: Step | Heartbeat) -> None:
+        self._shares.note(event.gauges)
+        self._held.note(event.prefixes)
 
     def _take_turns(self) -> None:
         while (submit := self._shares.take(self._clock())) is not None:

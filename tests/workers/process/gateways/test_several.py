@@ -20,14 +20,14 @@ from protocol.bounds import MAX_NAME
 from protocol.codec import encode
 from protocol.commands import Cancel, Drain, Stop, Submit, Tokenize, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Bye, Delta, Failed, Finished, Gauges, Heartbeat, Step, Tokenized, Usage
+from protocol.events import Bye, Delta, Event, Failed, Finished, Gauges, Heartbeat, HeldPrefix, Step, Tokenized, Usage
 from protocol.request import TokensInput
 from tests.actors.join.entrance import Entrance, entrance
 from tests.actors.supervision.processes import submit
-from tests.workers.process.test_remote_agent import HELLO, READY, SERVES, Agent, Joined, address_of, agent
+from tests.workers.process.test_remote_agent import HELLO, READY, SERVES, Agent, Joined, Stub, address_of, agent
 from workers.process.gateways import connection
 from workers.process.gateways.address import GatewayAddress, tenant_prefixes
-from workers.process.gateways.shared_worker import MAX_QUERIES
+from workers.process.gateways.shared_worker import MAX_QUERIES, SharedWorker
 from workers.process.prompts import tokenize_queue
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +119,23 @@ async def test_kv_is_not_shared_between_gateways_with_different_keys(tmp_path: P
         there.a.say(replace(submit(3), tenant="t" * (room + 1)))
         text = f"a tenant has at most {room} characters on a worker of several gateways"
         await there.a.until_received(Failed(3, ErrorCode.INVALID, text, "tenant"))
+
+
+async def test_replicas_are_told_what_the_worker_holds_of_all_of_them() -> None:
+    """One of them in the step that is about it, the other one in its next heartbeat."""
+    told: list[tuple[int, Event]] = []
+    shared_worker = SharedWorker(Stub(), ["", ""], lambda: 0.0, lambda gateway, event: told.append((gateway, event)))
+    shared_worker.describe(2)
+    shared_worker.submit(0, submit(7))
+    held = (HeldPrefix(0, 40, (1, 2)),)
+    shared_worker.pass_on(Step((Delta(1, (5,)),), prefixes=held))
+    shared_worker.pass_on(Heartbeat(Gauges()))
+    frames = [(gateway, event) for gateway, event in told if isinstance(event, Step | Heartbeat)]
+    assert [(gateway, type(event), event.prefixes) for gateway, event in frames] == [
+        (0, Step, held),
+        (0, Heartbeat, ()),
+        (1, Heartbeat, held),
+    ]
 
 
 def test_replicas_of_one_gateway_share_kv() -> None:
