@@ -1,0 +1,75 @@
+"""The order of the workers of a model, against a sort of all of them at each look."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.placement.load_order import LoadOrder, Rank, rank
+from gateway.routing.worker_handle import Role, WorkerHandle
+
+
+class StubHandle(WorkerHandle):
+    """A handle whose state the test sets. It notifies the order of all that a handle does, and not of a close."""
+
+    ready = False
+    room = 3
+    tries_suspect = False
+
+    def __init__(self, name: str) -> None:
+        self.name, self.role, self.slots, self.others = name, Role.ACTIVE, 2, 0
+        self.live: Any = {}
+        self.away = False
+
+    def admits(self, now: float) -> bool:
+        return self.role is Role.ACTIVE and self.ready
+
+    def doubtful(self, now: float) -> bool:
+        return self.away
+
+
+CHANGES = ("add", "remove", "start", "close", "place", "end", "others", "swap", "suspect", "doubt")
+
+
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)), max_size=40))
+def test_any_story_keeps_the_order_that_a_sort_gives(story: list[tuple[str, int]]) -> None:
+    order, known = LoadOrder(), [StubHandle(str(number)) for number in range(4)]
+    there: list[StubHandle] = []
+    for change, number in story:
+        handle = known[number]
+        if change == "add" and handle not in there:
+            there.append(handle)
+            order.add(handle)
+        if handle not in there:
+            continue
+        match change:
+            case "remove":
+                there.remove(handle)
+                order.remove(handle)
+                continue
+            case "start":
+                handle.ready = True
+            case "place":
+                handle.live[len(handle.live)] = None
+            case "end" if handle.live:
+                handle.live.popitem()
+            case "others":
+                handle.others = (handle.others + 1) % 3
+            case "swap":
+                handle.role = Role.STANDBY if handle.role is Role.ACTIVE else Role.ACTIVE
+            case "suspect":
+                handle.tries_suspect = not handle.tries_suspect
+            case "doubt":
+                handle.away = not handle.away
+            case "close":
+                handle.ready = False
+        if change not in ("close", "doubt"):  # which are found when somebody looks
+            order.update(handle)
+        able = [each for each in there if each.admits(0.0)]
+        able.sort(key=lambda each: (each.away, rank(each), each.load))
+        assert list(order.candidates(0.0, with_room=False)) == able
+        with_room = [each for each in able if rank(each) is not Rank.NO_ROOM]
+        assert list(order.candidates(0.0, with_room=True)) == with_room
+        assert order.has_ready() == any(each.ready for each in there)
+        assert order.live == sum(len(each.live) for each in there)
+        assert list(order) == there
