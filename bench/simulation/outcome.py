@@ -138,8 +138,8 @@ def judge(
 
 
 def _was_attributed(received: ReceivedStream) -> bool:
-    """It had every try, or two failures from within, which an innocent request has when a worker dies beside it twice:
-    see `gateway.routing.failure_attribution`."""
+    """It had every try, or two failures from within, which may both have had other causes: see
+    `gateway.routing.failure_attribution`."""
     within = sum(attempt.cause in FROM_WITHIN for attempt in received.attempts)
     return len(received.attempts) >= MAX_TRIES or within >= MAX_WITHIN
 
