@@ -71,11 +71,19 @@ class RedisLeases:
     """The leases of one gateway, and a view on those of the others."""
 
     def __init__(self, url: str, gateway: str) -> None:
-        """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has."""
+        """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for a
+        URL that they do not take."""
         self._gateway = gateway
         self._redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
+        options = self._redis.connection_pool.connection_kwargs
+        if "decode_responses" in options:
+            raise ValueError("decode_responses cannot be set")
+        try:
+            self._redis.connection_pool.connection_class(**options)  # which connects later, and checks options now
+        except (TypeError, RedisError) as error:
+            raise ValueError(str(error)) from error
 
     async def exchange(self, wanted: Claims) -> dict[str, Claims]:
         """Renew the leases with these claims. Returns those of all gateways, by name, the own ones as far as they were

@@ -201,11 +201,22 @@ def test_a_url_of_another_kind_is_refused() -> None:
         GatewaySettings(redis_url="http://localhost")
 
 
-async def test_a_url_that_redis_does_not_take_and_a_missing_package_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:port",
+        "redis://localhost?nonsense=1",
+        "redis://localhost?protocol=9",
+        "redis://localhost?decode_responses=1",
+        "rediss://localhost?ssl_cert_reqs=nonsense",
+    ],
+)
+async def test_a_url_that_redis_does_not_take_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(SharingUnavailable, match="redis_url: "):
-        await run_daemon(GatewaySettings(redis_url="redis://localhost:port"), [])
+        await run_daemon(GatewaySettings(redis_url=url), [])
+
+
+async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, limit_leases.__name__, None)
     with pytest.raises(SharingUnavailable, match=r"pip install 'baton-serve\[redis\]'"):
         await run_daemon(GatewaySettings(redis_url="redis://localhost"), [])
