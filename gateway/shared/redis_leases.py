@@ -71,8 +71,8 @@ class RedisLeases:
     """The leases of one gateway, and a view on those of the others."""
 
     def __init__(self, url: str, gateway: str) -> None:
-        """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for a
-        URL that they do not take."""
+        """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for
+        a URL that they do not take."""
         self._gateway = gateway
         self._redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)

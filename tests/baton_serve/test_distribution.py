@@ -78,6 +78,8 @@ def test_the_metadata_names_what_a_package_index_shows(wheel: Path) -> None:
         "mlx",
         "otel",
         "redis",
+        "ray",
+        "helm",
         "test",
         "reference",
         "bench",

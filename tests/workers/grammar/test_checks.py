@@ -195,7 +195,7 @@ def test_a_silent_process_is_killed(
     checks.check(Grammar("json_object"))
     process, child = checks._process, checks._child
     assert process is not None
-    monkeypatch.setattr(checks_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(checks_module, "SILENCE_S", 0.5)
     credit.spend(MAX_CREDIT_S)
     os.kill(child, signal.SIGSTOP)
     if stopped == "process":

@@ -64,7 +64,7 @@ class SharedWorker:
             submit = replace(submit, tenant=prefix + submit.tenant)
             if len(submit.tenant) > MAX_NAME:
                 text = f"a tenant has at most {MAX_NAME - len(prefix)} characters on a worker of several gateways"
-                self._deliver(gateway, Failed(submit.stream, ErrorCode.INVALID, text, "tenant"))
+                self._deliver(gateway, Failed(submit.stream, ErrorCode.INVALID, text))
                 return
         try:
             self._shares.add(gateway, submit, self._clock())

@@ -118,7 +118,7 @@ async def test_kv_is_not_shared_between_gateways_with_different_keys(tmp_path: P
         await there.submit(there.a, 2, tenant="t" * room)
         there.a.say(replace(submit(3), tenant="t" * (room + 1)))
         text = f"a tenant has at most {room} characters on a worker of several gateways"
-        await there.a.until_received(Failed(3, ErrorCode.INVALID, text, "tenant"))
+        await there.a.until_received(Failed(3, ErrorCode.INVALID, text))
 
 
 async def test_replicas_are_told_what_the_worker_holds_of_all_of_them() -> None:
