@@ -99,7 +99,8 @@ RESTARTED: list[tuple[dict[str, Any], set[str]]] = [
 
 
 def case_id(value: object) -> str:
-    return re.sub(r"\W+", "-", str(value))[:60]
+    """The same in all processes, which order sets differently."""
+    return re.sub(r"\W+", "-", str(sorted(value) if isinstance(value, set) else value))[:60]
 
 
 @pytest.fixture(scope="module")
