@@ -264,6 +264,14 @@ async def test_all_frames_of_a_peer_that_left_are_delivered_before_its_loss(endp
         assert sum(map(len, here.messages)) == frames
 
 
+async def test_no_socket_of_a_link_waits_for_a_peer_unless_it_is_closed_so(endpoint: str) -> None:
+    """A connection that ends with messages unsent may end with what its socket has at that moment, before the close."""
+    async with pair(endpoint) as ends:
+        found = [socket.linger for end in ends for socket in end.link._owned._context._sockets]
+    assert found == [0] * len(found)
+    assert len(found) >= 4, "their own, and a monitor of each"
+
+
 async def test_a_closed_link_leaves_no_descriptor(endpoint: str) -> None:
     async with pair(endpoint):
         await settle()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import signal
 import subprocess
 import sys
@@ -41,10 +42,11 @@ def redis_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     process = subprocess.Popen([SERVER or "", *options], stdout=subprocess.DEVNULL)
     try:
         end = time.monotonic() + DEADLINE_S
-        while not path.exists():
-            assert time.monotonic() < end
-            assert process.poll() is None
-            time.sleep(0.01)
+        with socket.socket(socket.AF_UNIX) as probe:
+            while probe.connect_ex(str(path)):  # the file is there before it listens
+                assert time.monotonic() < end
+                assert process.poll() is None
+                time.sleep(0.01)
         yield f"unix://{path}", process
     finally:
         process.send_signal(signal.SIGCONT)
