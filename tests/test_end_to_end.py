@@ -222,6 +222,16 @@ def test_non_finite_logits_are_a_gap_and_nothing_else(served: Served, tmp_path: 
 def test_the_next_turn_of_a_chat_goes_to_the_worker_of_the_first_one() -> None:
     """Both workers are busy to the same degree, so that the first one would get it without its prefix."""
     pytest.importorskip("iree.runtime")
+    while (cached := cached_by_turn()) is None:
+        pass  # the test's time limit ends attempts in vain
+    prompt, first, second = cached
+    assert first == 0
+    assert second >= prompt - 16
+
+
+def cached_by_turn() -> tuple[int, int, int] | None:
+    """The tokens of the prompt of a chat's first turn, and those that came from a cache in its two turns. None if a
+    worker was idle before the second one, as its stream had ended."""
     told = "Tell me about cats and dogs. " * 20
     with serving(["-m", "cli", "serve", "--port", "0", "--backend", "iree", "--workers", "2"]) as process:
         with httpx.Client(base_url=url_of(read_until(process, "ready")), timeout=100) as client:
@@ -233,7 +243,7 @@ def test_the_next_turn_of_a_chat_goes_to_the_worker_of_the_first_one() -> None:
 
             while by_worker("baton_worker_ready") != {"w0": 1.0, "w1": 1.0}:
                 time.sleep(0.1)
-            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 4}
             chat = [{"role": "user", "content": told}]
             body = {"model": "baton-tiny", "max_tokens": 20, "ignore_eos": True, "messages": chat}
             with client.stream("POST", "/v1/completions", json=endless) as one:
@@ -243,11 +253,13 @@ def test_the_next_turn_of_a_chat_goes_to_the_worker_of_the_first_one() -> None:
                 with client.stream("POST", "/v1/completions", json=endless) as two:
                     more = two.iter_lines()
                     next(more)
-                    assert by_worker("baton_live_sequences") == {"w0": 1.0, "w1": 1.0}
+                    before = by_worker("baton_live_sequences")
                     chat += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
                     second = client.post("/v1/chat/completions", json=body).json()
+                    busy = before == by_worker("baton_live_sequences") == {"w0": 4.0, "w1": 4.0}
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
-    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second)]
-    assert cached[0] == 0
-    assert cached[1] >= first["usage"]["prompt_tokens"] - 16
+    if not busy:
+        return None
+    one_turn, two_turns = (each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, second))
+    return first["usage"]["prompt_tokens"], one_turn, two_turns

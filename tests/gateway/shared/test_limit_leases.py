@@ -2,8 +2,8 @@
 
 import json
 import shutil
-import socket
 import signal
+import socket
 import subprocess
 import sys
 import time
