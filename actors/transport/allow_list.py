@@ -11,9 +11,10 @@ from actors.process.regular_file import FileTooLarge, NotRegularFile, read_regul
 from actors.transport.keys import (
     KEY_FILE_BYTES,
     KeyFileError,
+    files_of,
     from_z85,
     make_folder,
-    sync_folder,
+    remove_file,
     to_z85,
     write_new,
     write_over,
@@ -61,12 +62,7 @@ class AllowList:
 
     def files(self) -> list[Path]:
         """Return the files of the list, by name. Raises `KeyFileError`."""
-        try:
-            return sorted(file for file in self.folder.iterdir() if file.suffix == _SUFFIX)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise KeyFileError(f"{self.folder} cannot be read: {error.strerror}") from error
+        return files_of(self.folder, _SUFFIX)
 
     def parse(self, files: list[Path]) -> Listed:
         """Read these files, the first `MAX_ALLOWED` of them. Raises `KeyFileError`."""
@@ -123,13 +119,8 @@ class AllowList:
     def remove(self, name: str) -> None:
         """Let it connect no more, also after a crash of the machine. Raises `KeyFileError` when it is not there."""
         check_name(name)
-        try:
-            self._file(name).unlink()
-            sync_folder(self.folder)
-        except FileNotFoundError as error:
-            raise KeyFileError(f"there is no worker {name!r} in {self.folder}") from error
-        except OSError as error:
-            raise KeyFileError(f"{self._file(name)} cannot be removed: {error.strerror}") from error
+        if not remove_file(self._file(name)):
+            raise KeyFileError(f"there is no worker {name!r} in {self.folder}")
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}{_SUFFIX}"

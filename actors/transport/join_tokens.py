@@ -16,8 +16,9 @@ from actors.transport.keys import (
     KEY_FILE_BYTES,
     KeyFileError,
     KeyPair,
+    files_of,
     make_folder,
-    sync_folder,
+    remove_file,
     to_z85,
     write_over,
 )
@@ -50,7 +51,7 @@ class JoinTokens:
         if not 1 <= valid_s <= MAX_VALID_S:
             raise KeyFileError(f"a token is valid for 1 to {MAX_VALID_S:.0f} seconds, not {valid_s:g}")
         self._remove_expired()
-        if (count := len(self._files())) >= MAX_TOKENS and not self._file(name).exists():
+        if (count := len(files_of(self.folder, _SUFFIX))) >= MAX_TOKENS and not self._file(name).exists():
             raise KeyFileError(f"{self.folder} has {count} unused tokens already; {MAX_TOKENS} is the most")
         secret = secrets.token_bytes(32)
         make_folder(self.folder)
@@ -63,7 +64,7 @@ class JoinTokens:
         them be read."""
         names: dict[str, str] = {}
         refused: dict[str, str] = {}
-        for file in self._files()[:MAX_TOKENS]:
+        for file in files_of(self.folder, _SUFFIX)[:MAX_TOKENS]:
             try:
                 key, expires = self._parse(file)
                 check_name(file.stem)
@@ -91,35 +92,15 @@ class JoinTokens:
             raise KeyFileError("a join token cannot be the key of a worker")
         if (other := allowed.read().names.get(own, name)) != name:
             raise KeyFileError(f"that is the key of {other}")
-        try:
-            self._file(name).unlink()
-            sync_folder(self.folder)
-        except FileNotFoundError:
-            raise KeyFileError("the join token was used") from None
-        except OSError as error:
-            raise KeyFileError(f"{self._file(name)} cannot be removed: {error.strerror}") from error
+        if not remove_file(self._file(name)):
+            raise KeyFileError("the join token was used")
         allowed.put(name, key)
         return name
 
     def revoke(self, name: str) -> bool:
         """Remove the unused token of this name. Returns whether there was one. Raises `KeyFileError`."""
         check_name(name)
-        try:
-            self._file(name).unlink()
-            sync_folder(self.folder)
-            return True
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise KeyFileError(f"{self._file(name)} cannot be removed: {error.strerror}") from error
-
-    def _files(self) -> list[Path]:
-        try:
-            return sorted(file for file in self.folder.iterdir() if file.suffix == _SUFFIX)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise KeyFileError(f"{self.folder} cannot be read: {error.strerror}") from error
+        return remove_file(self._file(name))
 
     def _parse(self, file: Path) -> tuple[str, int]:
         """The public key (Z85), and when the token expires. Raises `KeyFileError` and `FileNotFoundError`."""
@@ -134,7 +115,7 @@ class JoinTokens:
         return to_z85(line[1], file.name), int(line[2])
 
     def _remove_expired(self) -> None:
-        for file in self._files():
+        for file in files_of(self.folder, _SUFFIX):
             try:
                 expired = self._clock() >= self._parse(file)[1]
             except (KeyFileError, FileNotFoundError):

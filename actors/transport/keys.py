@@ -141,6 +141,28 @@ def _write(file: Path, text: str, mode: int, *, over: bool) -> None:
         raise KeyFileError(f"{file} cannot be written: {error.strerror}") from error
 
 
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    """Return the files of a folder with this suffix, by name; none of an absent folder. Raises `KeyFileError`."""
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix == suffix)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KeyFileError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def remove_file(file: Path) -> bool:
+    """Remove a file, also from what a crash of the machine leaves. False if it is not there. Raises `KeyFileError`."""
+    try:
+        file.unlink()
+        sync_folder(file.parent)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise KeyFileError(f"{file} cannot be removed: {error.strerror}") from error
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Let the names in a folder outlast a crash of the machine. Raises `OSError`."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -75,11 +75,6 @@ class WorkerPool:
         order = self._orders.get(model)
         return order is not None and order.has_ready()
 
-    def live(self, model: str) -> int:
-        """The sequences that the workers of a model have."""
-        order = self._orders.get(model)
-        return 0 if order is None else order.live
-
     @property
     def idle(self) -> bool:
         """No worker has a sequence."""

@@ -123,10 +123,12 @@ class PrefixRouting:
     def _least_loaded(self, handles: Iterator[WorkerHandle]) -> tuple[list[WorkerHandle], int]:
         """Take the least loaded workers, and perhaps one that is not. Returns those taken, and how many are equal."""
         taken: list[WorkerHandle] = []
+        first: tuple[object, int] | None = None
         for each in islice(handles, MAX_EQUAL):
             taken.append(each)
-            first = taken[0]
-            if each.load != first.load or self._pool.preference(each) != self._pool.preference(first):
+            order = self._pool.preference(each), each.load
+            first = first or order
+            if order != first:
                 return taken, len(taken) - 1
         return taken, len(taken)
 
