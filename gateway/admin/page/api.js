@@ -98,12 +98,13 @@ export async function* chunks(body, id, signal) {
   });
   const stream = response.headers.get("x-stream-id");
   const path = `/v1/streams/${stream}`;
-  const stop = () => {
+  // The server would keep the stream until its time is over, and wait for that before it ends.
+  const remove = () => {
     const key = keys.get("api-key");
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     fetch(path, { method: "DELETE", keepalive: true, credentials: "omit", headers }).catch(() => {});
   };
-  if (stream) signal.addEventListener("abort", stop);
+  if (stream) signal.addEventListener("abort", remove);
   let last = "", broken = 0, wait = 100;
   try {
     for (;;) {
@@ -132,6 +133,7 @@ export async function* chunks(body, id, signal) {
       wait = Math.min(2 * wait, 5000);
     }
   } finally {
-    signal.removeEventListener("abort", stop);
+    signal.removeEventListener("abort", remove);
+    if (stream && !signal.aborted) remove();
   }
 }
