@@ -223,7 +223,7 @@ async def test_a_token_admits_one_worker_which_takes_the_place_of_the_one_with_i
         async with door.connected(door.keys(token)) as client, door.connected(door.keys(token)) as thief:
             await door.until(lambda: len(door.join._connections) == 3)
             await client.link.send([encode(enrolling(own))])
-            await door.until(lambda: len(door.requests) == 2 and bool(former.lost))
+            await door.until(lambda: len(door.requests) == 2 and bool(former.lost) and bool(client.received))
             assert (door.requests[1].name, client.received, client.lost) == ("far", [Welcome(1)], [])
             await thief.link.send([encode(enrolling(KeyPair.generate()))])
             await door.until(lambda: bool(thief.lost))
