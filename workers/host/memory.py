@@ -1,6 +1,5 @@
 """Computes the memory that a model needs before it is loaded, and the memory that is free."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,15 +117,15 @@ def spare_bytes() -> int:
     return int(psutil.virtual_memory().available) if free is None else free
 
 
-def leaving_bytes(predecessor: int, successor: int | None = None) -> int:
+def leaving_bytes(predecessor: int, successor: int) -> int:
     """Return the bytes that will be free when a server has ended: those of its children, such as workers, without pages
-    of files, which count as free anyway. 0 when it has ended, or another process has its id: `successor`, by default
-    this one's parent, began later than the server."""
+    of files, which count as free anyway. 0 when it has ended, or another process has its id: one that began later than
+    the server that takes over, the `successor`."""
     if not predecessor:
         return 0
     try:
         server = psutil.Process(predecessor)
-        if server.create_time() > psutil.Process(successor or os.getppid()).create_time():
+        if server.create_time() > psutil.Process(successor).create_time():
             return 0
         return sum(map(_own_bytes, server.children(recursive=True)))
     except psutil.Error:

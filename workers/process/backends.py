@@ -116,7 +116,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         threads_bind=spec.threads_bind,
         mmap=spec.mmap,
         kv_bytes=kv_bytes_of(spec, backend, config, context),
-        leaving_bytes=leaving_bytes(spec.predecessor),
+        leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         workers=spec.workers,
         place=spec.place,
     )

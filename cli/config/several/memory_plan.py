@@ -1,5 +1,6 @@
 """The memory budget of a server, and the contexts of its models within it."""
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,8 +15,8 @@ class MemoryPlan:
 
     def __init__(self, budget: float, *, predecessor: int = 0) -> None:
         """`budget` in bytes. More than a share of the memory that is free now, or will be when the `predecessor` has
-        ended, is not given to contexts that are left open."""
-        self._available = min(budget, SHARE * (spare_bytes() + leaving_bytes(predecessor)))
+        ended, is not given to contexts that are left open. This is the process of the server."""
+        self._available = min(budget, SHARE * (spare_bytes() + leaving_bytes(predecessor, os.getpid())))
         self._models: dict[str, ModelMemory] = {}
         self._lock = threading.Lock()
 

@@ -122,4 +122,4 @@ def test_the_memory_of_the_workers_of_another_server_leaves_with_it() -> None:
         process.communicate("\n")
     assert not worker.is_running()
     assert leaving_bytes(process.pid, os.getpid()) == 0
-    assert leaving_bytes(0) == 0
+    assert leaving_bytes(0, os.getpid()) == 0

@@ -1,5 +1,6 @@
 """The context of a worker: what was asked for, or the model's own if one sequence of it fits into memory."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,15 @@ def test_what_a_predecessor_leaves_counts_as_free(path: Path, monkeypatch: pytes
     weights = weight_bytes(open_weights(path), "bfloat16", "none")
     left = (weights + MOST * row_bytes(path)) * 10 // 9 + 2
     monkeypatch.setattr(context_choice, "spare_bytes", lambda: 0)
-    monkeypatch.setattr(context_choice, "leaving_bytes", lambda process: left if process == 77 else 0)
+    successors: list[int] = []
+
+    def leaving_bytes(predecessor: int, successor: int) -> int:
+        successors.append(successor)
+        return left if predecessor == 77 else 0
+
+    monkeypatch.setattr(context_choice, "leaving_bytes", leaving_bytes)
     assert choose(path) == (DEFAULT_CONTEXT, "memory")
     assert choose(path, predecessor=77) == (MOST, "")
+    worker = spec(path, kv_most=left, predecessor=77)
+    assert kv_bytes_of(worker, "iree", ModelConfig.from_dir(path), 3000) // row_bytes(path) == MOST
+    assert successors == [os.getpid(), os.getpid(), os.getppid()], "the server chooses the context"

@@ -1,5 +1,6 @@
 """Chooses the context of a worker: what was asked for, or the model's own if memory allows."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,27 +79,27 @@ def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
 
 def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: int) -> int:
     """Return the bytes of KV cache for a load with this context: those of the setting, or with `kv_most` as many as
-    memory allows up to that, but at least one context; 0 without either."""
+    memory allows up to that, but at least one context; 0 without either. For a worker, whose parent is the server."""
     if spec.kv_bytes or not spec.kv_most:
         return spec.kv_bytes
     least = context * row_bytes(spec, backend, config)
-    return max(least, min(spec.kv_most, _free_for_kv(spec, config)))
+    return max(least, min(spec.kv_most, _free_for_kv(spec, config, os.getppid())))
 
 
 def _kind(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
     return config.dtype if spec.dtype == "auto" else spec.dtype
 
 
-def _free_for_kv(spec: WorkerSpec, config: ModelConfig) -> int:
-    """The bytes that remain for the KV cache of this worker."""
+def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
+    """The bytes that remain for the KV cache of a worker of the process `server`."""
     weights = weight_bytes(open_weights(Path(spec.model_path)), _kind(spec, config), spec.quantize)
-    return max(0, kv_share(spare_bytes() + leaving_bytes(spec.predecessor), spec.workers, weights))
+    return max(0, kv_share(spare_bytes() + leaving_bytes(spec.predecessor, server), spec.workers, weights))
 
 
 def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
-    """Return the rows that the KV cache can have."""
+    """Return the rows that the KV cache can have. For the server itself: its workers are told their context."""
     one = row_bytes(spec, backend, config)
-    free = spec.kv_bytes or _free_for_kv(spec, config)
+    free = spec.kv_bytes or _free_for_kv(spec, config, os.getpid())
     return min(min(free, spec.kv_most or free) // one, addressed_rows(spec, one))
 
 
