@@ -243,7 +243,14 @@ def cached_by_turn() -> tuple[int, int, int] | None:
 
             while by_worker("baton_worker_ready") != {"w0": 1.0, "w1": 1.0}:
                 time.sleep(0.1)
-            endless = {"model": "baton-tiny", "prompt": "On", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 4}
+            endless = {
+                "model": "baton-tiny",
+                "prompt": "On",
+                "max_tokens": 2000,
+                "ignore_eos": True,
+                "stream": True,
+                "n": 4,
+            }
             chat = [{"role": "user", "content": told}]
             body = {"model": "baton-tiny", "max_tokens": 20, "ignore_eos": True, "messages": chat}
             with client.stream("POST", "/v1/completions", json=endless) as one:
