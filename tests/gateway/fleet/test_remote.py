@@ -1,6 +1,5 @@
 """Workers of other machines, over real TCP with real processes: they serve, die, hang, are drained, and come back."""
 
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +15,7 @@ from gateway.models.terms import ModelTerms
 from gateway.routing.model_catalog import ModelState
 from tests.gateway.fleet.remote import doorway, until_gone
 from tests.gateway.harness.real import Real, launch
-from tests.gateway.harness.serving import COMPLETION
+from tests.gateway.harness.serving import COMPLETION, choices
 from tests.gateway.harness.traffic import Traffic
 from tests.gateway.harness.traffic import ask as operate
 from tests.pids import pid_of
@@ -30,18 +29,7 @@ RATE = 100.0
 
 async def ask(real: Real, fifth: Callable[[], None] = lambda: None) -> str:
     """The text of a stream, which must end well and once. `fifth` is called at its fifth event."""
-    pieces, ends = [], 0
-    async with real.client.stream("POST", "/v1/completions", json=LONG) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                pieces.append(choice["text"])
-                ends += choice["finish_reason"] is not None
-                if len(pieces) == 5:
-                    fifth()
-    assert ends == 1
-    return "".join(pieces)
+    return "".join(choice["text"] for choice in await choices(real.client, LONG, fifth))
 
 
 def live(real: Real, name: str) -> int:

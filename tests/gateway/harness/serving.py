@@ -106,6 +106,23 @@ async def events(response: httpx.Response) -> list[Any]:
     return found
 
 
+async def choices(
+    client: httpx.AsyncClient, body: dict[str, Any], fifth: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
+    """The choices of a stream of completions, which must end well and once. `fifth` is called at its fifth event."""
+    found: list[dict[str, Any]] = []
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                found.append(choice)
+                if len(found) == 5:
+                    fifth()
+    assert sum(choice["finish_reason"] is not None for choice in found) == 1
+    return found
+
+
 async def open_raw(port: int, path: str, body: dict[str, Any]) -> anyio.abc.SocketStream:
     """A request on a bare socket, which the test reads, or not, and closes as it likes."""
     stream = await anyio.connect_tcp("127.0.0.1", port)

@@ -1,6 +1,5 @@
 """A gateway and a remote worker with an emulated network between them, and what the tests do with the two."""
 
-import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +17,7 @@ from bench.networks.packet_link import GATEWAY, NoNamespaces, PacketLink
 from gateway.fleet.launch import WorkerLaunch
 from protocol.events import Event
 from tests.gateway.fleet.remote import Doorway, doorway, joining
-from tests.gateway.harness.serving import COMPLETION
+from tests.gateway.harness.serving import COMPLETION, choices
 
 LONG = COMPLETION | {"seed": 7, "max_tokens": 40, "ignore_eos": True, "stream": True}
 RATE = 100.0
@@ -54,20 +53,8 @@ class Linked:
 
     async def ask(self, fifth: Callable[[], None] = lambda: None, **fields: Any) -> list[int]:
         """The token ids of a stream, which must end well and once. `fifth` is called at its fifth event."""
-        tokens: list[int] = []
-        ends = count = 0
-        body = LONG | {"return_token_ids": True} | fields
-        async with self.door.real.client.stream("POST", "/v1/completions", json=body) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                    tokens += choice["token_ids"]
-                    ends += choice["finish_reason"] is not None
-                    if (count := count + 1) == 5:
-                        fifth()
-        assert ends == 1
-        return tokens
+        found = await choices(self.door.real.client, LONG | {"return_token_ids": True} | fields, fifth)
+        return [token for choice in found for token in choice["token_ids"]]
 
     async def ask_both(self, fifth: Callable[[], None] = lambda: None) -> list[list[int]]:
         """The tokens of two streams, of which each worker has one; the one that "far" has calls `fifth`."""

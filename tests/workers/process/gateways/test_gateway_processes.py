@@ -17,6 +17,7 @@ from actors.transport.allow_list import AllowList
 from actors.transport.keys import KeyPair, make_gateway_key, make_key
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving
 from tests.gateway.fleet.remote import joining
+from tests.gateway.harness.serving import choices
 from tests.ports import port_for_later
 
 pytestmark = pytest.mark.anyio
@@ -48,21 +49,9 @@ class Gateway:
 
     async def text(self, seed: int, tokens: int, fifth: Callable[[], None] = lambda: None) -> str:
         """The text of a stream, which must end well and once. `fifth` is called at its fifth event."""
-        body, pieces, ends = STREAM | {"seed": seed, "max_tokens": tokens}, [], 0
-        async with (
-            httpx.AsyncClient(timeout=DEADLINE_S) as client,
-            client.stream("POST", f"{self.url}/v1/completions", json=body) as answer,
-        ):
-            assert answer.status_code == 200
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                    pieces.append(choice["text"])
-                    ends += choice["finish_reason"] is not None
-                    if len(pieces) == 5:
-                        fifth()
-        assert ends == 1
-        return "".join(pieces)
+        async with httpx.AsyncClient(base_url=self.url, timeout=DEADLINE_S) as client:
+            found = await choices(client, STREAM | {"seed": seed, "max_tokens": tokens}, fifth)
+        return "".join(choice["text"] for choice in found)
 
 
 @contextmanager
