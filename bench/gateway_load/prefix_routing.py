@@ -31,13 +31,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
 from actors.process.logs import configure_logging
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.served import Served, served
 from bench.harness.sse_client import StreamedAnswer, request
 from bench.harness.words import WORDS
+from cli.chaos.rounds import percentile
+from cli.client.administration import Administration
+from cli.client.load_sample import LoadChange, LoadSample, take_sample
 from cli.config.launch import worker_command, worker_launches, worker_specs
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
@@ -52,6 +54,7 @@ PAUSE_S = 1.5
 """Mean time between an answer and the next question."""
 SYSTEMS = 8
 """System prompts of the load `shared`."""
+QUEUE_WAIT = "baton_queue_wait_seconds"
 
 
 def paced_launches(scripted: ScriptedSpec, settings: Settings, model: ChosenModel) -> list[WorkerLaunch]:
@@ -160,41 +163,25 @@ class RoutingFigures:
         return f"{self.requests:9}{self.prompt_tokens:10.0f}{share}{times}{100 * self.imbalance:9.0f}%"
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def bucket_quantile(buckets: dict[float, float], share: float) -> float:
-    """The quantile of a histogram, by its cumulative counts up to each bound, as Prometheus interpolates it."""
-    total, below, low = buckets[float("inf")], 0.0, 0.0
-    for bound, count in sorted(buckets.items()):
-        if count >= share * total and count > below:
-            return low if bound == float("inf") else low + (bound - low) * (share * total - below) / (count - below)
-        below, low = count, bound
-    return low
+def measured(quantile: float | None) -> float:
+    """Raises `ValueError` for the quantile of no values."""
+    if quantile is None:
+        raise ValueError("no request was sent: choose longer --seconds")
+    return quantile
 
 
 def figures(found: Served, answers: Sequence[ChatAnswer]) -> RoutingFigures:
-    """Read the server's metrics, which are of this run alone."""
-    totals: dict[str, float] = {}
-    buckets: dict[float, float] = {}
-    started: list[float] = []
-    for family in text_string_to_metric_families(found.client.get("/metrics").text):
-        for sample in family.samples:
-            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-            if sample.name == "baton_queue_wait_seconds_bucket":
-                bound = float(sample.labels["le"])
-                buckets[bound] = buckets.get(bound, 0.0) + sample.value
-            if sample.name == "baton_batch_sequences_started":
-                started.append(sample.value)
+    """Read the server's metrics, which are of this run alone. Raises `ValueError` without an answer."""
+    now = take_sample(Administration(found.client))
+    waits = LoadChange(LoadSample(now.at, []), now)
     firsts = [each.first_s for each in answers]
+    started = now.values["baton_batch_sequences_started"].values()
     return RoutingFigures(
         len(answers),
-        totals["baton_prompt_tokens_sum"],
-        totals["baton_batch_prefill_tokens_total"],
-        (quantile(firsts, 0.5), quantile(firsts, 0.99)),
-        (bucket_quantile(buckets, 0.5), bucket_quantile(buckets, 0.99)),
+        sum(now.values["baton_prompt_tokens_sum"].values()),
+        sum(now.values["baton_batch_prefill_tokens_total"].values()),
+        (measured(percentile(firsts, 0.5)), measured(percentile(firsts, 0.99))),
+        (measured(waits.quantile(0.5, QUEUE_WAIT)), measured(waits.quantile(0.99, QUEUE_WAIT))),
         max(started) * len(started) / sum(started) - 1,
     )
 
