@@ -21,10 +21,11 @@ GRACE = Settings.model_fields["shutdown_grace_s"].default
 
 
 def unit(name: str = "baton.service") -> configparser.ConfigParser:
-    """A unit. Of a name that occurs several times, the last value."""
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    """A unit, in which no name occurs twice. Of adjacent `EnvironmentFile` lines, the last one."""
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
-    parser.read_string((DEPLOY / name).read_text())
+    text = (DEPLOY / name).read_text()
+    parser.read_string(re.sub(r"^EnvironmentFile=.*\n(?=EnvironmentFile=)", "", text, flags=re.MULTILINE))
     return parser
 
 
@@ -42,10 +43,16 @@ def test_a_reload_of_the_systemd_unit_reloads_the_keys() -> None:
     assert words[1:] == ["admin", "reload-keys"]
 
 
-@pytest.mark.parametrize("name", ["baton-worker.service", "baton-worker@.service"])
-def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("baton-worker.service", ["worker"]),
+        ("baton-worker@.service", ["worker", "--key-file", "%h/.config/baton/%i.key"]),
+    ],
+)
+def test_the_systemd_unit_of_a_worker_runs_worker_and_signals_its_supervisor_alone(name: str, words: list[str]) -> None:
     service = unit(name)["Service"]
-    assert shlex.split(service["ExecStart"])[1:2] == ["worker"]
+    assert shlex.split(service["ExecStart"])[1:] == words
     assert service["KillMode"] == "mixed"
     limits = Deadlines()
     assert int(service["TimeoutStopSec"]) > limits.stop + limits.term
