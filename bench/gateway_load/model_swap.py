@@ -21,7 +21,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +37,7 @@ import httpx
 import psutil
 
 from actors.process.logs import configure_logging
-from bench.harness.child_server import free_port, wait_until_ok
+from bench.harness.child_server import free_port, running
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import TOKENS, make_model
@@ -136,7 +135,7 @@ def baton(path: Path, cache: Path, quantize: str, slots: int, context: int) -> I
         settings = Path(folder) / "baton.toml"
         settings.write_text("\n".join(lines))
         command = [sys.executable, "-m", "cli", "serve", "--config", str(settings)]
-        with started(command, f"{url}/health/ready"):
+        with running(command, f"{url}/health/ready", START_TIMEOUT_S):
             unload = lambda name: operate(url, f"/admin/models/{name}/unload")  # noqa: E731
             yield SwappingServer(url, lambda: [*mapped_files(url, cache), *path.iterdir()], unload)
 
@@ -151,19 +150,8 @@ def llama_server(program: Path, model: Path, slots: int, context: int, threads: 
         options = f"model = {model}\nparallel = {slots}\nctx-size = {slots * context}\nthreads = {threads}\n"
         presets.write_text("".join(f"[{name}]\n{options}" for name in NAMES))
         command = [str(program), "--models-preset", str(presets), "--models-max", "1", "--port", str(port)]
-        with started([*command, "--no-ui", "--log-disable"], f"{url}/health"):
+        with running([*command, "--no-ui", "--log-disable"], f"{url}/health", START_TIMEOUT_S):
             yield SwappingServer(url, lambda: [model], lambda name: unload_of_llama(url, name))
-
-
-@contextmanager
-def started(command: Sequence[str], health: str) -> Iterator[None]:
-    """Run a server until the block ends."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_until_ok(health, process, START_TIMEOUT_S)
-            yield
-        finally:
-            process.terminate()
 
 
 def operate(url: str, path: str) -> None:
@@ -275,11 +263,11 @@ def main() -> None:
         server = baton(path, args.cache_dir / "graphs", args.quantize, slots, context)
     else:
         server = llama_server(args.llama_cpp / "llama-server", args.peer, slots, context, os.cpu_count() or 1)
-    with server as running:
+    with server as swapping:
         if args.rounds:
-            single(running, args.rounds)
+            single(swapping, args.rounds)
         if args.seconds:
-            busy(running, args.streams, args.seconds)
+            busy(swapping, args.streams, args.seconds)
 
 
 if __name__ == "__main__":

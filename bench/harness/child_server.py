@@ -1,10 +1,12 @@
-"""A server in a child process: a free port for it, and the wait until it answers."""
+"""A server in a child process: a free port for it, its start, and the wait until it answers."""
 
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class NotReadyError(Exception):
@@ -30,3 +32,15 @@ def wait_until_ok(url: str, process: "subprocess.Popen[bytes]", timeout_s: float
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     raise NotReadyError(f"was not ready after {timeout_s:g} s")
+
+
+@contextmanager
+def running(command: Sequence[str], health: str, timeout_s: float, stderr: int | None = None) -> Iterator[None]:
+    """Run a server until the block ends, which begins when a GET of `health` succeeds. `stderr` is that of
+    `subprocess.Popen`. Raises `NotReadyError`."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as process:
+        try:
+            wait_until_ok(health, process, timeout_s)
+            yield
+        finally:
+            process.terminate()

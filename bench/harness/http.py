@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.harness.child_server import free_port, wait_until_ok
+from bench.harness.child_server import free_port, running
 from bench.harness.engine import Setup
 from bench.harness.shapes import TOKENS
 from bench.harness.sse_client import BadAnswerError, StreamedAnswer, request
@@ -48,12 +47,8 @@ def server(setup: Setup, *words: str) -> Iterator[str]:
     command = [sys.executable, "-m", "cli", "serve", str(setup.path)]
     command += [*(str(word) for option in options.items() for word in option), *words]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_until_ok(f"{url}/health/ready", process, START_TIMEOUT_S)
-            yield url
-        finally:
-            process.terminate()
+    with running(command, f"{url}/health/ready", START_TIMEOUT_S):
+        yield url
 
 
 @dataclass

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.harness.child_server import NotReadyError, free_port, wait_until_ok
+from bench.harness.child_server import NotReadyError, free_port, running
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.peers.build import CPU_OPTIONS, TOOLS, PeerError, Source
 
@@ -101,14 +101,11 @@ class LlamaCpp:
         options += ["-ctk", kv, "-ctv", kv, "--cache-ram", 0, "--no-context-shift", *self.server_options]
         command = [str(self.folder / "llama-server"), *map(str, options)]
         url = f"http://127.0.0.1:{port}"
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                wait_until_ok(f"{url}/health", process, START_TIMEOUT_S)
+        try:
+            with running(command, f"{url}/health", START_TIMEOUT_S, stderr=subprocess.DEVNULL):
                 yield url
-            except NotReadyError as error:
-                raise PeerError(f"llama-server {error}") from error
-            finally:
-                process.terminate()
+        except NotReadyError as error:
+            raise PeerError(f"llama-server {error}") from error
 
     def _bench(self, model: Path, *lengths: str) -> float:
         output = self._run("llama-bench", "-m", str(model), *lengths, "-r", "1", "-o", "json")

@@ -1,9 +1,11 @@
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import pytest
 
-from bench.harness.child_server import NotReadyError, free_port, wait_until_ok
+from bench.harness.child_server import NotReadyError, free_port, running, wait_until_ok
 
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 
@@ -27,3 +29,17 @@ def test_a_server_that_ends_is_noticed() -> None:
 def test_a_server_that_takes_too_long_is_noticed() -> None:
     with start("input()") as process, pytest.raises(NotReadyError, match="was not ready after 0 s"):
         wait_until_ok(f"http://127.0.0.1:{free_port()}/", process, 0)
+
+
+def test_a_server_runs_as_long_as_the_block() -> None:
+    url = f"http://127.0.0.1:{(port := free_port())}/"
+    with running([sys.executable, "-c", SERVER, str(port)], url, 60, stderr=subprocess.DEVNULL):
+        urllib.request.urlopen(url, timeout=60).close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=60)
+
+
+def test_a_server_that_takes_too_long_is_ended() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    with pytest.raises(NotReadyError), running(command, f"http://127.0.0.1:{free_port()}/", 0):
+        pass
