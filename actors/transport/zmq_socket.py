@@ -49,7 +49,7 @@ class LinkSocket:
             raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
         self._context = zmq.Context()
         # From the start, not at the close: a connection that ends before it, with messages that nobody takes, may keep
-        # the value of that moment. The default is no bound: `term` then never returned.
+        # the value of that moment. The default is infinite: `term` then never returned.
         self._context.setsockopt(zmq.LINGER, 0)
         try:
             self.socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
