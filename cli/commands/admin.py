@@ -70,10 +70,7 @@ def remove(
     grace_s: Grace = None,
 ) -> None:
     """Drain a worker of another machine, forget it, and let it join no more."""
-    from cli.client.administration import Administration
-
-    with Administration.of(url, settings) as client:
-        client.operate(f"/admin/workers/{worker}/remove", grace_s)
+    _operate(settings, url, f"/admin/workers/{worker}/remove", grace_s)
 
 
 @app.command()

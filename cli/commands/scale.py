@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from rich.console import Console
@@ -17,7 +17,7 @@ from cli.client.load_sample import LoadSample, take_sample
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from cli.scaling.placement import ClusterLost, number_of_name
+from cli.scaling.placement import ClusterLost, WorkerPlace, number_of_name
 from cli.scaling.replica_target import ReplicaTarget, ScaleRange
 from cli.scaling.scaler import TICK_S, Scaler, Superseded
 from cli.scaling.terms import ScaleTerms, ray_address, scale_name
@@ -103,6 +103,11 @@ def show_places(settings: Settings, url: str) -> None:
         raise CommandFailed(str(error)) from error
     finally:
         cluster.close()
+    print_places(prefix, places, known)
+
+
+def print_places(prefix: str, places: Mapping[str, WorkerPlace], known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print one line for each worker of the name: its place, and what the gateway, which `known` is from, says."""
     ours = {name for name in (*places, *known) if number_of_name(prefix, name) is not None}
     table = Table("name", "place", "machine", "pid", "gateway", "why", box=None)
     for name in sorted(ours, key=lambda name: number_of_name(prefix, name) or 0):
@@ -115,8 +120,8 @@ def show_places(settings: Settings, url: str) -> None:
             "unknown" if worker is None else worker["state"],
             (place.why if place is not None else "") or (worker["reason"] if worker is not None else ""),
         )
-    # The table is not fitted to the terminal, so that no cell is truncated.
-    Console(highlight=False, width=WIDTH).print(table)
+    # The table is not fitted to the terminal, so that no cell is truncated. Reasons are shown as they are.
+    Console(highlight=False, markup=False, emoji=False, width=WIDTH).print(table)
 
 
 def _connect(settings: Settings, prefix: str, resources: Mapping[str, float]) -> "RayCluster":

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -14,16 +13,17 @@ from actors.process.health_file import HealthFile
 from actors.process.logs import configure_logging
 from actors.process.service_manager import ServiceManager
 from actors.supervision.deadlines import Deadlines
-from actors.transport.endpoint import EndpointError, check_address, sweep
+from actors.transport.endpoint import EndpointError, sweep
 from actors.transport.join_tokens import parse_token
 from actors.transport.keys import KeyFileError, KeyPair, make_key, read_key, to_z85
 from actors.transport.link import CurveKeys
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
+from cli.config.join_address import check_join_addresses
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.settings import Settings, flag
-from protocol.bounds import MAX_GATEWAYS, MAX_NAME
+from protocol.bounds import MAX_NAME
 from workers.process.gateways.address import GatewayAddress
 from workers.process.remote_agent import RemoteAgent, WorkerGaveUp, run_agent
 
@@ -66,7 +66,7 @@ def gateways_of(settings: Settings) -> list[GatewayAddress]:
         if not getattr(settings, name) and not (name == "key_file" and settings.join_token):
             raise CommandFailed(f"{flag(name)} is needed: {reason}")
     addresses, servers = settings.join, settings.server_key
-    _check_addresses(addresses)
+    check_join_addresses(addresses)
     if len(servers) not in (1, len(addresses)):
         raise CommandFailed(
             f"{flag('server_key')}: give one key for all gateways, or one for each {flag('join')}, not {len(servers)} "
@@ -113,19 +113,3 @@ def service_manager(settings: Settings) -> ServiceManager:
         return HealthFile(os.environ, file)
     except OSError as error:
         raise CommandFailed(f"{flag('health_file')}: {file} cannot be removed: {error.strerror}") from error
-
-
-def _check_addresses(addresses: Sequence[str]) -> None:
-    for address in addresses:
-        try:
-            check_address(address, secured=True)
-        except EndpointError:
-            valid = False
-        else:
-            valid = address.startswith("tcp://")
-        if not valid:
-            raise CommandFailed(f"{flag('join')}: write tcp://HOST:PORT, not {address!r}")
-    if len(set(addresses)) < len(addresses):
-        raise CommandFailed(f"{flag('join')}: a gateway is given twice; a worker joins each of them once")
-    if len(addresses) > MAX_GATEWAYS:
-        raise CommandFailed(f"{flag('join')}: {len(addresses)} gateways are given; {MAX_GATEWAYS} is the most")

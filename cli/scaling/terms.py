@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.transport.allow_list import check_name
-from actors.transport.endpoint import EndpointError, check_address
 from actors.transport.keys import KeyFileError
 from cli.config.errors import CommandFailed
+from cli.config.join_address import check_join_addresses
 from cli.config.settings import ENGINE, MODEL, Settings, flag, of_panels
 from cli.scaling.placement import names_of
 from cli.scaling.replica_target import ScaleRange
@@ -40,7 +40,7 @@ class ScaleTerms:
                 f"{flag('join')}: a worker that is placed joins one gateway, the one that makes its token, not "
                 f"{len(settings.join)}"
             )
-        _check_address(settings.join[0])
+        check_join_addresses(settings.join)
         most = settings.max_replicas
         if most and most < settings.replicas:
             raise CommandFailed(f"{flag('max_replicas')}: {most} is less than --replicas, {settings.replicas}")
@@ -91,16 +91,6 @@ def parse_resources(text: str) -> dict[str, float]:
         if amount > 1 and amount != int(amount):
             raise CommandFailed(f"{where}: {name} must be a whole number above 1, as Ray wants it, not {amount:g}")
     return found
-
-
-def _check_address(address: str) -> None:
-    try:
-        check_address(address, secured=True)
-        valid = address.startswith("tcp://")
-    except EndpointError:
-        valid = False
-    if not valid:
-        raise CommandFailed(f"{flag('join')}: write tcp://HOST:PORT, not {address!r}")
 
 
 def _options(settings: Settings) -> list[str]:

@@ -35,9 +35,8 @@ def test_it_needs_an_address_and_both_keys(tmp_path: Path) -> None:
     for name in ("join", "server_key", "key_file"):
         with pytest.raises(CommandFailed, match=f"--{name.replace('_', '-')} is needed"):
             gateways_of(given.model_copy(update={name: ""}))
-    for address in ("gpu1:7000", "ipc:///tmp/x", "tcp://10.0.0.1"):
-        with pytest.raises(CommandFailed, match="--join: write tcp://HOST:PORT, not"):
-            gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000", address)}))
+    with pytest.raises(CommandFailed, match="--join: write tcp://HOST:PORT, not"):
+        gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000", "gpu1:7000")}))
     with pytest.raises(CommandFailed, match="--server-key: a key has 64"):
         gateways_of(given.model_copy(update={"server_key": ("x",)}))
     (tmp_path / "own").chmod(0o640)
@@ -63,12 +62,8 @@ def test_it_joins_several_gateways_with_one_key_for_all_or_one_for_each(tmp_path
         CommandFailed, match="--server-key: give one key for all gateways, or one for each --join, not 3"
     ):
         gateways_of(three)
-    with pytest.raises(CommandFailed, match="--join: a gateway is given twice"):
-        gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000",) * 2}))
-    most = [f"tcp://10.0.0.1:{7000 + number}" for number in range(MAX_GATEWAYS)]
-    assert len(gateways_of(given.model_copy(update={"join": tuple(most)}))) == MAX_GATEWAYS
-    with pytest.raises(CommandFailed, match=f"{MAX_GATEWAYS + 1} gateways are given; {MAX_GATEWAYS} is the most"):
-        gateways_of(given.model_copy(update={"join": (*most, "tcp://10.0.0.2:1")}))
+    most = tuple(f"tcp://10.0.0.1:{7000 + number}" for number in range(MAX_GATEWAYS))
+    assert len(gateways_of(given.model_copy(update={"join": most}))) == MAX_GATEWAYS
 
 
 def test_a_worker_that_is_given_up_ends_the_command(tmp_path: Path) -> None:

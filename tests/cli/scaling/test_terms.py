@@ -21,7 +21,6 @@ GIVEN: dict[str, Any] = {"join": ("tcp://10.0.0.1:7000",), "ray": "auto"}
     [
         ({"join": ()}, "--join is needed: the address that the gateway was given"),
         ({"join": ("10.0.0.1:7000",)}, "--join: write tcp://HOST:PORT, not '10.0.0.1:7000'"),
-        ({"join": ("ipc:///tmp/x",)}, "--join: write tcp://HOST:PORT"),
         ({"join": ("tcp://10.0.0.1:1", "tcp://10.0.0.2:1")}, "--join: a worker that is placed joins one gateway"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas: 2 is less than --replicas, 3"),
         ({"replicas": 0, "max_replicas": 2}, "--replicas: with --max-replicas it must be at least 1"),

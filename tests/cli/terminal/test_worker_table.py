@@ -6,7 +6,7 @@ from cli.terminal.worker_table import show_workers
 
 WORKER = {
     "name": "w0",
-    "model": "m",
+    "model": "m[red]",
     "state": "given_up",
     "role": "standby",
     "circuit": "closed",
@@ -17,7 +17,7 @@ WORKER = {
     "slots_active": 1,
     "slots_total": 8,
     "queue_depth": 3,
-    "reason": "it [left]",
+    "reason": "it [left] :cat:",
     "last_failure": {"incarnation": 5, "origin": "within", "reason": "it [left] (internal_error)", "ago_s": 61.7},
 }
 
@@ -28,7 +28,7 @@ def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     heading, line = capsys.readouterr().out.splitlines()
     assert line.split() == [
         "w0",
-        "m",
+        "m[red]",
         "given_up",
         "standby",
         "closed",
@@ -40,6 +40,7 @@ def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "3",
         "it",
         "[left]",
+        ":cat:",
         "within,",
         "62",
         "s",
