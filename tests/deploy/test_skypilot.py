@@ -9,10 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cli.config.join_address import check_join_addresses
 from cli.config.settings import Settings
+from cli.config.sources import load
 from cli.main import app
 from gateway.http.access.auth import OPEN_PATHS
 from tests.baton_serve.installation import ROOT
+from tests.docs.commands import console_lines
 
 FOLDER = ROOT / "deploy" / "skypilot"
 TASKS: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FOLDER.glob("*.yaml")}
@@ -58,3 +61,15 @@ def test_each_node_has_a_key_of_its_own() -> None:
     key = '~/keys/worker-"$SKYPILOT_NODE_RANK".key'
     assert task["run"].count(key) == 2
     assert f"--key-file {key}" in task["run"]
+
+
+def test_workers_join_all_gateways_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = ROOT / "docs" / "scaling.md"
+    (command,) = (line for line in console_lines(guide) if line.startswith("sky launch "))
+    given = dict(word.split("=", 1) for word in shlex.split(command) if "=" in word)
+    assert set(given) == {name for name, value in TASKS["workers"]["envs"].items() if value is None}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = load({})
+    check_join_addresses(settings.join)
+    assert (len(settings.join), settings.server_key) == (2, ("SERVER-KEY",))
