@@ -1,6 +1,7 @@
 """The container image: a linter accepts it, its context builds the wheel, and a builder, if there is one, builds it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -120,13 +122,43 @@ def test_the_files_that_compose_mounts_exist() -> None:
     assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"] == ["gateway:8000"]
 
 
-def test_compose_accepts_its_files(tmp_path: Path) -> None:
-    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"]).returncode:
-        pytest.skip("docker compose is not installed")
+def compose(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run Docker Compose on both files, without what this process has in its environment."""
+    command = ["docker-compose"]
+    if shutil.which("docker-compose") is None:
+        command = ["docker", "compose"]
+        if shutil.which("docker") is None or subprocess.run([*command, "version"], capture_output=True).returncode:
+            pytest.skip("Docker Compose is not installed")
     files = [word for name in ("compose.yaml", "compose.worker.yaml") for word in ("-f", str(DOCKER / name))]
-    command = ["docker", "compose", *files, "--profile", "monitoring", "config", "--quiet"]
-    done = subprocess.run(command, env={"PATH": "/usr/bin:/usr/local/bin", "BATON_SERVER_KEY": "0" * 64})
-    assert done.returncode == 0
+    given = {"PATH": os.environ["PATH"]} | environment
+    return subprocess.run([*command, *files, *words], env=given, capture_output=True, text=True, timeout=60)
+
+
+def test_compose_resolves_its_files_to_what_they_say() -> None:
+    shown = compose("--profile", "monitoring", "config", "--format", "json", BATON_SERVER_KEY="0" * 64)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    resolved = json.loads(shown.stdout)["services"]
+    assert set(resolved) == set(services())
+    for name, service in resolved.items():
+        assert service["read_only"] is True
+        assert {port["host_ip"] for port in service.get("ports", ())} <= {"127.0.0.1"}, name
+        for volume in service["volumes"]:
+            assert volume["type"] == "volume" or (volume["read_only"] and Path(volume["source"]).exists()), volume
+    gateway, worker = resolved["gateway"], resolved["worker"]
+    assert gateway["environment"]["BATON_LISTEN_WORKERS"] == worker["environment"]["BATON_JOIN"]
+    host = urlsplit(worker["environment"]["BATON_JOIN"]).hostname
+    assert gateway["networks"]["workers"]["ipv4_address"] == host
+    assert (set(worker["networks"]), set(gateway["networks"])) == ({"workers"}, {"workers", "default"})
+    build = gateway["build"]
+    assert Path(build["context"], build["dockerfile"]) == DOCKERFILE
+
+
+def test_compose_asks_for_the_key_of_the_gateway() -> None:
+    refused = compose("config", "--quiet")
+    assert refused.returncode != 0
+    assert refused.stderr.strip().endswith(
+        "required variable BATON_SERVER_KEY is missing a value: the gateway's public key"
+    )
 
 
 def test_the_context_has_all_that_the_wheel_is_made_of(tmp_path: Path, wheel: Path) -> None:
