@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import check_gateway, parse_origin, parse_pattern
@@ -228,13 +228,14 @@ class GatewaySettings:
         if self.metrics_names not in get_args(MetricsNames):
             raise GatewaySettingsError(f"metrics_names is {self.metrics_names[:200]!r}; it must be baton or vllm")
         if self.otlp_traces_endpoint:
-            url = urlsplit(self.otlp_traces_endpoint)
-            if url.scheme not in ("http", "https") or not url.hostname:
+            url = _split(self.otlp_traces_endpoint)
+            if url is None or url.scheme not in ("http", "https") or not url.hostname:
                 raise GatewaySettingsError(
                     f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
                     "http://localhost:4318/v1/traces"
                 )
-        if self.redis_url and urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
+        redis = _split(self.redis_url)
+        if self.redis_url and (redis is None or redis.scheme not in ("redis", "rediss", "unix")):
             raise GatewaySettingsError("redis_url must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
         if self.scheduler_policy not in get_args(SchedulerPolicy):
             allowed = ", ".join(get_args(SchedulerPolicy))
@@ -261,3 +262,10 @@ class GatewaySettings:
                 parse(name)
             except ValueError as error:
                 raise GatewaySettingsError(f"{setting}: {error}") from error
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None

@@ -193,11 +193,15 @@ def _lock(folder: Path) -> int:
 def check_address(address: str, *, secured: bool) -> None:
     """Raises `EndpointError` unless it is `ipc://`, `tcp://` to this machine, or `secured` (with CURVE keys)
     `tcp://`."""
-    parts = urlsplit(address)
+    invalid = EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {address!r}")
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        raise invalid from None
     if parts.scheme == "ipc" and address != "ipc://":
         return
     if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts) or parts.path:
-        raise EndpointError(f"a link's address is ipc://PATH or tcp://HOST:PORT, not {address!r}")
+        raise invalid
     if not secured and not is_loopback(parts.hostname):
         raise EndpointError(
             f"{address} leaves this machine, and plain TCP is neither private nor authenticated: "

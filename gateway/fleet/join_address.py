@@ -13,13 +13,12 @@ BACKLOG = 64
 def join_address(address: str, *, public: bool) -> tuple[str, int]:
     """Host and port of `tcp://HOST:PORT`. Raises `EndpointError` for anything else, and for an address that anybody can
     reach (not of this machine or of a private network, by RFC 1918 and 4193) unless `public`."""
-    parts = urlsplit(address)
     try:
-        port = parts.port
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
     except ValueError:
-        port = None
-    host = parts.hostname
-    if parts.scheme != "tcp" or not host or port is None or parts.path:
+        host = port = None
+    if not host or port is None or parts.scheme != "tcp" or parts.netloc != address.removeprefix("tcp://"):
         raise EndpointError(f"an address for workers is tcp://HOST:PORT, not {address!r}")
     if not public and not _is_private(host):
         raise EndpointError(

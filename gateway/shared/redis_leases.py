@@ -5,6 +5,7 @@ own field and reads the others, so that all claims of one key never exceed the w
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping
 from typing import NamedTuple, cast
 
@@ -13,6 +14,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+
+from gateway.shared.redis_url import check_redis_url
 
 TIMEOUT_S = 0.5
 """Time for Redis to answer."""
@@ -73,6 +76,7 @@ class RedisLeases:
     def __init__(self, url: str, gateway: str) -> None:
         """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for
         a URL that they do not take."""
+        check_redis_url(url)
         self._gateway = gateway
         self._redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
@@ -82,7 +86,10 @@ class RedisLeases:
             raise ValueError("decode_responses cannot be set")
         try:
             self._redis.connection_pool.connection_class(**options)  # which connects later, and checks options now
-        except (TypeError, RedisError) as error:
+        except TypeError as error:  # an argument that it has not
+            unknown = re.search(r"argument '(\w+)'", str(error))
+            raise ValueError(f"{unknown[1] if unknown else error} is no option of a connection to Redis") from error
+        except RedisError as error:
             raise ValueError(str(error)) from error
 
     async def exchange(self, wanted: Claims) -> dict[str, Claims]:

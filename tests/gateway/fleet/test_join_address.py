@@ -18,7 +18,10 @@ def test_one_that_they_can_wants_to_be_meant(address: str) -> None:
     assert join_address(address, public=True)[1] == 1
 
 
-@pytest.mark.parametrize("address", ["", "tcp://", "tcp://h", "tcp://h:x", "ipc://x", "tcp://h:70000", "tcp://h:1/x"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "tcp://", "tcp://h", "tcp://h:x", "ipc://x", "tcp://h:70000", "tcp://h:1/x", "tcp://[::1", "tcp://h:1?x"],
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(EndpointError, match="tcp://HOST:PORT"):
         join_address(address, public=True)

@@ -198,9 +198,10 @@ def test_a_server_shares_its_limits_and_says_so(tmp_path: Path) -> None:
         assert [json.loads(line)["gateways"] for line in lines if '"limits_shared"' in line] == [1]
 
 
-def test_a_url_of_another_kind_is_refused() -> None:
+@pytest.mark.parametrize("url", ["http://localhost", "redis://[::1"])
+def test_a_url_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(GatewaySettingsError, match="redis_url must be redis://HOST:PORT"):
-        GatewaySettings(redis_url="http://localhost")
+        GatewaySettings(redis_url=url)
 
 
 @pytest.mark.parametrize(

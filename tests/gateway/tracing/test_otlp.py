@@ -430,7 +430,7 @@ async def test_a_server_that_does_not_start_leaves_no_thread() -> None:
     assert [each.name for each in threading.enumerate() if each.name.startswith("Otel")] == []
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "http://", "/v1/traces"])
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "http://", "http://[::1", "/v1/traces"])
 def test_an_endpoint_is_a_url(url: str) -> None:
     with pytest.raises(GatewaySettingsError, match=r"otlp_traces_endpoint is .*; it must be a URL"):
         GatewaySettings(otlp_traces_endpoint=url)
