@@ -31,7 +31,7 @@ class WorkerPlace:
     pid: int = 0
     """The process of its worker, on that machine."""
     why: str = ""
-    """Why its worker has ended."""
+    """Why its worker has ended, or why no machine of the cluster can ever have room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,14 @@ class RayCluster:
         self._seen: set[str] = set()  # names of actors that have reported
         with _as_lost(f"no Ray cluster answers at {address}"):
             _check_answers(address)
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            try:
+                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            except ConnectionError as error:
+                if address != "auto":
+                    raise
+                raise ClusterLost(
+                    "no Ray cluster runs on this machine; start one here with `ray start`, or give HOST:PORT of one"
+                ) from error
         self._output = contextlib.redirect_stdout(RayMessages())
         self._output.__enter__()
         self._worker = ray.remote(placed_worker_class())
@@ -92,18 +99,23 @@ class RayCluster:
             asked = list(self._reports.values())
             ready = set(ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)[0]) if asked else set()
             found = {}
+            pending = any(report not in ready and name not in self._seen for name, report in self._reports.items())
+            lack = lack_of(self._resources, ray.nodes()) if pending else ""
             for name, report in list(self._reports.items()):
                 if report in ready:
                     del self._reports[name]
-                place = self._read(name, report if report in ready else None)
+                place = self._read(name, report if report in ready else None, lack)
                 if place is not None and name in names:
                     found[name] = place
             return found
 
-    def _read(self, name: str, report: Any) -> WorkerPlace | None:
-        """The place by its report, or without one (None) if it has not come. Returns None if the place is gone."""
+    def _read(self, name: str, report: Any, lack: str) -> WorkerPlace | None:
+        """The place by its report, or without one (None) if it has not come. Returns None if the place is gone.
+        `lack`: why no node could have room for one that is pending."""
         if report is None:
-            return WorkerPlace(name, PlaceState.UNREACHABLE if name in self._seen else PlaceState.PENDING)
+            if name in self._seen:
+                return WorkerPlace(name, PlaceState.UNREACHABLE)
+            return WorkerPlace(name, PlaceState.PENDING, why=lack)
         try:
             said = ray.get(report)
         except ActorUnavailableError:
@@ -172,6 +184,20 @@ class RayMessages(io.TextIOBase):
         if said := " ".join(_COLOURS.sub("", text).split()):
             _log.warning("ray_message", text=said[:MAX_MESSAGE])
         return len(text)
+
+
+def lack_of(resources: Mapping[str, float], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return why none of these nodes, as `ray.nodes()` lists them, has the resources, even if nothing runs there; empty
+    if one has them."""
+    have = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(all(node.get(name, 0.0) >= amount for name, amount in resources.items()) for node in have):
+        return ""
+    most = {name: max((node.get(name, 0.0) for node in have), default=0.0) for name in resources}
+    return f"no node has {_amounts(resources)}; the most on one node: {_amounts(most)}"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:.15g}" for name, amount in resources.items())
 
 
 def _check_answers(address: str) -> None:

@@ -79,6 +79,7 @@ class Scaler:
         self._ends: dict[str, _Ends] = {}
         self._due: dict[str, float] = {}
         self._states: Mapping[str, PlaceState] = {}
+        self._waits: Mapping[str, str] = {}
         self._incomplete_since: float | None = None
         self._problem = ""
 
@@ -137,6 +138,8 @@ class Scaler:
         for name in self._states.keys() - places.keys():
             _log.warning("place_lost", worker=name)
         for name, place in places.items():
+            if place.state is PlaceState.PENDING and place.why and place.why != self._waits.get(name):
+                _log.warning("place_waits", worker=name, reason=place.why)
             ends = self._ends.setdefault(name, _Ends())
             if place.state is PlaceState.ENDED and place.pid != ends.pid:
                 ends.pid = place.pid
@@ -147,6 +150,7 @@ class Scaler:
             elif place.state is not self._states.get(name) and place.state is not PlaceState.ENDED:
                 _log.info("place_changed", worker=name, machine=place.machine, state=place.state)
         self._states = {name: place.state for name, place in places.items()}
+        self._waits = {name: place.why for name, place in places.items()}
 
     def _report(self, ready: Sequence[str], wanted: int, now: float) -> None:
         """Log when the fleet is complete again, and how long that took."""

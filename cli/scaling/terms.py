@@ -16,6 +16,11 @@ from cli.scaling.replica_target import ScaleRange
 JOIN_TIMEOUT_S = 120.0
 """Time without a gateway after which a placed worker ends, unless `join_timeout_s` is set."""
 MAX_RESOURCES = 32
+RAYS_OWN = ("CPU", "GPU", "memory")
+"""Resources that every cluster has, as Ray writes them."""
+LEAST_AMOUNT = 0.0001
+"""The least amount of a resource that Ray counts."""
+LEAST_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,16 @@ def parse_resources(text: str) -> dict[str, float]:
     if not isinstance(found, dict) or not 1 <= len(found) <= MAX_RESOURCES:
         raise CommandFailed(f'{where}: must be a JSON object of 1 to {MAX_RESOURCES} resources, such as {{"CPU": 8}}')
     for name, amount in found.items():
+        known = next((each for each in RAYS_OWN if each.lower() == name.lower()), name)
+        if known != name:
+            raise CommandFailed(f"{where}: write {known}, not {name}")
         number = isinstance(amount, int | float) and not isinstance(amount, bool)
         if not number or not 0 < amount < 2**53:
             raise CommandFailed(f"{where}: {name} must be a number above 0, not {json.dumps(amount)[:64]}")
+        if amount < LEAST_AMOUNT:
+            raise CommandFailed(f"{where}: {name} must be at least {LEAST_AMOUNT:g}, as Ray wants it, not {amount:g}")
+        if name == "memory" and amount < LEAST_MEMORY:
+            raise CommandFailed(f"{where}: memory is in bytes, and {amount:g} is less than any worker needs")
         if amount > 1 and amount != int(amount):
             raise CommandFailed(f"{where}: {name} must be a whole number above 1, as Ray wants it, not {amount:g}")
     return found

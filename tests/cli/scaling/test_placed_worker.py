@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason="needs the `ray` extra")
 from structlog.testing import capture_logs
 
 from cli.scaling.placement import ClusterLost
-from cli.scaling.ray_cluster import RayCluster, RayMessages, lease_class, placed_worker_class
+from cli.scaling.ray_cluster import RayCluster, RayMessages, lack_of, lease_class, placed_worker_class
 from tests.ports import port_for_later
 
 DEADLINE_S = 60.0
@@ -88,6 +88,28 @@ def test_what_ray_prints_is_logged() -> None:
         print("\x1b[33m(raylet)\x1b[0m a node\n  is dead", file=RayMessages())
     assert lines == [{"event": "ray_message", "log_level": "warning", "text": "(raylet) a node is dead"}]
     assert sys.stdout.writable()
+
+
+def test_what_no_node_has_is_named() -> None:
+    small = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 8e9, "node:10.0.0.1": 1.0}}
+    large = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+    nodes = [small, {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}, large]
+    assert lack_of({"CPU": 4, "memory": 8_000_000_000}, nodes) == ""
+    assert lack_of({"CPU": 4, "GPU": 1}, nodes) == "no node has CPU 4, GPU 1; the most on one node: CPU 4, GPU 1"
+    assert lack_of({"memory": 8_000_000_001}, nodes).endswith(
+        "has memory 8000000001; the most on one node: memory 8000000000"
+    )
+    assert lack_of({"TPU": 0.5}, []) == "no node has TPU 0.5; the most on one node: TPU 0"
+
+
+def test_a_machine_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.init", no_instance)
+    with pytest.raises(ClusterLost, match="no Ray cluster runs on this machine; start one here with `ray start`"):
+        RayCluster("auto", "ray", {})
+
+
+def no_instance(**options: Any) -> None:
+    raise ConnectionError("Could not find any running Ray instance.")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://:10001", "HOST:PORT", "127.0.0.1:"])

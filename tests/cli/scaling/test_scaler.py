@@ -95,6 +95,16 @@ def test_no_token_is_made_before_a_machine_has_room() -> None:
     assert made.tick() == ["start ray-1"]
 
 
+def test_why_no_machine_can_have_room_is_logged_once() -> None:
+    made = Scaled(1, room=0)
+    made.tick(3)
+    assert made.events("place_waits") == []
+    for reason in ("no node has CPU 64", "no node has CPU 64", "no node has GPU 1"):
+        made.cluster.become("ray-0", PlaceState.PENDING, why=reason)
+        made.tick(2)
+    assert [line["reason"] for line in made.events("place_waits")] == ["no node has CPU 64", "no node has GPU 1"]
+
+
 def test_a_lost_place_is_replaced_when_the_cluster_has_decided() -> None:
     made = running(2)
     made.cluster.become("ray-1", PlaceState.UNREACHABLE)

@@ -32,6 +32,10 @@ GIVEN: dict[str, Any] = {"join": ("tcp://10.0.0.1:7000",), "ray": "auto"}
         ({"resources": '{"GPU": "1"}'}, '--resources: GPU must be a number above 0, not "1"'),
         ({"resources": '{"CPU": NaN}'}, "--resources: CPU must be a number above 0, not NaN"),
         ({"resources": '{"GPU": 1.5}'}, "--resources: GPU must be a whole number above 1, as Ray wants it, not 1.5"),
+        ({"resources": '{"cpu": 1}'}, "--resources: write CPU, not cpu"),
+        ({"resources": '{"CPU": 1, "Memory": 8}'}, "--resources: write memory, not Memory"),
+        ({"resources": '{"memory": 1048575}'}, "--resources: memory is in bytes, and 1.04858e+06 is less than any"),
+        ({"resources": '{"GPU": 0.00009}'}, "--resources: GPU must be at least 0.0001, as Ray wants it, not 9e-05"),
         ({"scale_name": "../x"}, "--scale-name: '../x-0' is not a valid worker name"),
         ({"scale_name": "x" * 127}, "--scale-name: "),
     ],
@@ -47,6 +51,7 @@ def test_the_bounds_of_resources() -> None:
     assert parse_resources(str(most).replace("'", '"')) == most
     with pytest.raises(CommandFailed, match="1 to 32"):
         parse_resources(str(most | {"more": 1}).replace("'", '"'))
+    assert parse_resources('{"GPU": 0.0001, "memory": 1048576}') == {"GPU": 0.0001, "memory": 1 << 20}
     assert parse_resources('{"GPU": 0.5, "memory": 8000000000}') == {"GPU": 0.5, "memory": 8e9}
     assert scale_name(Settings(scale_name="x" * 126, replicas=10)) == "x" * 126
 
