@@ -5,22 +5,21 @@ from urllib.parse import urlsplit
 
 def check_redis_url(url: str) -> None:
     """Raises `ValueError`, whose text has nothing of the password, unless it is `redis://HOST`, `rediss://HOST` or
-    `unix:///PATH`. The client itself takes a port 0 for the default one, and ignores a database that is no number."""
+    `unix:///PATH`. The client itself takes a port 0 for the default one, and ignores an invalid number of a database."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ValueError(
-            "it is no URL with a host and a port; write characters of a password such as / # @ in percent-encoding"
-        ) from None
+        text = "invalid host or port; characters such as / # @ in a password must be percent-encoded"
+        raise ValueError(text) from None
     if parts.scheme == "unix":
         if host or not parts.path.strip("/"):
             raise ValueError("write unix:///PATH, with three slashes")
         return
     if not host or any(each.isspace() for each in host):
-        raise ValueError("it names no host; write redis://HOST:PORT")
+        raise ValueError("the host is missing; write redis://HOST:PORT")
     if port == 0:
-        raise ValueError("port 0 is none")
+        raise ValueError("the port must be 1 to 65535")
     database = parts.path.strip("/")
     if database and not (database.isascii() and database.isdecimal()):
         raise ValueError("after the host and a slash is the number of a database")

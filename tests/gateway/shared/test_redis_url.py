@@ -6,8 +6,8 @@ pytest.importorskip("redis", reason="needs the `redis` extra")
 
 from gateway.shared.redis_leases import RedisLeases
 
-NO_URL = "it is no URL with a host and a port; write characters of a password such as / # @ in percent-encoding"
-NO_HOST = "it names no host; write redis://HOST:PORT"
+INVALID = "invalid host or port; characters such as / # @ in a password must be percent-encoded"
+NO_HOST = "the host is missing; write redis://HOST:PORT"
 NO_PATH = "write unix:///PATH, with three slashes"
 NO_DATABASE = "after the host and a slash is the number of a database"
 
@@ -18,12 +18,12 @@ NO_DATABASE = "after the host and a slash is the number of a database"
         ("redis://", NO_HOST),
         ("redis://:6379", NO_HOST),
         ("redis://a b:6379", NO_HOST),
-        ("redis://h:port", NO_URL),
-        ("redis://h:65536", NO_URL),
-        ("redis://[::1", NO_URL),
-        ("redis://:sec/ret@h:6379", NO_URL),
-        ("redis://:sec#ret@h:6379", NO_URL),
-        ("redis://h:0", "port 0 is none"),
+        ("redis://h:port", INVALID),
+        ("redis://h:65536", INVALID),
+        ("redis://[::1", INVALID),
+        ("redis://:sec/ret@h:6379", INVALID),
+        ("redis://:sec#ret@h:6379", INVALID),
+        ("redis://h:0", "the port must be 1 to 65535"),
         ("redis://h:6379/main", NO_DATABASE),
         ("redis://h:6379/1/2", NO_DATABASE),
         ("unix://", NO_PATH),
