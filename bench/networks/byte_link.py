@@ -29,6 +29,7 @@ class ByteLink:
         self.said: list[bytearray] = []
         """The bytes that the worker's side sent in each connection."""
         self._target_port = target_port
+        self._drips: dict[Direction, float] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -47,6 +48,10 @@ class ByteLink:
     def heal(self) -> None:
         """Let everything through again, and first what was held back."""
         self.interrupt(to_worker=False, to_gateway=False)
+
+    def drip(self, pause_s: float, *, to_worker: bool = True, to_gateway: bool = True) -> None:
+        """Send one byte at a time in these directions, with a pause after each; 0 ends that."""
+        self._drips = {self.to_worker: pause_s * to_worker, self.to_gateway: pause_s * to_gateway}
 
     def reset(self) -> None:
         """Reset all connections, on both sides."""
@@ -121,8 +126,11 @@ class ByteLink:
             if not piece:
                 writer.transport.abort()
                 return
-            writer.write(piece)
-            await writer.drain()
+            size = 1 if self._drips.get(way) else len(piece)
+            for start in range(0, len(piece), size):
+                writer.write(piece[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(self._drips.get(way, 0.0))
 
     def _leaves_at(self, piece: bytes, way: Direction) -> float:
         now = asyncio.get_running_loop().time()

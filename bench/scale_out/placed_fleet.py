@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
@@ -47,24 +47,33 @@ class LoggedProcess:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         """`process` writes its log to a pipe."""
         self.process = process
+        self.lines: list[dict[str, Any]] = []
+        """The lines of the log that were read."""
 
     def until(self, event: str) -> dict[str, Any]:
         """The next line of the log with this event. Raises `RuntimeError` if the process ends before."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if line.startswith("{") and json.loads(line)["event"] == event:
-                return dict(json.loads(line))
+        for text in self.process.stderr:
+            if text.startswith("{"):
+                self.lines.append(line := json.loads(text))
+                if line["event"] == event:
+                    return dict(line)
         raise RuntimeError(f"the process ended before {event}")
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """The lines with this event that were read."""
+        return [line for line in self.lines if line["event"] == event]
 
 
 class PlacedFleet:
     """The cluster, the server and `baton scale`."""
 
-    def __init__(self, nodes: RayNodes, url: str, scale: LoggedProcess) -> None:
-        """`url` is that of the server."""
+    def __init__(self, nodes: RayNodes, url: str, scale: LoggedProcess, words: Sequence[str]) -> None:
+        """`url` is that of the server, and `words` are those of the command `baton scale` without the cluster."""
         self.nodes = nodes
         self.url = url
         self.scale = scale
+        self._words = words
 
     @property
     def options(self) -> list[str]:
@@ -77,23 +86,47 @@ class PlacedFleet:
         listed = httpx.get(f"{self.url}/admin/workers", headers=headers, timeout=ANSWER_S).json()["workers"]
         return {each["name"]: each for each in listed}
 
+    @contextmanager
+    def scaled_on(self, nodes: RayNodes) -> Iterator[LoggedProcess]:
+        """Another `baton scale` with the same words, for another cluster."""
+        words = ["scale", "--ray", nodes.address, *self._words]
+        with _child("bench.scale_out.paced_scale", words, subprocess.PIPE) as process:
+            yield LoggedProcess(process)
+
 
 @contextmanager
-def placed_fleet(folder: Path, count: int, slots: int) -> Iterator[PlacedFleet]:
-    """So many nodes with a worker each, all ready. `folder` gets the keys."""
+def ray_nodes(count: int, environment: Mapping[str, str] | None = None) -> Iterator[RayNodes]:
+    """A cluster of so many nodes, with variables for its processes."""
+    with _child("bench.scale_out.ray_nodes", [str(count)], subprocess.DEVNULL, environment) as process:
+        yield RayNodes(process)
+
+
+@contextmanager
+def placed_fleet(
+    folder: Path,
+    count: int,
+    slots: int,
+    *,
+    scaling: Sequence[str] = (),
+    serving: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[PlacedFleet]:
+    """So many nodes with a worker each, all ready; or as many workers as the options `scaling` say. `folder` gets the
+    keys, `serving` are further options of the server, and `environment` are variables of the cluster."""
     make_gateway_key(folder / "keys")
     port, address = free_port(), f"tcp://127.0.0.1:{free_port()}"
     serve = ["serve", "--backend", "scripted", "--workers", "0", "--port", str(port), "--admin-key", ADMIN]
-    serve += ["--listen-workers", address, "--keys-dir", str(folder / "keys")]
+    serve += ["--listen-workers", address, "--keys-dir", str(folder / "keys"), *serving]
     with ExitStack() as stack:
-        nodes = RayNodes(stack.enter_context(_child("bench.scale_out.ray_nodes", [str(count)], subprocess.DEVNULL)))
+        nodes = stack.enter_context(ray_nodes(count, environment))
         server = LoggedProcess(stack.enter_context(_child("cli", serve, subprocess.PIPE)))
         server.until("listening")
-        wanted = ["--backend", "scripted", "--replicas", str(count), "--join", address, "--max-batch-size", str(slots)]
         url = f"http://127.0.0.1:{port}"
-        reach = ["--ray", nodes.address, "--url", url, "--admin-key", ADMIN]
-        scale = stack.enter_context(_child("bench.scale_out.paced_scale", ["scale", *reach, *wanted], subprocess.PIPE))
-        fleet = PlacedFleet(nodes, url, LoggedProcess(scale))
+        words = ["--url", url, "--admin-key", ADMIN, "--backend", "scripted", "--join", address]
+        words += ["--max-batch-size", str(slots), *(scaling or ("--replicas", str(count)))]
+        command = ["scale", "--ray", nodes.address, *words]
+        scale = stack.enter_context(_child("bench.scale_out.paced_scale", command, subprocess.PIPE))
+        fleet = PlacedFleet(nodes, url, LoggedProcess(scale), words)
         fleet.scale.until("fleet_complete")
         # Nobody reads the server's log from here on, and its pipe must not fill.
         Thread(target=server.process.stderr.read, daemon=True).start()  # type: ignore[union-attr]
@@ -101,7 +134,9 @@ def placed_fleet(folder: Path, count: int, slots: int) -> Iterator[PlacedFleet]:
 
 
 @contextmanager
-def _child(module: str, arguments: Sequence[str], stderr: int) -> Iterator["subprocess.Popen[str]"]:
+def _child(
+    module: str, arguments: Sequence[str], stderr: int, environment: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
     """Run a module until the block ends; the cluster ends with its stdin, and others are killed."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -109,7 +144,7 @@ def _child(module: str, arguments: Sequence[str], stderr: int) -> Iterator["subp
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env={**os.environ, **QUIET},
+        env={**os.environ, **QUIET, **(environment or {})},
     )
     try:
         yield process

@@ -17,7 +17,7 @@ from cli.client.load_sample import LoadSample, take_sample
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
-from cli.scaling.placement import ClusterLost, WorkerPlace, number_of_name
+from cli.scaling.placement import ClusterEnded, ClusterLost, WorkerPlace, number_of_name
 from cli.scaling.replica_target import ReplicaTarget, ScaleRange
 from cli.scaling.scaler import TICK_S, Scaler, Superseded
 from cli.scaling.terms import ScaleTerms, ray_address, scale_name
@@ -67,7 +67,7 @@ def scale_workers(settings: Settings, url: str) -> None:
                 time.sleep(TICK_S)
     except Superseded as reason:
         _log.info("scaling_ends", reason=str(reason))
-    except ClusterLost as error:
+    except (ClusterLost, ClusterEnded) as error:
         raise CommandFailed(str(error)) from error
     finally:
         cluster.close()

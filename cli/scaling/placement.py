@@ -60,7 +60,7 @@ PlaceAction = CreatePlace | StartIn | RemovePlace
 
 class WorkerCluster(Protocol):
     """A cluster with places for workers. All methods answer within seconds, and raise `ClusterLost` if the cluster does
-    not answer at all."""
+    not answer at all; `holds` raises `ClusterEnded` if it is to be given up."""
 
     def hold(self) -> None:
         """Become the one that decides about the places of this name, instead of any other."""
@@ -86,6 +86,10 @@ class WorkerCluster(Protocol):
 
 class ClusterLost(Exception):
     """Raised when the cluster cannot be reached, or has refused something; the message has the reason."""
+
+
+class ClusterEnded(Exception):
+    """Raised when the cluster has not answered for so long that the connection to it is of no more use."""
 
 
 def names_of(prefix: str, count: int) -> list[str]:

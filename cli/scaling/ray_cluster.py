@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ import structlog
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from baton_serve.start import module_command
-from cli.scaling.placement import ClusterLost, PlaceState, WorkerPlace, number_of_name
+from cli.scaling.placement import ClusterEnded, ClusterLost, PlaceState, WorkerPlace, number_of_name
 
 NAMESPACE = "baton"
 """The namespace of the actors in Ray."""
 ANSWER_S = 5.0
 """Time for the answers of all actors."""
+HEAD_LOST_S = 45.0
+"""Time without the head after which the connection is given up. After 60 s Ray ends the process, without a word for
+its user."""
 STOP_S = 10.0
 """Time for a worker to end after SIGTERM."""
 TAIL_BYTES = 4096
@@ -62,6 +66,7 @@ class RayCluster:
                 raise ClusterLost(
                     "no Ray cluster runs on this machine; start one here with `ray start`, or give HOST:PORT of one"
                 ) from error
+        self._head = HeadWatch(address if address.startswith("ray://") else ray.get_runtime_context().gcs_address)
         self._output = contextlib.redirect_stdout(RayMessages())
         self._output.__enter__()
         self._worker = ray.remote(placed_worker_class())
@@ -76,15 +81,14 @@ class RayCluster:
 
     def holds(self) -> bool:
         """See `WorkerCluster`. A lease whose machine was lost is taken anew."""
+        self._head.check(time.monotonic())
         try:
             lease = ray.get_actor(f"{self._prefix}-lease")
             holder = ray.get(lease.holder.remote(), timeout=ANSWER_S)
-        except ValueError:
-            holder = ""
         except (ActorUnavailableError, GetTimeoutError):
             return True  # its machine may be lost: it comes back empty, on another one
-        except RayActorError:
-            holder = ""
+        except (ValueError, RayActorError):
+            return False  # it was given up
         if not holder:
             self.hold()
         return holder in ("", self._holder)
@@ -170,6 +174,29 @@ class RayCluster:
         """See `WorkerCluster`."""
         ray.shutdown()
         self._output.__exit__(None, None, None)
+
+
+class HeadWatch:
+    """Asks whether the head can be reached: without it, Ray's own calls do not return."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: of its control service, or of its server for clients (`ray://`)."""
+        self._address = address
+        self._lost_at: float | None = None
+
+    def check(self, now: float) -> None:
+        """`now` is a time of a steady clock. Raises `ClusterLost` if the head cannot be reached, and `ClusterEnded` if
+        that was so for `HEAD_LOST_S`."""
+        try:
+            with _as_lost(f"the head of the Ray cluster does not answer at {self._address}"):
+                _check_answers(self._address)
+        except ClusterLost as error:
+            if self._lost_at is None:
+                self._lost_at = now
+            if now - self._lost_at >= HEAD_LOST_S:
+                raise ClusterEnded(f"{error}; its workers serve on without it") from error
+            raise
+        self._lost_at = None
 
 
 class RayMessages(io.TextIOBase):

@@ -84,8 +84,8 @@ class Scaler:
         self._problem = ""
 
     def tick(self, now: float) -> None:
-        """Look and act, once. `now` is a time of a steady clock. Raises `Superseded`. Problems of the gateway and
-        the cluster are logged, and what could not be done is done in a later tick."""
+        """Look and act, once. `now` is a time of a steady clock. Raises `Superseded` and `ClusterEnded`. Problems of
+        the gateway and the cluster are logged, and what could not be done is done in a later tick."""
         try:
             if not self._cluster.holds():
                 raise Superseded(f"another `baton scale` decides about {self._prefix} now")

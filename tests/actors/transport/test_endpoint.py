@@ -183,7 +183,8 @@ def test_an_address_of_a_link(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://h:65536", "tcp://h:1/x", "tcp://[::1", "ipc://"]
+    "address",
+    ["", "h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://h:65536", "tcp://h:1/x", "tcp://[::1", "ipc://"],
 )
 def test_what_is_no_address_of_a_link(address: str) -> None:
     with pytest.raises(EndpointError, match="tcp://HOST:PORT"):

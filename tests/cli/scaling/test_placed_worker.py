@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,8 +17,16 @@ pytest.importorskip("ray", reason="needs the `ray` extra")
 
 from structlog.testing import capture_logs
 
-from cli.scaling.placement import ClusterLost
-from cli.scaling.ray_cluster import RayCluster, RayMessages, lack_of, lease_class, placed_worker_class
+from cli.scaling.placement import ClusterEnded, ClusterLost
+from cli.scaling.ray_cluster import (
+    HEAD_LOST_S,
+    HeadWatch,
+    RayCluster,
+    RayMessages,
+    lack_of,
+    lease_class,
+    placed_worker_class,
+)
 from tests.ports import port_for_later
 
 DEADLINE_S = 60.0
@@ -83,11 +93,55 @@ def test_the_last_one_holds_the_lease() -> None:
     assert lease.holder() == "b"
 
 
+def test_a_lease_that_was_given_up_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`baton scale --stop` may have ended before the one that runs looks for its lease."""
+
+    def missing(name: str) -> None:
+        raise ValueError(f"no actor {name}")
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        for name, value in {
+            "init": lambda **options: None,
+            "get_runtime_context": lambda: SimpleNamespace(gcs_address=address),
+            "get_actor": missing,
+        }.items():
+            monkeypatch.setattr(f"ray.{name}", value)
+        cluster = RayCluster(address, "ray", {})
+        try:
+            assert not cluster.holds()
+        finally:
+            cluster.close()
+
+
 def test_what_ray_prints_is_logged() -> None:
     with capture_logs() as lines:
         print("\x1b[33m(raylet)\x1b[0m a node\n  is dead", file=RayMessages())
     assert lines == [{"event": "ray_message", "log_level": "warning", "text": "(raylet) a node is dead"}]
     assert sys.stdout.writable()
+
+
+def test_a_head_that_does_not_answer_is_given_up_before_ray_ends_the_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        watch = HeadWatch(f"127.0.0.1:{head.getsockname()[1]}")
+        watch.check(0.0)
+    lost = "the head of the Ray cluster does not answer at 127.0.0.1:[0-9]+: "
+    for now in (10.0, 9.9 + HEAD_LOST_S):
+        with pytest.raises(ClusterLost, match=lost):
+            watch.check(now)
+    with pytest.raises(ClusterEnded, match=f"{lost}.*; its workers serve on without it"):
+        watch.check(10.0 + HEAD_LOST_S)
+
+
+def test_a_head_that_answers_again_is_kept() -> None:
+    address = ("127.0.0.1", port_for_later())
+    watch = HeadWatch("ray://{}:{}".format(*address))
+    with pytest.raises(ClusterLost):
+        watch.check(0.0)
+    with socket.create_server(address):
+        watch.check(1.0)
+    with pytest.raises(ClusterLost):
+        watch.check(1.0 + HEAD_LOST_S)
 
 
 def test_what_no_node_has_is_named() -> None:

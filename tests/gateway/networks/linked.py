@@ -36,12 +36,12 @@ class Linked:
     """The worker and the incarnation of each event that reached the router."""
 
     @contextmanager
-    def joining(self, **fields: Any) -> Iterator[None]:
-        """The worker "far", whose supervisor connects over the link."""
+    def joining(self, name: str = "far", **fields: Any) -> Iterator[None]:
+        """A worker whose supervisor connects over the link, with the key in the file of this name."""
         port = self.link.port if isinstance(self.link, ByteLink) else self.door.joins.port
         host = "127.0.0.1" if isinstance(self.link, ByteLink) else GATEWAY
         address, given = f"tcp://{host}:{port}", {"tokens_per_second": RATE} | fields
-        worker = joining(self.door.file("far"), (address, self.door.key), **given)
+        worker = joining(self.door.file(name), (address, self.door.key), **given)
         if isinstance(self.link, PacketLink):
             self.link.worker.run(worker.__enter__)
         else:

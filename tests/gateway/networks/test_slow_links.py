@@ -1,7 +1,5 @@
 """Streams over slow and lossy links: nothing is lost or doubled, and the tokens are those of a good link."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from bench.networks.byte_link import ByteLink
 from bench.networks.impairment import Impairment
 from models import builtin_path
 from tests.gateway.harness.real import launch
-from tests.gateway.networks.linked import RATE, Linked, linked, linked_by_packets
+from tests.gateway.networks.linked import RATE, linked, linked_by_packets
 
 pytestmark = pytest.mark.anyio
 
@@ -22,26 +20,21 @@ IMPAIRMENTS = {
     "reordered": Impairment(delay_s=0.02, reorder=0.25),
     "1 Mbit/s": Impairment(delay_s=0.005, bits_per_s=1e6),
 }
+MANY = 100
+"""Tokens of the real model, so that a reset comes in their middle."""
 BAD = Impairment(delay_s=0.1, jitter_s=0.05, loss=0.05, bits_per_s=1e6)
 
 
-@pytest.mark.parametrize(
-    ("open_link", "names"),
-    [(linked, ("5 % lost",)), (linked_by_packets, tuple(IMPAIRMENTS))],
-    ids=["bytes", "packets"],
-)
-async def test_tokens_are_those_of_an_undisturbed_link(
-    open_link: Callable[..., AbstractAsyncContextManager[Linked]], names: tuple[str, ...], tmp_path: Path
-) -> None:
+async def test_tokens_are_those_of_an_undisturbed_link(tmp_path: Path) -> None:
     """The worker joins over a bad link, and stays the same incarnation all the time: none of this counts as a lost
     link."""
-    async with open_link(tmp_path, launch("near", rate=RATE), impairment=BAD) as made:
+    async with linked_by_packets(tmp_path, launch("near", rate=RATE), impairment=BAD) as made:
         reference = await made.ask()
         with made.joining():
             await made.door.ready("far")
-            for name in names:
+            for impairment in IMPAIRMENTS.values():
                 made.taken.clear()
-                made.link.set(IMPAIRMENTS[name])
+                made.link.set(impairment)
                 assert await made.ask_both() == [reference] * 2
                 assert {("near", 1), ("far", 1)} <= set(made.taken)
             assert made.door.status("far").incarnation == 1
@@ -51,17 +44,20 @@ async def test_tokens_are_those_of_an_undisturbed_link(
 async def test_a_real_model_computes_the_same_over_a_bad_link_and_after_its_loss(
     tmp_path: Path, cache_dir: Path
 ) -> None:
-    """The worker keeps its model when the link is reset in the middle of a stream, joins again and continues it."""
+    """It joins over a bad link without packets, as where there are no namespaces. The worker keeps its model when the
+    link is reset in the middle of a stream, joins again and continues it."""
     pytest.importorskip("iree.runtime")
     model = {"backend": "iree", "model_path": str(builtin_path()), "context": 512, "cache_dir": str(cache_dir)}
-    async with linked(tmp_path) as made:
+    async with linked(tmp_path, impairment=BAD) as made:
         assert isinstance(made.link, ByteLink)
         with made.joining(**model):
             pid = (await made.door.ready("far")).pid
-            reference = await made.ask(max_tokens=400)
+            made.link.set(Impairment())
+            reference = await made.ask(max_tokens=MANY)
             made.link.set(IMPAIRMENTS["5 % lost"])
-            assert await made.ask(max_tokens=400) == reference
+            assert await made.ask(max_tokens=MANY) == reference
+            assert (made.door.status("far").incarnation, made.door.rejected()) == (1, {})
             made.link.set(IMPAIRMENTS["50 ms and jitter"])
-            assert await made.ask(made.link.reset, max_tokens=400) == reference
+            assert await made.ask(made.link.reset, max_tokens=MANY) == reference
             status = await made.door.ready("far", 2)
             assert (status.incarnation, status.pid) == (2, pid)
