@@ -134,10 +134,17 @@ def test_the_recipe_upgrades_and_rolls_back_under_streams(tmp_path: Path) -> Non
         read_until(servers[-1], "ready")
 
     def follow(line: str) -> str:
-        output = shell.run(line)
-        if made := re.search(r"-m venv ~(\S+)", line):
-            (packages,) = Path(f"{tmp_path}{made[1]}").glob("lib/python*/site-packages")
-            (packages / "dependencies.pth").write_text(dependencies())
+        made = re.search(r"-m venv ~(\S+)", line)
+        if made is None:
+            return shell.run(line)
+        # With the pip of this environment, which needs not be installed first.
+        output = shell.run(f"{line} --without-pip")
+        folder = Path(f"{tmp_path}{made[1]}")
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "dependencies.pth").write_text(dependencies())
+        pip = folder / "bin" / "pip"
+        pip.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pip --python "{folder}" "$@"\n')
+        pip.chmod(0o755)
         return output
 
     with ExitStack() as ended:

@@ -185,7 +185,7 @@ def test_a_reply_on_a_terminal_is_cancelled_by_ctrl_c(tmp_path: Path) -> None:
     with Terminal(chat, {"XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1"}) as terminal:
         terminal.wait_for("you>")
         terminal.type("Hello\r")
-        terminal.wait_for_much(20_000)
+        terminal.wait_for_much(2_000)
         terminal.interrupt()
         terminal.wait_for("[cancelled]")
         terminal.wait_for("you>")

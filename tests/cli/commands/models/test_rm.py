@@ -3,8 +3,6 @@
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.cli.commands.models.commands import Commands
 from tests.cli.commands.test_serve import read_until, serving
 from tests.cli.pseudo_terminal import Terminal
@@ -31,22 +29,21 @@ def test_without_a_terminal_a_flag_is_needed(baton: Commands) -> None:
     assert (again.returncode, "does not have org/random" in again.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("by", ["org/random", "org/random@"], ids=["repository", "revision"])
-def test_what_a_worker_serves_is_not_removed(baton: Commands, by: str) -> None:
+def test_what_a_worker_serves_is_not_removed(baton: Commands) -> None:
     """Under whatever name. The backend is the scripted one, whose command line has the path, too."""
     baton.run("pull", "org/random")
-    commit = baton.hub.commit("org/random")
-    named = f"{by}{commit}" if by.endswith("@") else by
+    revision = f"org/random@{baton.hub.commit('org/random')}"
     serve = ("-m", "cli", "serve", "org/random", "--name", "other", "--backend", "scripted", "--port", "0")
     with serving(serve, baton.environment) as server:
         read_until(server, "ready")
-        refused = baton.run("rm", named, "--yes")
-        assert refused.returncode == 1
-        assert f"serves {named}; stop its server first" in refused.stderr
-        assert len([*baton.snapshots()]) == 1
+        for named in ("org/random", revision):
+            refused = baton.run("rm", named, "--yes")
+            assert refused.returncode == 1
+            assert f"serves {named}; stop its server first" in refused.stderr
+            assert len([*baton.snapshots()]) == 1
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=100) == 0
-    assert baton.run("rm", named, "--yes").returncode == 0
+    assert baton.run("rm", revision, "--yes").returncode == 0
 
 
 def test_what_a_worker_serves_by_a_link_is_not_removed(baton: Commands, tmp_path: Path) -> None:
