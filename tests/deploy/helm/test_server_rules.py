@@ -1,4 +1,4 @@
-"""What the API server of Kubernetes would refuse beyond its schemas: nothing of the chart, and what is damaged."""
+"""Rules of Kubernetes' API server beyond its schemas: the chart keeps them, and damage is found."""
 
 import copy
 from typing import Any

@@ -162,25 +162,28 @@ async def test_keys_are_enforced(tmp_path: Path) -> None:
     does not come back."""
     async with linked(tmp_path, deadlines=IMPATIENT) as made:
         assert isinstance(made.link, ByteLink)
-        make_key(made.door.file("stranger"))
+        make_key(made.door.file("unknown"))
         with made.joining():
             await made.door.ready("far")
             recorded = bytes(made.link.said[0])
-            with made.joining("stranger"):
+            with made.joining("unknown"):
                 await made.door.real.until(lambda: made.door.rejected().get("key", 0) > 1)
                 assert len(await made.ask()) == LONG["max_tokens"]
             assert (made.door.status("far").incarnation, list(made.door.real.fleet.members)) == (1, ["far"])
-            strangers = made.door.rejected()["key"]
+            joins = made.door.joins._joins
+            assert joins is not None
+            await made.door.real.until(lambda: len(joins._connections) == 1)
+            refused = made.door.rejected()
             made.link.interrupt()
             await made.door.real.until(lambda: made.door.status("far").state is WorkerState.BACKOFF)
             async with await anyio.connect_tcp("127.0.0.1", made.door.joins.port) as thief:
                 await thief.send(recorded)
                 async for _ in thief:
                     pass  # until the gateway closes it
-            assert made.door.rejected() == {"key": strangers, "handshake": 1}
+            assert made.door.rejected() == refused | {"handshake": refused.get("handshake", 0) + 1}
             allowed = AllowList(made.door.folder)
             allowed.add("other", make_key(tmp_path / "other.key").public_text)
             allowed.remove("far")
             made.link.heal()
-            await made.door.real.until(lambda: made.door.rejected()["key"] > strangers)
+            await made.door.real.until(lambda: made.door.rejected()["key"] > refused["key"])
             assert (made.door.status("far").state, made.door.status("far").incarnation) == (WorkerState.BACKOFF, 1)

@@ -1,6 +1,7 @@
 """Streams over slow and lossy links: nothing is lost or doubled, and the tokens are those of a good link."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,12 @@ async def test_a_real_model_computes_the_same_over_a_bad_link_and_after_its_loss
     """It joins over a bad link without packets, as where there are no namespaces. The worker keeps its model when the
     link is reset in the middle of a stream, joins again and continues it."""
     pytest.importorskip("iree.runtime")
-    model = {"backend": "iree", "model_path": str(builtin_path()), "context": 512, "cache_dir": str(cache_dir)}
+    model: dict[str, Any] = {
+        "backend": "iree",
+        "model_path": str(builtin_path()),
+        "context": 512,
+        "cache_dir": str(cache_dir),
+    }
     async with linked(tmp_path, impairment=BAD) as made:
         assert isinstance(made.link, ByteLink)
         with made.joining(**model):
