@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 def check_redis_url(url: str) -> None:
     """Raises `ValueError`, whose text has nothing of the password, unless it is `redis://HOST`, `rediss://HOST` or
-    `unix:///PATH`. The client itself takes a port 0 for the default one, and ignores an invalid number of a database."""
+    `unix:///PATH`. The client itself takes a port 0 for the default one, and ignores an invalid database number."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
