@@ -63,7 +63,8 @@ class _Share:
 class Shares:
     """Owns the sequences of all gateways of a worker, from their `Submit` to their end.
 
-    With one gateway the numbers are its own, and every sequence has its turn at once.
+    With one gateway every sequence has its turn at once, and the numbers are its own until it has left: a gateway that
+    starts anew begins to count anew, and the worker goes on.
     """
 
     def __init__(self, gateways: int) -> None:
@@ -74,6 +75,8 @@ class Shares:
         self._shares = [_Share() for _ in range(gateways)]
         self._on_worker: dict[int, OnWorker] = {}
         """By the numbers on the worker."""
+        self._renumbers = not self.alone
+        """Numbers on the worker are others than those of the gateways."""
         self._numbers = itertools.count(1)
         self._reached = 0
 
@@ -139,6 +142,8 @@ class Shares:
         """Drop what waits of a gateway that has left. Returns the numbers of what the worker still has of it."""
         share = self._shares[gateway]
         share.waiting.clear()
+        if share.last and not self._renumbers:
+            self._renumbers, self._numbers = True, itertools.count(share.last + 1)
         share.last = 0
         return list(share.numbers.values())
 
@@ -147,7 +152,7 @@ class Shares:
         waiting = {number: list(share.waiting) for number, share in enumerate(self._shares)}
         self._shares = [_Share() for _ in self._shares]
         self._on_worker.clear()
-        self._reached = 0
+        self._reached, self._renumbers = 0, not self.alone
         return waiting
 
     def late(self, now: float) -> Iterator[tuple[int, Failed]]:
@@ -180,7 +185,7 @@ class Shares:
 
     def gauges(self, gateway: int, gauges: Gauges) -> Gauges:
         """The worker's gauges for a gateway, whose numbers and sequences they are about."""
-        if self.alone:
+        if not self._renumbers:
             return gauges
         share = self._shares[gateway]
         reached = min((*share.unreached.values(), *share.waiting), default=share.last + 1) - 1
@@ -190,7 +195,7 @@ class Shares:
 
     def split(self, step: Step) -> Iterator[tuple[int, Step]]:
         """Generate what each gateway gets of a step: the output of its own sequences."""
-        if self.alone:
+        if not self._renumbers:
             yield 0, step
             return
         deltas: dict[int, list[Delta]] = {}
@@ -248,13 +253,13 @@ class Shares:
 
     def _place(self, gateway: int, waiting: _WaitingSequence, now: float) -> Submit:
         submit, share = waiting.submit, self._shares[gateway]
-        number = submit.stream if self.alone else next(self._numbers)
+        number = next(self._numbers) if self._renumbers else submit.stream
         waited_s = 0.0 if self.alone else now - waiting.arrived
         del share.waiting[submit.stream]
         share.numbers[submit.stream] = number
         client = self._client(gateway, submit)
         self._on_worker[number] = OnWorker(gateway, submit.stream, waiting.urgency, client, submit.suspect, waited_s)
-        if self.alone:
+        if not self._renumbers:
             return submit
         share.unreached[number] = submit.stream
         limits, waited_ms = submit.limits, math.floor(waited_s * 1000)
