@@ -274,7 +274,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             if sequence.worker:
                 on_workers.setdefault(sequence.worker, []).append(sequence)
         for worker, held in on_workers.items():
-            self.pool[worker].cancel(held)
+            if (handle := self.pool.find(worker)) is not None:  # or they have lost it, and it is forgotten already
+                handle.cancel(held)
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in sorted(sequences, key=lambda sequence: bool(sequence.worker)):
             self._placement.remove(sequence)
