@@ -134,7 +134,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.pool.has(model):
             raise self.no_model(model)
-        if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
+        prompts = request.sequences[:: request.output.per_prompt]  # its sequences differ in the seed alone
+        if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in prompts):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
         first = request.sequences[0]
