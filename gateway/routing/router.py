@@ -49,7 +49,7 @@ from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Capabilities, Event, Tokenized
-from protocol.scheduling import LEVELS, PriorityClass, Urgency
+from protocol.scheduling import PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -181,7 +181,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         prefixes = [PromptPrefix() for _ in estimated]
         priority_class = self._class_of(key_of_client(client))
-        urgency = Urgency(LEVELS[priority_class], request.priority)
+        urgency = Urgency.of(priority_class, request.priority)
         return [
             LiveSequence(
                 replace(

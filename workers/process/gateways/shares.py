@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from protocol.commands import TENANT_SALT, Submit
+from protocol.commands import Submit, client_of
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.events import Delta, Failed, Finished, Gauges, PromptLogprobs, StartedStream, Step
-from protocol.scheduling import LEVELS, NORMAL, Urgency, may_preempt
+from protocol.scheduling import NORMAL, Urgency, ahead, may_preempt
 
 MAX_WAITING = 1024
 """Sequences of one gateway that wait for a turn. A further one is refused."""
@@ -82,9 +82,9 @@ class Shares:
 
     @property
     def _room(self) -> int:
-        """Sequences that the worker has: for each slot, and for those that become free next. As
-        `gateway.routing.placement` has it for one gateway."""
-        return self.slots + max(1, self.slots // 2)
+        """Sequences that the worker has: for each slot, and for those that become free next. As a gateway has it that
+        is alone."""
+        return self.slots + ahead(self.slots)
 
     def live(self, gateway: int) -> bool:
         """The gateway has sequences here, or on the worker."""
@@ -104,9 +104,7 @@ class Shares:
         if len(share.waiting) >= MAX_WAITING:
             raise NoTurn(f"{MAX_WAITING} sequences of this gateway wait for the worker already")
         share.last = max(share.last, submit.stream)
-        share.waiting[submit.stream] = _WaitingSequence(
-            submit, Urgency(LEVELS[submit.priority_class], submit.priority), now
-        )
+        share.waiting[submit.stream] = _WaitingSequence(submit, submit.urgency, now)
 
     def take(self, now: float) -> Submit | None:
         """Take the sequence that has the next turn, as the worker gets it; None if none has one."""
@@ -241,15 +239,12 @@ class Shares:
             return False
         if room:
             return True
-        client = self._client(gateway, waiting.submit)
+        client = _client(gateway, waiting.submit)
         lower = sum(
             may_preempt(waiting.urgency, each.urgency, same_client=client == each.client)
             for each in self._on_worker.values()
         )
         return lower > 0 and len(self._on_worker) - lower < self.slots
-
-    def _client(self, gateway: int, submit: Submit) -> str:
-        return f"{gateway}/{submit.tenant.partition(TENANT_SALT)[0]}"
 
     def _place(self, gateway: int, waiting: _WaitingSequence, now: float) -> Submit:
         submit, share = waiting.submit, self._shares[gateway]
@@ -257,7 +252,7 @@ class Shares:
         waited_s = 0.0 if self.alone else now - waiting.arrived
         del share.waiting[submit.stream]
         share.numbers[submit.stream] = number
-        client = self._client(gateway, submit)
+        client = _client(gateway, submit)
         self._on_worker[number] = OnWorker(gateway, submit.stream, waiting.urgency, client, submit.suspect, waited_s)
         if not self._renumbers:
             return submit
@@ -268,3 +263,7 @@ class Shares:
             queue_ms = max(1, limits.queue_ms - waited_ms) if limits.queue_ms else 0
             limits = replace(limits, deadline_ms=deadline_ms, queue_ms=queue_ms)
         return replace(submit, stream=number, limits=limits)
+
+
+def _client(gateway: int, submit: Submit) -> str:
+    return f"{gateway}/{client_of(submit.tenant)}"

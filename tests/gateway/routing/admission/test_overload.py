@@ -15,9 +15,9 @@ from gateway.openai.decoding import RequestDecoder
 from gateway.routing.admission.fair_shares import OUTPUT_COST
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
+from protocol.scheduling import ahead
 from tests.gateway.harness.engines import EngineWorker
 from tests.gateway.harness.virtual import BACKEND
 from workers.scripted.runner import ScriptedRunner
