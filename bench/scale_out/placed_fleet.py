@@ -68,14 +68,19 @@ class PlacedFleet:
 
     @property
     def options(self) -> list[str]:
-        """The options with which `baton scale` reaches cluster and server."""
-        return ["--ray", self.nodes.address, "--url", self.url, "--admin-key", ADMIN]
+        """See `reaching`."""
+        return reaching(self.nodes, self.url)
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """The workers of the server by name."""
         headers = {"authorization": f"Bearer {ADMIN}"}
         listed = httpx.get(f"{self.url}/admin/workers", headers=headers, timeout=ANSWER_S).json()["workers"]
         return {each["name"]: each for each in listed}
+
+
+def reaching(nodes: RayNodes, url: str) -> list[str]:
+    """Return the options with which `baton scale` reaches cluster and server."""
+    return ["--ray", nodes.address, "--url", url, "--admin-key", ADMIN]
 
 
 @contextmanager
@@ -91,7 +96,7 @@ def placed_fleet(folder: Path, count: int, slots: int) -> Iterator[PlacedFleet]:
         server.until("listening")
         wanted = ["--backend", "scripted", "--replicas", str(count), "--join", address, "--max-batch-size", str(slots)]
         url = f"http://127.0.0.1:{port}"
-        reach = ["--ray", nodes.address, "--url", url, "--admin-key", ADMIN]
+        reach = reaching(nodes, url)
         scale = stack.enter_context(_child("bench.scale_out.paced_scale", ["scale", *reach, *wanted], subprocess.PIPE))
         fleet = PlacedFleet(nodes, url, LoggedProcess(scale))
         fleet.scale.until("fleet_complete")
@@ -114,10 +119,12 @@ def _child(module: str, arguments: Sequence[str], stderr: int) -> Iterator["subp
     try:
         yield process
     finally:
-        if module == "bench.scale_out.ray_nodes":
-            process.communicate(timeout=ANSWER_S)
-        process.kill()
-        process.communicate()
+        try:
+            if module == "bench.scale_out.ray_nodes":
+                process.communicate(timeout=ANSWER_S)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 class ReadStream(Thread):
