@@ -99,9 +99,7 @@ async def fronts(gateways: int = 2, **settings: Any) -> AsyncIterator[Fronts]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def read_events(
-    base: str, body: dict[str, Any], found: list[Any] | None = None
-) -> tuple[bool, list[Any], str]:
+async def read_events(base: str, body: dict[str, Any], found: list[Any] | None = None) -> tuple[bool, list[Any], str]:
     """Read a stream on a connection of its own. Returns true if it came to its end, its events, which are added to
     `found`, and its id."""
     found = [] if found is None else found
