@@ -55,7 +55,8 @@ class Fronts:
         text = ""
         while not text:
             with suppress(httpx.TransportError):  # the front of its connection was lost
-                text = (await self.client.get("/metrics")).text
+                answer = await self.client.get("/metrics")
+                text = answer.text if answer.is_success else ""  # a new connection may be one too many for a while
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
