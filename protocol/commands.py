@@ -6,10 +6,15 @@ from msgspec import Meta, Struct
 
 from protocol.bounds import MAX_TOP_LOGPROBS, Label, Milliseconds, Name, Reason, StreamId, Tokens
 from protocol.request import Grammar, Input, Limits, Sampling
-from protocol.scheduling import MAX_PRIORITY, PriorityClass
+from protocol.scheduling import MAX_PRIORITY, PriorityClass, Urgency
 
 TENANT_SALT = ":"
 """In a tenant, between the client and what tells the client's tenants apart."""
+
+
+def client_of(tenant: str) -> str:
+    """Return the client of a tenant: those of one client have one key."""
+    return tenant.partition(TENANT_SALT)[0]
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults=True, gc=False):
@@ -52,6 +57,11 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     its own client."""
     suspect: bool = False
     """The gateway attributes the next death of the worker to this sequence, which may have caused an earlier one."""
+
+    @property
+    def urgency(self) -> Urgency:
+        """The urgency of the request."""
+        return Urgency.of(self.priority_class, self.priority)
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag="tokenize", omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Scheduling policies: the order in which the requests of one client get their turns. Pure."""
+"""Scheduling policies: the order in which requests get their turns, and how many a worker has at once. Pure."""
 
 from typing import Literal, NamedTuple
 
@@ -26,6 +26,11 @@ class Urgency(NamedTuple):
     priority: int = 0
     """Its own priority, the lower, the more urgent."""
 
+    @classmethod
+    def of(cls, priority_class: PriorityClass, priority: int) -> "Urgency":
+        """Return that of a class and a priority."""
+        return cls(LEVELS[priority_class], priority)
+
 
 NORMAL = Urgency()
 """That of requests whose client has set nothing."""
@@ -49,3 +54,9 @@ def rank(policy: SchedulerPolicy, arrived: float, uncached: float, priority: int
     if policy == "priority":
         return arrived + AGING_PRIORITY_S * priority
     return arrived
+
+
+def ahead(slots: int) -> int:
+    """Return the sequences that a worker with so many slots has beside those that can run, so that a slot which becomes
+    free is taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
+    return max(1, slots // 2)

@@ -116,7 +116,7 @@ class JoinListener:
                     each.close()
 
     def _close_revoked(self) -> None:
-        allowed = self._look().names
+        allowed = self._look()[0].names
         for each in list(self._connections):
             if each.introduced and allowed.get(each.key) != each.name:
                 self._log.warning("worker_revoked", worker=each.name, address=each.address)
@@ -131,20 +131,20 @@ class JoinListener:
             self.reject(connection, Rejection.RATE, "too many connections")
             return
         connection.pending = True
-        allowed, tokens = self._look().names, self._unused().names
+        allowed, tokens = (listed.names for listed in self._look())
         self._connections.add(connection)
         keys = CurveKeys(self._keys.public, self._keys.secret, allowed=frozenset(allowed) | frozenset(tokens))
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
-    def _look(self) -> Listed:
-        """Read who may join: names by key. New problems of the list and of the tokens are logged."""
-        listed = self._allowed.look()
-        refused = {**listed.refused, **self._unused().refused}
+    def _look(self) -> tuple[Listed, Listed]:
+        """Read who may join, and the tokens that can be used. New problems of both are logged."""
+        listed, tokens = self._allowed.look(), self._unused()
+        refused = {**listed.refused, **tokens.refused}
         for file, problem in refused.items():
             if self._problems.get(file) != problem:
                 self._log.error("allow_list_refused", file=file, problem=problem)
         self._problems = refused
-        return listed
+        return listed, tokens
 
     def _unused(self) -> Listed:
         """Read the tokens that can be used. If the system does not let them be read, there are none."""

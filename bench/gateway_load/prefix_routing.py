@@ -227,7 +227,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefill-rate", type=above_zero, default=8000.0, help="of a scripted worker, tokens a second")
     parser.add_argument("--step-rate", type=above_zero, default=100.0, help="of a scripted worker, steps a second")
     parser.add_argument("--seed", type=int, default=1, help="of the words and times")
-    smoke = {"workers": 2, "slots": 2, "seconds": 2.0, "chats": 2, "rate": 3.0, "prefill_rate": 50_000.0}
+    smoke = {"workers": 2, "slots": 2, "seconds": 1.0, "chats": 2, "rate": 3.0, "prefill_rate": 50_000.0}
     return parsed(parser, words, smoke=smoke | {"loads": loads[:2], "routing": ways[:2], "step_rate": 1000.0})
 
 

@@ -102,6 +102,7 @@ class ByteLink:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction, said: bytearray | None
     ) -> None:
         """Pass on the bytes of one direction, and their end."""
+        loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(WINDOW)
         sender = asyncio.ensure_future(self._send(queue, writer, way))
         try:
@@ -109,8 +110,8 @@ class ByteLink:
                 while piece := await reader.read(PIECE):
                     if said is not None:
                         said += piece
-                    await queue.put((self._leaves_at(piece, way), piece))
-            await queue.put((self._leaves_at(b"", way), b""))
+                    await queue.put((way.passes_at(len(piece), loop.time(), RESEND_S), piece))
+            await queue.put((way.passes_at(0, loop.time(), RESEND_S), b""))
             await sender
         finally:
             await _end([sender])
@@ -131,16 +132,6 @@ class ByteLink:
                 writer.write(piece[start : start + size])
                 await writer.drain()
                 await asyncio.sleep(self._drips.get(way, 0.0))
-
-    def _leaves_at(self, piece: bytes, way: Direction) -> float:
-        now = asyncio.get_running_loop().time()
-        up, way.up = way.up, True  # while it is down, pieces are held back and not lost
-        at, late = way.leaves_at(len(piece), now), now
-        while at is None:
-            late += RESEND_S
-            at = way.leaves_at(len(piece), late)
-        way.up = up
-        return at
 
     async def _until_up(self, way: Direction) -> None:
         while not way.up:

@@ -36,8 +36,18 @@ class Direction:
 
     def leaves_at(self, size: int, now: float) -> float | None:
         """Return the time at which a packet of `size` bytes leaves that enters now, in seconds; None if it is lost."""
+        return self._leaves_at(size, now) if self.up else None
+
+    def passes_at(self, size: int, now: float, resend_s: float) -> float:
+        """Return the time at which it leaves if it is sent again after so many seconds whenever it is lost. Whether the
+        link is up does not matter: what is sent while it is down has to be held back."""
+        while (at := self._leaves_at(size, now)) is None:
+            now += resend_s
+        return at
+
+    def _leaves_at(self, size: int, now: float) -> float | None:
         terms = self.impairment
-        if not self.up or self._random.random() < terms.loss:
+        if self._random.random() < terms.loss:
             return None
         at = now
         if terms.bits_per_s:

@@ -68,14 +68,8 @@ class Status:
     def _progressing(self) -> dict[str, bool]:
         """Return whether a worker of each model is ready and has made progress lately."""
         now = asyncio.get_running_loop().time()
-        return {
-            name: any(
-                handle.progressing(now, self._settings.progress_timeout_s)
-                for handle in self._router.handles()
-                if handle.model == name
-            )
-            for name in self._router.models()
-        }
+        timeout_s, pool = self._settings.progress_timeout_s, self._router.pool
+        return {name: any(handle.progressing(now, timeout_s) for handle in pool.of(name)) for name in pool.models()}
 
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""

@@ -24,6 +24,7 @@ from gateway.fronts.frames import (
     StopAccepting,
     ToFront,
 )
+from gateway.fronts.inbox import GATEWAY_FRAMES
 from gateway.fronts.outbox import FrameOutbox
 from gateway.fronts.process import FrontProcess, FrontReport
 from gateway.fronts.relayed import RelayedExchanges
@@ -60,14 +61,18 @@ class Front(Actor[FrontMessage]):
         probes: ASGIApp,
         note_refused: Callable[[int], None],
         on_lost: Callable[[], None],
+        *,
+        fronts: int = 1,
     ) -> None:
         """`probes` serves spare connections; `note_refused` counts the connections that it rejects; `on_lost` is called
-        when a process has ended, with its connections."""
+        when a process has ended, with its connections. It is one of so many `fronts`, which share the turns of the
+        event loop."""
         self._spec = spec
         self._app = app
         self._probes = probes
         self._note_refused = note_refused
         self._on_lost = on_lost
+        self._turn_frames = max(1, GATEWAY_FRAMES // fronts)
         self._process: FrontProcess | None = None
         self._ready = False
         self._pulse = _NO_PULSE
@@ -155,7 +160,7 @@ class Front(Actor[FrontMessage]):
         """Run one process to its end. Returns the reason of its end."""
         report: Callable[[FrontReport], None] = self.context.ref.tell
         try:
-            self._process = FrontProcess(self._spec, self._exchanges, report)
+            self._process = FrontProcess(self._spec, self._exchanges, report, self._turn_frames)
             if self._retired is not None:
                 self._process.send(self._retired)
             return await self._process.run()

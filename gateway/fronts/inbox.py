@@ -10,7 +10,8 @@ from gateway.fronts.frames import ToFront, ToGateway
 FRONT_FRAMES = 256
 """Frames that a front handles in one turn. Each may wake a task, which takes some 20 us."""
 GATEWAY_FRAMES = 64
-"""Frames of one front that the gateway handles in one turn. Each may begin a request, which takes some 200 us."""
+"""Frames of all fronts together that the gateway handles in one turn. Each may begin a request, which takes some
+200 us."""
 
 F = TypeVar("F", ToGateway, ToFront)
 

@@ -77,7 +77,8 @@ class FrontedListeners(Listeners):
                 for number in range(settings.gateways):
                     spec = FrontSpec(number, FrontSettings.of(settings), tcp, unix, counts.descriptor)
                     lost = partial(counts.note, number, 0)
-                    front = Front(spec, app, probes, self._metrics.connections_refused.inc, lost)
+                    refused = self._metrics.connections_refused.inc
+                    front = Front(spec, app, probes, refused, lost, fronts=settings.gateways)
                     self._fronts.append((front, self._spawn(f"front {number}", front)))
                 if self._retired is not None:  # before it served
                     self._tell(self._retired)

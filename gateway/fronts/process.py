@@ -50,8 +50,10 @@ class FrontProcess:
         spec: FrontSpec,
         exchanges: Callable[[FrameOutbox[ToFront]], RelayedExchanges],
         report: Callable[[FrontReport], None],
+        turn_frames: int = GATEWAY_FRAMES,
     ) -> None:
-        """`exchanges` makes the owner of its requests."""
+        """`exchanges` makes the owner of its requests. `turn_frames` of its frames are handled in one turn of the event
+        loop."""
         self._spec = spec
         self._report = report
         self._endpoint = LocalEndpoint()
@@ -61,7 +63,7 @@ class FrontProcess:
             self._endpoint.remove()
             raise
         self._outbox: FrameOutbox[ToFront] = FrameOutbox(self._link)
-        self._inbox: FrameInbox[ToGateway] = FrameInbox(self._take, GATEWAY_FRAMES)
+        self._inbox: FrameInbox[ToGateway] = FrameInbox(self._take, turn_frames)
         self._exchanges = exchanges(self._outbox)
         self._child: ChildProcess | None = None
         self._exited = anyio.Event()

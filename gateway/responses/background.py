@@ -153,6 +153,10 @@ class BackgroundResponses:
     async def _generate(self, response: BackgroundResponse) -> None:
         try:
             await response.run()
+        except Exception as error:  # noqa: BLE001  a bug ends this response, and neither others nor the gateway
+            _log.error("response_failed", response=response.id, exc_info=error)
+            if response.feed is not None:
+                response.feed.append([], over=True)
         finally:
             del self._live[response.id]
 

@@ -49,7 +49,7 @@ from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Capabilities, Event, Tokenized
-from protocol.scheduling import LEVELS, PriorityClass, Urgency
+from protocol.scheduling import PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
@@ -134,7 +134,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
         if not self.pool.has(model):
             raise self.no_model(model)
-        if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in request.sequences):
+        prompts = request.sequences[:: request.output.per_prompt]  # its sequences differ in the seed alone
+        if any(self._placement.quarantine.refuses(model, each.input, each.sampling) for each in prompts):
             text = "requests like this one have killed workers, not long ago: it is not tried again"
             raise self._error(ErrorCode.QUARANTINED, text)
         first = request.sequences[0]
@@ -180,7 +181,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         prefixes = [PromptPrefix() for _ in estimated]
         priority_class = self._class_of(key_of_client(client))
-        urgency = Urgency(LEVELS[priority_class], request.priority)
+        urgency = Urgency.of(priority_class, request.priority)
         return [
             LiveSequence(
                 replace(
@@ -274,7 +275,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             if sequence.worker:
                 on_workers.setdefault(sequence.worker, []).append(sequence)
         for worker, held in on_workers.items():
-            self.pool[worker].cancel(held)
+            if (handle := self.pool.find(worker)) is not None:  # or they have lost it, and it is forgotten already
+                handle.cancel(held)
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in sorted(sequences, key=lambda sequence: bool(sequence.worker)):
             self._placement.remove(sequence)

@@ -18,6 +18,7 @@ from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
 from protocol.events import SILENT_S, Capabilities, Hello
+from protocol.scheduling import ahead
 
 CANCEL_RETRY_S = 0.02
 FULL_S = 0.25
@@ -31,12 +32,6 @@ DISTRUST_S = 300.0
 BACKENDS = frozenset({"iree", "mlx", "scripted"})
 """Backends that have series of their own. A worker of another machine may report any name."""
 OTHER_BACKEND = "other"
-
-
-def ahead(slots: int) -> int:
-    """Sequences that a worker with so many slots has beside those that can run, so that a slot which becomes free is
-    taken in the next step. Sequences that end together leave a part of their slots idle for one step."""
-    return max(1, slots // 2)
 
 
 class Role(StrEnum):

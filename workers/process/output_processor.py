@@ -30,7 +30,6 @@ from protocol.events import (
     Usage,
 )
 from protocol.request import ChatInput, Sampling
-from protocol.scheduling import LEVELS, Urgency
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.request import Constraint, EngineRequest
@@ -236,7 +235,7 @@ class OutputProcessor:
             bad_sequences=prompt.bad_sequences,
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,
-            urgency=Urgency(LEVELS[submit.priority_class], submit.priority),
+            urgency=submit.urgency,
             queue_s=queue_s,
         )
         return SubmitResult(request, None)

@@ -135,7 +135,8 @@ class RemoteAgent(Actor[AgentMessage]):
                     if connection.link is not None:
                         connection.link.worker_lost(why, message.reason)
             case GatewayFrames(gateway) | GatewayLost(gateway) | LinkDue(gateway) | JoinDue(gateway):
-                self._shared.end_waits()
+                if isinstance(message, LinkDue):
+                    self._shared.end_waits()
                 self.connections[gateway].handle(message)
             case StopAgent():
                 self._manager.stopping()

@@ -20,8 +20,9 @@ from cli.config.model import ChosenModel, chosen_name, is_builtin
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings
 from cli.config.several.memory_plan import MemoryPlan
-from cli.config.several.planned_model import PlannedModel, keep_alive_s, quantized
+from cli.config.several.planned_model import PlannedModel, configured_terms
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
+from gateway.models.context_shares import ModelMemory
 from gateway.models.terms import ModelTerms, ModelUnavailable
 from workers.errors import LoadRefused
 from workers.hub.download import Download
@@ -56,7 +57,8 @@ class HubModel:
     plan: MemoryPlan
     first: int
     """The number of its first worker."""
-    _planned: PlannedModel | None = None
+    _memory: ModelMemory | None = None
+    """The memory for which the context was chosen."""
     _context: int = 0
     _specs: Sequence[WorkerSpec] = ()
 
@@ -80,18 +82,7 @@ class HubModel:
 
     def terms(self) -> ModelTerms:
         """Its terms before it is prepared."""
-        return ModelTerms(
-            name=self.name,
-            aliases=self.wanted.aliases,
-            load=self.wanted.load,
-            keep_alive_s=keep_alive_s(self.wanted),
-            priority=self.wanted.priority,
-            bytes=self.wanted.memory_bytes * (self.wanted.workers + self.wanted.standby),
-            fixed=self.wanted.memory_bytes > 0,
-            context=self.settings.context or None,
-            quantization=quantized(self.settings),
-            prepare=self.prepare,
-        )
+        return replace(configured_terms(self.settings, self.wanted, self.name), prepare=self.prepare)
 
     async def prepare(self) -> ModelTerms:
         """Download what the cache lacks, in a process of its own, and choose the context beside the other models. See
@@ -105,9 +96,9 @@ class HubModel:
     def _adopt(self, path: Path) -> ModelTerms:
         """Raises `CommandFailed`, `LoadRefused` and `OSError`."""
         planned = PlannedModel.of(self.settings, self.wanted, ChosenModel(self.name, path))
-        if self._planned is None or self._planned.memory != planned.memory:
+        if self._memory != planned.memory:
             (self._context,) = self.plan.add({self.name: planned.memory}).values()
-        self._planned = planned
+            self._memory = planned.memory
         self._specs = planned.specs(self._context, self.first)
         return replace(planned.terms(self._context), prepare=self.prepare)
 

@@ -85,20 +85,30 @@ class PlannedModel:
     def terms(self, context: int) -> ModelTerms:
         """Its terms with this context."""
         described = describe(self.spec_with(context))
-        return ModelTerms(
-            name=self.name,
-            aliases=self.wanted.aliases,
-            load=self.wanted.load,
-            keep_alive_s=keep_alive_s(self.wanted),
-            priority=self.wanted.priority,
-            bytes=self._count * self.wanted.memory_bytes or self.memory.bytes(context),
-            fixed=self.wanted.memory_bytes > 0,
+        configured = configured_terms(self.settings, self.wanted, self.name)
+        return replaced(
+            configured,
+            bytes=configured.bytes or self.memory.bytes(context),
             context=described.context,
             model_context=described.model_context,
             context_bound=described.context_bound,
             backend=described.backend,
-            quantization=quantized(self.settings),
         )
+
+
+def configured_terms(settings: Settings, wanted: ModelSettings, name: str) -> ModelTerms:
+    """Return the terms of a model as far as they follow from the settings, without its checkpoint."""
+    return ModelTerms(
+        name=name,
+        aliases=wanted.aliases,
+        load=wanted.load,
+        keep_alive_s=keep_alive_s(wanted),
+        priority=wanted.priority,
+        bytes=wanted.memory_bytes * (settings.workers + settings.standby),
+        fixed=wanted.memory_bytes > 0,
+        context=settings.context or None,
+        quantization=quantized(settings),
+    )
 
 
 def keep_alive_s(wanted: ModelSettings) -> float:

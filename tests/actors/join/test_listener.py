@@ -11,6 +11,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from actors.system import ActorSystem
+from actors.transport.allow_list import Listed
 from actors.transport.join_tokens import parse_token
 from actors.transport.keys import KeyPair, make_key
 from protocol.bounds import MAX_FRAME_BYTES
@@ -215,6 +216,24 @@ async def test_a_first_message_that_is_no_hello_is_refused(tmp_path: Path, frame
         await client.link.send(frames)
         await door.until(lambda: bool(client.lost))
         assert (door.rejected(), door.requests) == ({reason: 1}, [])
+
+
+async def test_the_tokens_are_read_once_for_each_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can connect, and there may be hundreds of them."""
+    async with entrance(tmp_path) as door:
+        read = door.tokens.read
+        reads: list[Listed] = []
+
+        def noted() -> Listed:
+            reads.append(read())
+            return reads[-1]
+
+        monkeypatch.setattr(door.tokens, "read", noted)
+        for count in (1, 2):
+            async with door.connected(door.keys()) as client:
+                await client.link.send([encode(HELLO)])
+                await door.until(lambda: len(door.requests) == count)  # noqa: B023
+            assert len(reads) == count
 
 
 async def test_a_token_admits_one_worker_which_takes_the_place_of_the_one_with_its_name(tmp_path: Path) -> None:

@@ -43,3 +43,13 @@ def test_a_cut_direction_loses_everything() -> None:
     direction = Direction(Impairment(), 1)
     direction.up = False
     assert direction.leaves_at(100, 0.0) is None
+
+
+def test_what_is_sent_again_passes_in_the_end_also_while_the_link_is_down() -> None:
+    direction = Direction(Impairment(delay_s=0.1, loss=0.5), 7)
+    direction.up = False
+    found = [direction.passes_at(1500, 0.0, resend_s=0.2) for _ in range(1000)]
+    resent = [round((at - 0.1) / 0.2) for at in found]
+    assert found == sorted(found)
+    assert all(at == pytest.approx(0.1 + 0.2 * times) for at, times in zip(found, resent, strict=True))
+    assert max(resent) > 0

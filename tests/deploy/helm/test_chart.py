@@ -414,8 +414,7 @@ def test_every_value_is_used() -> None:
             return set()
         return set(value) | {name for each in value.values() for name in names(each)}
 
-    for part in ("resources",):
-        values["gateway"][part] = values["workers"][part] = {}
+    values["gateway"]["resources"] = values["workers"]["resources"] = {}
     for name in names(values):
         assert re.search(rf"\.{name}\b|\"{name}\"", templates), name
 

@@ -255,3 +255,19 @@ async def test_a_reader_that_waits_gets_comments() -> None:
                     break
         group.cancel_scope.cancel()
     assert text.startswith("event: response.created")
+
+
+async def test_a_bug_ends_its_response_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted("Hello", "Hello") as (client, script):
+        store: Any = script.served.responses.store
+        put = store.put
+
+        async def fail_first(response: StoredResponse) -> bool:
+            monkeypatch.setattr(store, "put", put)
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(store, "put", fail_first)
+        lost = await client.responses.create(**CREATE, stream=True)
+        assert [event.type async for event in lost] == ["response.created", "response.queued"]
+        made = await client.responses.create(**CREATE)
+        assert (await ended(client, script, made.id)).output_text == "Hello"

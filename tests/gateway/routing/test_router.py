@@ -16,12 +16,14 @@ from gateway.errors import RequestError
 from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.circuit_breaker import TRIP_AFTER, Circuit
+from gateway.routing.quarantine import Quarantine
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import DEADLINE_MARGIN_S, Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Failed, Gauges, Step
+from protocol.request import Input, Sampling, TextInput
 from tests.actors.fake_peer import FakePeer, started
 from tests.actors.supervision.processes import submit
 from tests.gateway.harness.fakes import FakeWorker
@@ -242,3 +244,19 @@ async def test_each_notice_is_handled_as_of_its_own_frame() -> None:
         peer.report(LinkLost(1, "it is gone", Origin.WITHIN, final=True))
         await anyio.wait_all_tasks_blocked()
         assert (handle.incarnation, handle.failed_step) == (2, (2, 0))
+
+
+async def test_quarantine_looks_at_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a digest of the prompt, and the sequences of one prompt differ in the seed alone."""
+    looked: list[str] = []
+
+    def refuses(self: Quarantine, model: str, prompt: Input, sampling: Sampling) -> bool:
+        assert isinstance(prompt, TextInput)
+        looked.append(prompt.text)
+        return False
+
+    monkeypatch.setattr(Quarantine, "refuses", refuses)
+    router = Router(GatewaySettings())
+    FakeWorker("a", slots=16).join(router)
+    router.open(plan(prompt=["one", "two"], n=8), "r")
+    assert looked == ["one", "two"]

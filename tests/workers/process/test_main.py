@@ -106,7 +106,7 @@ async def test_a_killed_worker_sends_nothing(peer: Peer) -> None:
     await peer.until(lambda: peer.tokens(1))
     peer.process.kill()
     assert await peer.exit_code() == -signal.SIGKILL
-    assert peer.lost
+    await peer.until(lambda: peer.lost)
     assert not any(isinstance(frame, Finished | Failed | Bye) for frame in peer.frames)
 
 

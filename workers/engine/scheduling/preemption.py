@@ -9,9 +9,8 @@ has generated, or takes its rows if they are still retained then.
 
 from collections.abc import Iterable
 
-from protocol.commands import TENANT_SALT
+from protocol.commands import client_of
 from protocol.scheduling import may_preempt
-from workers.engine.request import EngineRequest
 from workers.engine.sequence import EngineSequence
 
 MAX_PREEMPTIONS = 3
@@ -56,7 +55,7 @@ def _place(sequence: EngineSequence, now: float) -> tuple[int, float, int]:
 
 def _group(sequence: EngineSequence, now: float) -> tuple[int, str]:
     """Return what sequences have in common whose own priorities are compared: level and client."""
-    return level_of(sequence, now), client_of(sequence.request)
+    return level_of(sequence, now), client_of(sequence.request.tenant)
 
 
 def _have_priorities(sequences: Iterable[EngineSequence]) -> bool:
@@ -78,15 +77,10 @@ def _with_priorities(ordered: list[EngineSequence], now: float) -> list[EngineSe
     return [next(priorities[_group(sequence, now)]) for sequence in ordered]
 
 
-def client_of(request: EngineRequest) -> str:
-    """Return the client of a request: those of one client have one key."""
-    return request.tenant.partition(TENANT_SALT)[0]
-
-
 def _preemptible(running: EngineSequence, waiting: EngineSequence, now: float) -> bool:
     asked, held = waiting.request, running.request
     return (
-        may_preempt(asked.urgency, held.urgency, same_client=client_of(asked) == client_of(held))
+        may_preempt(asked.urgency, held.urgency, same_client=client_of(asked.tenant) == client_of(held.tenant))
         and running.preemptions < MAX_PREEMPTIONS
         and running.max_length - len(running.tokens) >= MIN_LEFT
         and not _overdue(running, now)

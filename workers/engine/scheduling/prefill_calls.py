@@ -11,7 +11,7 @@ from workers.engine.sequence import EngineSequence, ScheduledChunk, sample_spec
 from workers.engine.slot_allocation import SlotAllocator
 
 MAX_CHUNKS = 32
-"""StepPrompts that are considered for one prefill call."""
+"""Prompts that are considered for one prefill call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from workers.engine.scheduling.preemption import OVERDUE, PATIENCE_S, client_of, level_of
+from protocol.commands import client_of
+from workers.engine.scheduling.preemption import OVERDUE, PATIENCE_S, level_of
 from workers.engine.sequence import EngineSequence
 
 Place = tuple[float, int]
@@ -127,20 +128,20 @@ class SlotQueue:
     def take(self, sequence: EngineSequence) -> None:
         """Remove what `next` has returned, with the first place of its client."""
         waiting = self._waiting[sequence.request.stream]
-        mine = self._clients[waiting.level, client_of(sequence.request)]
+        mine = self._clients[waiting.level, client_of(sequence.request.tenant)]
         if mine.places[0] is not sequence:
             mine.move_first(sequence)
         self.remove(sequence.request.stream)
 
     def _enter(self, waiting: _QueuedSequence) -> None:
         level, sequence = waiting.level, waiting.sequence
-        client = client_of(sequence.request)
+        client = client_of(sequence.request.tenant)
         self._clients.setdefault((level, client), _ClientQueue()).add(sequence)
         insort(self._places, (level, _place(sequence), client))
 
     def _leave(self, waiting: _QueuedSequence) -> None:
         level, sequence = waiting.level, waiting.sequence
-        client = client_of(sequence.request)
+        client = client_of(sequence.request.tenant)
         mine = self._clients[level, client]
         mine.remove(sequence)
         if not mine.places:

@@ -141,7 +141,8 @@ class SharedWorker:
         return Heartbeat(self._shares.gauges(gateway, event.gauges), self._held.take(gateway))
 
     def end_waits(self) -> None:
-        """End the sequences that have waited for too long. Called from time to time."""
+        """End the sequences that have waited for too long. Called with each heartbeat: they may be that much late, and
+        one that goes to the worker late ends there."""
         for gateway, end in self._shares.late(self._clock()):
             self._deliver(gateway, end)
 

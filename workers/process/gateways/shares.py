@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from protocol.commands import TENANT_SALT, Submit
+from protocol.commands import Submit, client_of
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.events import Delta, Failed, Finished, Gauges, PromptLogprobs, StartedStream, Step
-from protocol.scheduling import LEVELS, NORMAL, Urgency, may_preempt
+from protocol.scheduling import NORMAL, Urgency, ahead, may_preempt
 
 MAX_WAITING = 1024
 """Sequences of one gateway that wait for a turn. A further one is refused."""
@@ -63,7 +63,8 @@ class _Share:
 class Shares:
     """Owns the sequences of all gateways of a worker, from their `Submit` to their end.
 
-    With one gateway the numbers are its own, and every sequence has its turn at once.
+    With one gateway every sequence has its turn at once, and the numbers are its own until it has left: a gateway that
+    starts anew begins to count anew, and the worker goes on.
     """
 
     def __init__(self, gateways: int) -> None:
@@ -74,14 +75,16 @@ class Shares:
         self._shares = [_Share() for _ in range(gateways)]
         self._on_worker: dict[int, OnWorker] = {}
         """By the numbers on the worker."""
+        self._renumbers = not self.alone
+        """Numbers on the worker are others than those of the gateways."""
         self._numbers = itertools.count(1)
         self._reached = 0
 
     @property
     def _room(self) -> int:
-        """Sequences that the worker has: for each slot, and for those that become free next. As
-        `gateway.routing.placement` has it for one gateway."""
-        return self.slots + max(1, self.slots // 2)
+        """Sequences that the worker has: for each slot, and for those that become free next. As a gateway has it that
+        is alone."""
+        return self.slots + ahead(self.slots)
 
     def live(self, gateway: int) -> bool:
         """The gateway has sequences here, or on the worker."""
@@ -101,9 +104,7 @@ class Shares:
         if len(share.waiting) >= MAX_WAITING:
             raise NoTurn(f"{MAX_WAITING} sequences of this gateway wait for the worker already")
         share.last = max(share.last, submit.stream)
-        share.waiting[submit.stream] = _WaitingSequence(
-            submit, Urgency(LEVELS[submit.priority_class], submit.priority), now
-        )
+        share.waiting[submit.stream] = _WaitingSequence(submit, submit.urgency, now)
 
     def take(self, now: float) -> Submit | None:
         """Take the sequence that has the next turn, as the worker gets it; None if none has one."""
@@ -139,6 +140,8 @@ class Shares:
         """Drop what waits of a gateway that has left. Returns the numbers of what the worker still has of it."""
         share = self._shares[gateway]
         share.waiting.clear()
+        if share.last and not self._renumbers:
+            self._renumbers, self._numbers = True, itertools.count(share.last + 1)
         share.last = 0
         return list(share.numbers.values())
 
@@ -147,7 +150,7 @@ class Shares:
         waiting = {number: list(share.waiting) for number, share in enumerate(self._shares)}
         self._shares = [_Share() for _ in self._shares]
         self._on_worker.clear()
-        self._reached = 0
+        self._reached, self._renumbers = 0, not self.alone
         return waiting
 
     def late(self, now: float) -> Iterator[tuple[int, Failed]]:
@@ -180,7 +183,7 @@ class Shares:
 
     def gauges(self, gateway: int, gauges: Gauges) -> Gauges:
         """The worker's gauges for a gateway, whose numbers and sequences they are about."""
-        if self.alone:
+        if not self._renumbers:
             return gauges
         share = self._shares[gateway]
         reached = min((*share.unreached.values(), *share.waiting), default=share.last + 1) - 1
@@ -190,7 +193,7 @@ class Shares:
 
     def split(self, step: Step) -> Iterator[tuple[int, Step]]:
         """Generate what each gateway gets of a step: the output of its own sequences."""
-        if self.alone:
+        if not self._renumbers:
             yield 0, step
             return
         deltas: dict[int, list[Delta]] = {}
@@ -236,25 +239,22 @@ class Shares:
             return False
         if room:
             return True
-        client = self._client(gateway, waiting.submit)
+        client = _client(gateway, waiting.submit)
         lower = sum(
             may_preempt(waiting.urgency, each.urgency, same_client=client == each.client)
             for each in self._on_worker.values()
         )
         return lower > 0 and len(self._on_worker) - lower < self.slots
 
-    def _client(self, gateway: int, submit: Submit) -> str:
-        return f"{gateway}/{submit.tenant.partition(TENANT_SALT)[0]}"
-
     def _place(self, gateway: int, waiting: _WaitingSequence, now: float) -> Submit:
         submit, share = waiting.submit, self._shares[gateway]
-        number = submit.stream if self.alone else next(self._numbers)
+        number = next(self._numbers) if self._renumbers else submit.stream
         waited_s = 0.0 if self.alone else now - waiting.arrived
         del share.waiting[submit.stream]
         share.numbers[submit.stream] = number
-        client = self._client(gateway, submit)
+        client = _client(gateway, submit)
         self._on_worker[number] = OnWorker(gateway, submit.stream, waiting.urgency, client, submit.suspect, waited_s)
-        if self.alone:
+        if not self._renumbers:
             return submit
         share.unreached[number] = submit.stream
         limits, waited_ms = submit.limits, math.floor(waited_s * 1000)
@@ -263,3 +263,7 @@ class Shares:
             queue_ms = max(1, limits.queue_ms - waited_ms) if limits.queue_ms else 0
             limits = replace(limits, deadline_ms=deadline_ms, queue_ms=queue_ms)
         return replace(submit, stream=number, limits=limits)
+
+
+def _client(gateway: int, submit: Submit) -> str:
+    return f"{gateway}/{client_of(submit.tenant)}"

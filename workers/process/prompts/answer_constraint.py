@@ -6,7 +6,7 @@ Grammars can be compiled on another thread than prompts are built on.
 from typing import TYPE_CHECKING
 
 from protocol.bounds import MAX_NAME
-from protocol.commands import TENANT_SALT, Submit
+from protocol.commands import Submit, client_of
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Grammar
 from workers.engine.request import Constraint, ConstraintFailed
@@ -65,7 +65,7 @@ class AnswerConstraints:
             problem = "the model has no tokenizer, which grammars need"
             raise PromptRefused(ErrorCode.UNSUPPORTED, f"{problem}: leave `{grammar.field}` out", grammar.field)
         # A sequence that another worker began has a grammar that was compiled before.
-        client = None if submit.resume else submit.tenant.partition(TENANT_SALT)[0]
+        client = None if submit.resume else client_of(submit.tenant)
         try:
             return self._grammars.matcher(grammar, ignore_eos=submit.limits.ignore_eos, client=client)
         except GrammarRefused as error:

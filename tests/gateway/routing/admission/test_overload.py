@@ -15,9 +15,9 @@ from gateway.openai.decoding import RequestDecoder
 from gateway.routing.admission.fair_shares import OUTPUT_COST
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
-from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
+from protocol.scheduling import ahead
 from tests.gateway.harness.engines import EngineWorker
 from tests.gateway.harness.virtual import BACKEND
 from workers.scripted.runner import ScriptedRunner
@@ -204,7 +204,7 @@ async def test_a_client_that_had_the_server_for_itself_is_not_kept_out_by_one_th
 @pytest.mark.parametrize(("after", "until"), [(60.0, math.inf), (0.0, 60.0)], ids=["come", "go"])
 async def test_retry_after_is_right_soon_after_other_clients_come_or_go(after: float, until: float) -> None:
     """It is within a factor of two of the time of answers to requests that the client sent at that time."""
-    overload = Overload(180, max_waiting_streams=64)
+    overload = Overload(125, max_waiting_streams=64)
     one, others = Client("one", 160), [Client(f"other{number}", 20, after=after, until=until) for number in range(8)]
     await overload.run(one, *others)
     ratios = []

@@ -11,11 +11,11 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
 from gateway.openai.scores.decoding import ScoreDecoder
-from gateway.routing.worker_handle import ahead
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_SLOTS
 from protocol.errors import ErrorCode
 from protocol.events import Gauges, Heartbeat, Step, Usage
+from protocol.scheduling import ahead
 from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.harness.world import World, number

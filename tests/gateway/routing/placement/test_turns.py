@@ -119,6 +119,18 @@ async def test_sequences_of_a_lost_worker_move_in_the_same_turn_up_to_a_bound(be
     assert [submit.request for submit in world["b"].submits] == [f"r{index}" for index in range(len(groups))]
 
 
+async def test_a_sequence_that_is_still_to_move_is_cancelled_after_its_worker_was_removed() -> None:
+    world = World("a", slots=MANY)
+    groups = opened(world, MOVED_AT_ONCE + 1)
+    world["a"].die(origin=Origin.OUTSIDE)
+    world["a"].change(running=False, state=WorkerState.STOPPED)
+    world.router.remove("a")
+    assert groups[-1].sequences[0].worker == "a"
+    for group in groups:
+        group.close()
+    assert world.router.is_idle
+
+
 async def test_the_bound_is_that_of_a_turn_whatever_was_lost_in_it() -> None:
     world = World("a", "b", slots=MANY)
     groups = opened(world, 2 * 200)

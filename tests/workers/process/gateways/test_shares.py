@@ -224,6 +224,26 @@ def test_what_the_worker_has_reached_is_reported_in_the_numbers_of_each_gateway(
     assert shown(A, fourth.stream) == (12, 1)
 
 
+def test_what_the_worker_has_reached_of_a_lone_gateway_says_nothing_of_its_next_process() -> None:
+    """A gateway that starts anew numbers its sequences from 1, and its worker still reports the old numbers."""
+    shares = Shares(1)
+    fill(shares, A, "a", 5, first=100)
+    taken(shares)
+    old = Gauges(reached=104)
+    shares.note(old)
+    for number in shares.leave(A):
+        shares.end(number)
+    fill(shares, A, "b", 1)
+    (again,) = taken(shares)
+    assert shares.gauges(A, old).reached == 0, "its prompt has just been sent"
+    step = Step((Delta(again.stream, (1,)),), Gauges(reached=again.stream))
+    shares.note(step.gauges)
+    assert list(shares.split(step)) == [(A, Step((Delta(1, (1,)),), Gauges(reached=1)))]
+    shares.clear()
+    fill(shares, A, "c", 1, first=9)
+    assert [each.stream for each in taken(shares)] == [9], "a new worker has reached nothing"
+
+
 def test_the_sequences_of_a_gateway_that_has_left_keep_their_room_until_they_have_ended() -> None:
     shares = two(slots=2)
     fill(shares, A, "a", 9)
