@@ -37,12 +37,12 @@ from bench.harness.options import add_out
 from bench.measurement.machine import cpu_model
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
+from bench.simulation.engine import EngineModel
 from bench.simulation.outcome import Cost, FleetOutcome, quantile
 from bench.simulation.real_run import RealPoint, run_really
 from bench.simulation.scenario import Scenario
 from bench.simulation.scenarios import node_loss, steady, troubled
 from bench.simulation.simulation import simulate
-from bench.simulation.worker import EngineModel
 from gateway.garbage_collection import collect_rarely
 
 ENGINE = EngineModel(step_s=0.05, row_s=0.0, prefill_s=0.0)

@@ -63,6 +63,10 @@ class FleetOutcome:
     """For each request that finished, in the order in which workers got them: the time, the client, and
     what its tokens cost its share."""
     moved: tuple[Moved, ...]
+    restarts: int
+    """Requests that were sent again to another gateway, as theirs was gone."""
+    restart_gaps_s: tuple[float, ...]
+    """Seconds without a token of those that had begun."""
     operations: tuple[str, ...]
     """The rolling upgrades, and how each ended."""
 
@@ -133,6 +137,8 @@ def judge(
         imbalance=statistics.pstdev(tokens_of_workers) / mean if mean else 0.0,
         placed=tuple(sorted((each.attempts[0].sent_at, each.wanted.client, each.wanted.cost) for each in finished)),
         moved=tuple(moved for each in received for moved in _moved(each)),
+        restarts=sum(each.restarts for each in received),
+        restart_gaps_s=tuple(gap for each in received for gap in each.restart_gaps_s),
         operations=tuple(operations),
     )
 

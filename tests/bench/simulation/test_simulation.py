@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bench.simulation.engine import EngineModel
 from bench.simulation.scenario import ClientShare, FaultKind, FleetFault, Scenario
 from bench.simulation.scenarios import EACH, node_loss, steady, troubled
 from bench.simulation.simulation import simulate
-from bench.simulation.worker import EngineModel
 from gateway.fleet.operation import OperationOutcome
 
 SEEDS = range(2)
@@ -93,7 +93,7 @@ def test_the_cost_of_a_request_does_not_grow_with_the_number_of_workers() -> Non
 
 
 def test_an_altered_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.simulation.worker.token_at", lambda key, position: 1 if position == 3 else position)
+    monkeypatch.setattr("bench.simulation.engine.token_at", lambda key, position: 1 if position == 3 else position)
     outcome, _ = simulate(steady(1, 5))
     assert outcome.altered > 0
     assert not outcome.intact
