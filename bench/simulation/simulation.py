@@ -103,8 +103,9 @@ class FleetSimulation:
 
     def _start_gateway(self, system: ActorSystem) -> Gateway:
         weights = tuple(f"{client.name}={client.weight:g}" for client in self._scenario.clients)
-        router = Router(GatewaySettings(key_weights=weights, max_waiting_streams=self._scenario.max_waiting))
+        settings = GatewaySettings(key_weights=weights, max_waiting_streams=self._scenario.max_waiting)
         number = next(self._lives)
+        router = Router(settings, chance=random.Random(f"{self._scenario.seed} {number}"))
         routes = system.spawn(f"router{number}", router)
         return Gateway(router, routes, system.spawn(f"fleet{number}", Fleet(router, routes, [])))
 

@@ -74,6 +74,8 @@ class WorkerHandle:
         """See `Gauges.reached`."""
         self.others = 0
         """Sequences of other gateways; see `note_others`."""
+        self.shared = False
+        """It serves other gateways, too."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
         self.prefix_digests: Callable[[], int] = lambda: 0
@@ -243,7 +245,7 @@ class WorkerHandle:
             self.on_change(self)
 
     def _take_hello(self, hello: Hello) -> None:
-        self.slots = hello.slots
+        self.slots, self.shared = hello.slots, hello.gateways > 1
         backend = hello.backend if hello.backend in BACKENDS else OTHER_BACKEND
         if backend != self._backend:
             self._backend = backend

@@ -1,6 +1,7 @@
 """The workers of all models, and which of them are active or on standby. Owned by the router; synchronous."""
 
 from collections.abc import Callable, Hashable, Iterator
+from random import Random
 
 import structlog
 
@@ -24,8 +25,10 @@ class WorkerPool:
     worker that cannot serve and a standby that can swap roles. So a restarted worker becomes the next standby.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], chance: Random | None = None) -> None:
+        """`chance`: see `LoadOrder`."""
         self._clock = clock
+        self._chance = chance
         self._handles: dict[str, WorkerHandle] = {}
         self._orders: dict[str, LoadOrder] = {}
         """Those of each model."""
@@ -46,7 +49,7 @@ class WorkerPool:
         if handle.name in self._handles:
             raise ValueError(f"there is a worker {handle.name!r} already")
         self._handles[handle.name] = handle
-        order = self._orders.setdefault(handle.model, LoadOrder())
+        order = self._orders.setdefault(handle.model, LoadOrder(self._chance))
         order.add(handle)
         handle.on_change = order.update
 

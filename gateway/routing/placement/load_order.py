@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from enum import IntEnum
+from random import Random
 
 from gateway.routing.worker_handle import Role, WorkerHandle
 
@@ -36,9 +37,15 @@ class LoadOrder:
     few of them, however many there are.
 
     What only time changes (a worker that falls silent, a circuit that closes) is checked when a worker is looked at.
+
+    What other gateways have on a worker is known later. They would all choose the one that had least a while ago. So of
+    workers that other gateways share, two random ones of the best rank come first, the less loaded one of them in front
+    (Mitzenmacher, "How useful is old information?", 2000).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Random | None = None) -> None:
+        """`chance` chooses among workers that other gateways share."""
+        self._chance = chance or Random()
         self.live = 0
         """Sequences on all workers."""
         self._live: dict[WorkerHandle, int] = {}
@@ -121,16 +128,28 @@ class LoadOrder:
         yield from doubtful
 
     def _sorted(self) -> Iterator[WorkerHandle]:
+        first = self._two()
+        for handle in first:
+            if handle.ready:
+                yield handle
         place = 0
         while place < len(self._keys):
             key = self._keys[place]
             handle = self._handles[key[2]]
-            if handle.ready:
-                yield handle
-            else:  # a notice lets it return
+            if not handle.ready:  # a notice lets it return
                 self._drop(handle)
+            elif handle not in first:
+                yield handle
             # The order may have changed since.
             place = bisect_right(self._keys, key)
+
+    def _two(self) -> list[WorkerHandle]:
+        """Two random workers of the best rank, if other gateways share them."""
+        if not self._keys or not self._handles[self._keys[0][2]].shared:
+            return []
+        best = bisect_left(self._keys, (self._keys[0][0] + 1,))
+        places = sorted(self._chance.sample(range(best), min(2, best)))
+        return [self._handles[self._keys[place][2]] for place in places]
 
     def _key(self, handle: WorkerHandle) -> Key:
         return rank(handle), handle.load, self._numbers[handle]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.simulation.engine import EngineModel
+from bench.simulation.outcome import quantile
 from bench.simulation.scenario import ClientShare, FaultKind, FleetFault, Scenario
 from bench.simulation.scenarios import EACH, node_loss, steady, troubled
 from bench.simulation.simulation import simulate
@@ -81,6 +82,41 @@ def test_gateways_that_share_nothing_serve_their_own_workers() -> None:
     assert outcome.codes == {"finished": 200}
 
 
+def test_gateways_that_share_all_workers_do_not_all_choose_the_same_one() -> None:
+    outcome, _ = simulate(replace(steady(8, 240), gateways=8, shared=True))
+    assert outcome.intact
+    assert outcome.codes == {"finished": 240}
+    # A random worker each time would let 5 % wait for a slot.
+    assert quantile(outcome.waits_s, 0.98) < 0.1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_clients_of_a_lost_gateway_are_served_by_the_others(shared: bool) -> None:
+    fault = FleetFault("gateway_lost", 5.0, 1, 5.0)
+    outcome, _ = simulate(replace(steady(8, 300), gateways=2, shared=shared, utilization=0.3, faults=(fault,)))
+    assert outcome.intact
+    assert outcome.codes == {"finished": 300}
+    assert outcome.restarts > 5
+    assert len(outcome.restart_gaps_s) > 5
+    assert max(outcome.restart_gaps_s) < 0.5
+
+
+def test_clients_of_the_only_gateway_wait_for_its_next_process() -> None:
+    outcome, _ = simulate(replace(steady(4, 60), utilization=0.3, faults=(FleetFault("gateway_lost", 1.5, 0, 3.0),)))
+    assert outcome.intact
+    assert outcome.codes == {"finished": 60}
+    assert min(outcome.restart_gaps_s) > 3.0
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_faults_of_shared_workers_leave_streams_intact(kind: FaultKind) -> None:
+    scenario = Scenario(workers=8, requests=120, workers_per_node=2, nodes_per_rack=2, utilization=0.5)
+    shared = replace(scenario, gateways=3, shared=True, faults=(FleetFault(kind, 2.0, 1, 15.0),))
+    outcome, _ = simulate(shared)
+    assert outcome.intact
+    assert outcome.codes == {"finished": 120}
+
+
 def test_the_same_seed_gives_the_same_outcome() -> None:
     first, second, other = (simulate(replace(troubled(8, 100, seed), engine=FAST))[0] for seed in (1, 1, 2))
     assert first == second
@@ -109,6 +145,9 @@ def test_an_altered_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"utilization": 0.0}, "utilization"),
         ({"prompt_tokens": (5, 4)}, "prompt_tokens"),
         ({"faults": (FleetFault("node_lost", 0.0, 1),)}, "faults"),
+        ({"faults": (FleetFault("gateway_lost", 0.0, 1),)}, "faults"),
+        ({"faults": (FleetFault("upgrade", 0.0),), "shared": True}, "faults"),
+        ({"faults": (FleetFault("upgrade", 0.0), FleetFault("gateway_lost", 0.0))}, "faults"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_refused_by_the_name_of_its_field(changes: dict[str, Any], field: str) -> None:
