@@ -165,7 +165,7 @@ def gateways_table(points: Sequence[SimulatedPoint]) -> str:
             str(point.scenario.gateways),
             f"{point.scenario.workers / point.scenario.gateways:,.0f}",
             f"{point.cost.gateway_us:,.0f}",
-            f"{100 * point.cost.gateway_s / point.scenario.gateways / point.outcome.seconds:.0f} %",
+            f"{100 * point.cost.core / point.scenario.gateways:.0f} %",
             f"{1000 * point.outcome.wait_s:.1f}",
         ]
         for point in points

@@ -93,13 +93,18 @@ class Cost:
     """The cost of a simulation, which differs from run to run."""
 
     gateway_us: float
-    """CPU microseconds of the code of the gateways for each request, from the first request to the last end."""
-    gateway_s: float
-    """CPU seconds of the code of the gateways in that time."""
-    model_s: float
-    """CPU seconds of the simulated world."""
+    """CPU microseconds of the code of the gateways for each request, with what it does all the time for its workers,
+    while requests come steadily."""
+    core: float
+    """The part of a core that the code of all gateways takes in that time."""
+    model_us: float
+    """CPU microseconds of the simulated world for each request."""
+    idle_us: float
+    """CPU microseconds for each link to a worker and each second without requests."""
+    idle_memory_bytes: int
+    """Growth of the process by the gateways and the world, from the start until all workers are ready."""
     memory_bytes: int
-    """Growth of the process by the gateways and the world, from the start to the peak of live requests."""
+    """The same until all requests have ended."""
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -90,6 +90,11 @@ class Scenario:
             raise ValueError("faults: an upgrade needs gateways that stay, and workers of their own")
 
     @property
+    def links(self) -> int:
+        """Links between workers and gateways."""
+        return self.workers * (self.gateways if self.shared else 1)
+
+    @property
     def nodes(self) -> int:
         """Machines with workers."""
         return -(-self.workers // self.workers_per_node)

@@ -16,6 +16,7 @@ from actors.join.request import JoinRequest
 from actors.supervision.worker import WorkerNotice
 from actors.system import ActorSystem
 from bench.simulation.client import ReceivedStream, SimulatedClient, Wanted
+from bench.simulation.cost_window import CostWindow
 from bench.simulation.engine import MODEL
 from bench.simulation.event_loop import SimulationLoop
 from bench.simulation.outcome import Cost, FleetOutcome, judge
@@ -34,6 +35,10 @@ SLOW = 200.0
 POLL_S = 1.0
 """Between two looks at an operation, and at the readiness of workers."""
 ANSWER_S = 10.0
+IDLE_S = 5.0
+"""Virtual seconds for which the cost of the fleet without requests is measured."""
+WARM_PART = 0.3
+"""The cost of requests is measured from the time at which this part of them was sent until all are."""
 
 CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task of the gateway. Events of the world are in no task, which anyio's groups would need."""
@@ -76,6 +81,7 @@ class FleetSimulation:
         self._operations: list[str] = []
         self._faults_left = len(scenario.faults)
         self._lives = itertools.count()
+        self._window = CostWindow(loop)
         self._slow: set[int] = set()
         """Nodes whose network is slow."""
 
@@ -88,18 +94,30 @@ class FleetSimulation:
             self._gateways = [self._start_gateway(system) for _ in range(scenario.gateways)]
             meter.model(self._start_workers, tasks.create_task)
             await self._fleet_ready()
-            began = loop.time()
             meter.start()
+            await anyio.sleep(IDLE_S)
+            idle_s, _ = meter.read()
+            idle_memory = process.memory_info().rss - memory
+            began = loop.time()
             meter.model(self._plan, system, tasks.create_task)
             await self._done.wait()
-            seconds, (gateway_s, model_s) = loop.time() - began, meter.read()
+            seconds = loop.time() - began
             memory = process.memory_info().rss - memory
             await self._quiet()
             every = [*self._gateways, *self._lost_gateways]
             left_over = [text for gateway in every for text in ledger(gateway.router)]
         tokens = [worker.engine.tokens for worker in self._workers]
         outcome = judge(scenario, self._received, left_over, self._operations, seconds, tokens)
-        return outcome, Cost(1e6 * gateway_s / scenario.requests, gateway_s, model_s, memory)
+        window = self._window
+        cost = Cost(
+            gateway_us=1e6 * window.gateway_s / max(1, window.ended),
+            core=window.gateway_s / window.seconds,
+            model_us=1e6 * window.model_s / max(1, window.ended),
+            idle_us=1e6 * idle_s / IDLE_S / scenario.links,
+            idle_memory_bytes=idle_memory,
+            memory_bytes=memory,
+        )
+        return outcome, cost
 
     def _start_gateway(self, system: ActorSystem) -> Gateway:
         weights = tuple(f"{client.name}={client.weight:g}" for client in self._scenario.clients)
@@ -129,10 +147,8 @@ class FleetSimulation:
         return not gateway.lost
 
     async def _fleet_ready(self) -> None:
-        scenario = self._scenario
-        expected = scenario.workers * (scenario.gateways if scenario.shared else 1)
         ready = 0
-        while ready < expected:
+        while ready < self._scenario.links:
             await anyio.sleep(POLL_S)
             ready = sum(handle.ready for gateway in self._gateways for handle in gateway.router.pool)
 
@@ -155,7 +171,10 @@ class FleetSimulation:
     def _send_next(self, load: Iterator[Wanted], began: float, create_task: CreateTask) -> None:
         """Send a request at its time, and then the next one."""
         wanted = next(load, None)
+        if len(self._received) == int(WARM_PART * self._scenario.requests):
+            self._window.begin(self._ended)
         if wanted is None:
+            self._window.end(self._ended)
             self._all_sent = True
             self._check_done()
             return
@@ -194,6 +213,10 @@ class FleetSimulation:
         del gateway.readers[client]
         self._open -= 1
         self._check_done()
+
+    @property
+    def _ended(self) -> int:
+        return len(self._received) - self._open
 
     def _check_done(self) -> None:
         if self._all_sent and not self._open and not self._faults_left:
