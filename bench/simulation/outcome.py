@@ -99,6 +99,8 @@ class Cost:
     """The part of a core that the code of all gateways takes in that time."""
     model_us: float
     """CPU microseconds of the simulated world for each request."""
+    garbage: float
+    """Objects of each request that only the garbage collector freed."""
     idle_us: float
     """CPU microseconds for each link to a worker and each second without requests."""
     idle_memory_bytes: int

@@ -100,7 +100,10 @@ class FleetSimulation:
             idle_memory = process.memory_info().rss - memory
             began = loop.time()
             meter.model(self._plan, system, tasks.create_task)
-            await self._done.wait()
+            try:
+                await self._done.wait()
+            finally:
+                self._window.close()
             seconds = loop.time() - began
             memory = process.memory_info().rss - memory
             await self._quiet()
@@ -113,6 +116,7 @@ class FleetSimulation:
             gateway_us=1e6 * window.gateway_s / max(1, window.ended),
             core=window.gateway_s / window.seconds,
             model_us=1e6 * window.model_s / max(1, window.ended),
+            garbage=window.garbage / max(1, window.ended),
             idle_us=1e6 * idle_s / IDLE_S / scenario.links,
             idle_memory_bytes=idle_memory,
             memory_bytes=memory,
