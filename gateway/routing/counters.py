@@ -48,5 +48,6 @@ class Counters:
 
     def total(self, name: str) -> int:
         """The count over all incarnations."""
-        self._now[name] = now = max(self._now[name], getattr(self._latest, name))
-        return self._before[name] + now
+        latest: int = getattr(self._latest, name)
+        self._now[name] = max(self._now[name], latest)
+        return self._before[name] + self._now[name]

@@ -132,6 +132,7 @@ class WorkerHandle:
     def close(self) -> None:
         """This incarnation gets no more requests."""
         self._closed = self.incarnation
+        self.on_change(self)
 
     def full(self, now: float) -> bool:
         """It refused something lately, and nothing has ended on it since."""

@@ -15,6 +15,10 @@ from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
 
+CHECK_ROLES_S = 0.1
+"""Time after which requests let the usefulness of all workers be compared again: what only time changes needs seconds,
+and the other changes are noticed at once."""
+
 _log = structlog.get_logger("gateway.routing.worker_pool")
 
 
@@ -86,9 +90,19 @@ class WorkerPool:
     def context(self, model: str) -> int | None:
         """The tokens that a prompt and its answer may have together; None while neither a worker of the model nor the
         catalog has it."""
-        hellos = [handle.status.hello for handle in self.of(model)]
-        known = [hello.context for hello in hellos if hello is not None]
-        return max(known) if known else self.catalog.context(model)
+        order = self._orders.get(model)
+        known = None if order is None else order.context
+        return self.catalog.context(model) if known is None else known
+
+    def room(self, model: str) -> int | None:
+        """The sequences that the worker with the most room may have; None while the workers are unknown."""
+        order = self._orders.get(model)
+        return None if order is None else order.room
+
+    def by_load(self, model: str) -> Iterator[WorkerHandle]:
+        """The workers that are ready: active ones, the least loaded first, then standbys."""
+        order = self._orders.get(model)
+        return iter(()) if order is None else order.by_load()
 
     def context_terms(self, model: str) -> tuple[int | None, str | None]:
         """Return the context that the model itself declares, and by what that of the worker with the most is bounded;
@@ -108,9 +122,12 @@ class WorkerPool:
         """The workers that may get a request of this model now, or only those `with_room` for a sequence. First those
         with a free slot and no suspect, then others with a free slot, then the rest; the least loaded of each first,
         and those that may be lost soon last of all. To be read until a sequence is placed."""
-        self.promote(model)
-        order = self._orders.get(model)
-        return iter(()) if order is None else order.candidates(self._clock(), with_room=with_room)
+        order, now = self._orders.get(model), self._clock()
+        if order is None:
+            return iter(())
+        if now - order.checked_at >= CHECK_ROLES_S:
+            self.promote(model)
+        return order.candidates(now, with_room=with_room)
 
     def preference(self, handle: WorkerHandle) -> tuple[bool, Rank]:
         """Return what comes before the load of a candidate; the smaller, the better."""
@@ -126,7 +143,7 @@ class WorkerPool:
         order = self._orders.get(model)
         if order is None or not order.standbys:
             return
-        now = self._clock()
+        now = order.checked_at = self._clock()
         use = {handle: handle.usefulness(now) for handle in order}
         standbys = sorted((handle for handle in use if handle.role is Role.STANDBY), key=use.__getitem__, reverse=True)
         for handle in sorted((handle for handle in use if handle.role is Role.ACTIVE), key=use.__getitem__):

@@ -1,6 +1,7 @@
 """The order of the workers of a model, against a sort of all of them at each look."""
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -17,6 +18,7 @@ class StubHandle(WorkerHandle):
     room = 3
     tries_suspect = False
     shared = False
+    status: Any = SimpleNamespace(hello=None)
 
     def __init__(self, name: str) -> None:
         self.name, self.role, self.slots, self.others = name, Role.ACTIVE, 2, 0
