@@ -114,7 +114,7 @@ class FleetSimulation:
         window = self._window
         cost = Cost(
             gateway_us=1e6 * window.gateway_s / max(1, window.ended),
-            core=window.gateway_s / window.seconds,
+            core=window.gateway_s / window.seconds if window.seconds else 0.0,
             model_us=1e6 * window.model_s / max(1, window.ended),
             garbage=window.garbage / max(1, window.ended),
             idle_us=1e6 * idle_s / IDLE_S / scenario.links,
