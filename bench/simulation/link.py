@@ -124,4 +124,5 @@ class VirtualLink(Link):
 
     def _take(self, frames: list[bytes]) -> None:
         if not self._ended:
+            self._simulation.read_memory()
             self._simulation.meter.gateway(self._receive, frames)

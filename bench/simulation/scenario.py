@@ -63,6 +63,9 @@ class Scenario:
     faults: tuple[FleetFault, ...] = ()
     poison: int = 0
     """Requests that kill the worker that computes them."""
+    cache_bytes: int = 0
+    """Memory that is read before each message of a worker. With more than the caches have, the gateway's code is run
+    as after other work, and not as if it were alone on its core."""
     latency_s: float = 0.0005
     max_waiting: int = 1 << 16
     """Places in the queue of a gateway. With fewer, requests are refused under overload."""

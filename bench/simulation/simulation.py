@@ -44,6 +44,10 @@ CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task of the gateway. Events of the world are in no task, which anyio's groups would need."""
 
 
+Watch = Callable[[int], None]
+"""Takes the number of live requests."""
+
+
 @dataclass(slots=True, eq=False)
 class Gateway:
     """The process of a gateway, without its HTTP side."""
@@ -66,8 +70,10 @@ class Gateway:
 class FleetSimulation:
     """One run of a scenario. Must be made on the loop on which it runs."""
 
-    def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
+    def __init__(self, scenario: Scenario, loop: SimulationLoop, watch: Watch) -> None:
+        loop.empty_caches(scenario.cache_bytes)
         self._scenario = scenario
+        self._watch = watch
         self._loop = loop
         self._random = random.Random(scenario.seed)
         self._gateways: list[Gateway] = []
@@ -92,12 +98,14 @@ class FleetSimulation:
         memory = process.memory_info().rss
         async with ActorSystem() as system, asyncio.TaskGroup() as tasks:
             self._gateways = [self._start_gateway(system) for _ in range(scenario.gateways)]
+            self._watch(0)
             meter.model(self._start_workers, tasks.create_task)
             await self._fleet_ready()
             meter.start()
             await anyio.sleep(IDLE_S)
             idle_s, _ = meter.read()
             idle_memory = process.memory_info().rss - memory
+            self._watch(0)
             began = loop.time()
             meter.model(self._plan, system, tasks.create_task)
             try:
@@ -179,6 +187,7 @@ class FleetSimulation:
             self._window.begin(self._ended)
         if wanted is None:
             self._window.end(self._ended)
+            self._watch(self._open)
             self._all_sent = True
             self._check_done()
             return
@@ -349,13 +358,14 @@ def ledger(router: Router) -> list[str]:
     return [f"{count} {name}" for name, count in held.items() if count]
 
 
-def simulate(scenario: Scenario) -> tuple[FleetOutcome, Cost]:
-    """Run a scenario on an event loop of its own."""
+def simulate(scenario: Scenario, watch: Watch = lambda live: None) -> tuple[FleetOutcome, Cost]:
+    """Run a scenario on an event loop of its own. `watch` is called before workers join, when all are ready, and when
+    all requests were sent."""
     with asyncio.Runner(loop_factory=SimulationLoop) as runner:
-        return runner.run(_run(scenario))
+        return runner.run(_run(scenario, watch))
 
 
-async def _run(scenario: Scenario) -> tuple[FleetOutcome, Cost]:
+async def _run(scenario: Scenario, watch: Watch) -> tuple[FleetOutcome, Cost]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulationLoop)
-    return await FleetSimulation(scenario, loop).run()
+    return await FleetSimulation(scenario, loop, watch).run()
