@@ -26,7 +26,7 @@ Join = Callable[[JoinRequest], bool]
 
 
 class _EngineRef(WorkerRef):
-    """What the gateways' shares take for the handle of the worker process: its engine."""
+    """Stands for the handle of the worker process, to what shares it out: passes commands to the engine."""
 
     def __init__(self, name: str, engine: VirtualEngine) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What is done for a request looks at few workers, however many there are."""
+"""The handling of a request looks at few workers, however many there are."""
 
 import cProfile
 import pstats

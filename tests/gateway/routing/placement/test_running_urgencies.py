@@ -1,4 +1,4 @@
-"""What runs is counted by urgency from its placement until it leaves its worker, in whatever way."""
+"""Running sequences are counted by urgency from their placement until they leave their worker, in whatever way."""
 
 from collections import Counter
 from typing import Any
