@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Container, Sequence
 
 from actors.join.request import JoinRequest
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import IncarnationLost
 from actors.supervision.worker_actor import WorkerRef
 from bench.simulation.engine import MODEL, EngineModel, VirtualEngine
 from bench.simulation.event_loop import SimulationLoop
@@ -59,7 +61,7 @@ class VirtualWorker:
         """The version of its program at the next start."""
         self.unreachable = False
         """The network is cut. Changed by its machine."""
-        self.engine = VirtualEngine(loop, model, self._emit, self.kill, poison)
+        self.engine = VirtualEngine(loop, model, self._emit, self._crash, poison)
         self._loop = loop
         self._model = model
         self._gateways = gateways
@@ -91,9 +93,18 @@ class VirtualWorker:
             self._connect(gateway)
 
     def kill(self) -> None:
-        """End its process. The kernel closes the connections, and its supervisor starts another process."""
+        """End its process from outside. Its supervisor tells the gateways, and starts another process."""
+        self._die(Origin.OUTSIDE)
+
+    def _crash(self) -> None:
+        self._die(Origin.WITHIN)
+
+    def _die(self, origin: Origin) -> None:
         if self._life:
+            reasons = self._shared.lost(IncarnationLost(self.name, self._life, "its process has ended", origin))
             for end in self._ends.values():
+                end.put(Bye(reasons[end.gateway], "its process has ended"))
+                end.flush()
                 end.link.break_off("its process has ended")
             self._restart()
 
@@ -115,7 +126,7 @@ class VirtualWorker:
     def heal(self) -> None:
         """Make the network whole."""
         self.unreachable = False
-        for end in self._ends.values():
+        for end in list(self._ends.values()):  # what arrives may end them
             end.wire.heal()
 
     def lose_gateway(self, gateway: int) -> VirtualLink | None:
