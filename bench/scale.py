@@ -8,8 +8,8 @@ out among them are those of the product, on a virtual clock; links, machines and
 Printed are:
 
 - the gateway's CPU time for each request while they come steadily (routing and supervision; HTTP and ZeroMQ are not
-  simulated), which should not depend on the number of workers; the same with one worker and caches that are emptied
-  before each message; the CPU time for each idle worker and second; the objects of each request that only the garbage
+  simulated), which should not depend on the number of workers; the same with one worker, when other memory is read
+  before each of its messages, which empties the caches; the CPU time for each idle worker and second; the objects of each request that only the garbage
   collector frees; the wait for a slot beside the ideal one (one queue before all slots); and the standard deviation of
   the workers' tokens relative to their mean
 - the gateway's memory for each worker and for each live stream, by Python's own count
@@ -17,7 +17,7 @@ Printed are:
   request. What HTTP and ZeroMQ add is taken from the largest of them; the others are predicted by it and the simulation
 - the loss of one machine of eight workers: how long its streams got nothing until the gateway noticed, until another
   worker had them, and until the next token. No stream may be lost or altered.
-- independent gateways, each with its part of the largest fleet; gateways that share all workers of a smaller one; and
+- independent gateways, each with its part of one fleet; gateways that share all workers of a smaller one; and
   the loss of one of those, whose clients send their requests again to another one
 - every kind of fault at once, with a rolling upgrade, over several seeds
 - the number of workers at which one core of the gateway is full
@@ -68,11 +68,13 @@ LOSS_FROM = 16
 """Workers from which the loss of a machine is simulated: with fewer, too little is left."""
 SHORTER = 5
 """Runs with lost machines, and with several gateways, have so many times fewer requests."""
-CACHE_BYTES = 64 << 20
-"""More than the caches of one core and the last one together have."""
+CACHE_BYTES = (8 << 20, 64 << 20)
+"""More than the caches of one core have, and more than the last one has."""
 COLD_REQUESTS = 400
 TRACED = (64, 8)
 """Workers of the run in which memory is measured, and requests for each."""
+INDEPENDENT_WORKERS = 256
+"""Workers that several gateways divide, at most."""
 SHARED_WORKERS = 64
 """Workers that several gateways share, at most."""
 TROUBLED = (48, 2000)
@@ -165,16 +167,17 @@ def main() -> None:
     fewer = max(4, args.requests // SHORTER)
     losses = [run(node_loss(size, fewer * size, args.seed)) for size in sizes if size >= LOSS_FROM]
     largest = points[-1].scenario
-    few = replace(largest, requests=fewer * largest.workers)
-    several = [run(replace(few, gateways=count)) for count in args.gateways]
-    size = min(SHARED_WORKERS, largest.workers)
-    common = steady(size, args.requests * size, args.seed)
-    several += [run(replace(common, gateways=count, shared=True)) for count in args.gateways]
+    several = []
+    for most, shared in ((INDEPENDENT_WORKERS, False), (SHARED_WORKERS, True)):
+        size = min(most, largest.workers)
+        common = replace(steady(size, args.requests * size, args.seed), shared=shared)
+        several += [run(replace(common, gateways=count)) for count in args.gateways]
     gone = gateway_loss(size, fewer * size, args.seed)
     lost_gateways = [run(replace(gone, gateways=count)) for count in args.gateways if count > 1]
-    cold = run(replace(steady(1, least if args.smoke else COLD_REQUESTS, args.seed), cache_bytes=CACHE_BYTES))
-    traced, each = (size, 4) if args.smoke else TRACED
-    memory = gateway_memory(replace(steady(traced, each * traced, args.seed), engine=ENGINE))
+    one = steady(1, least if args.smoke else COLD_REQUESTS, args.seed)
+    cold = [run(replace(one, cache_bytes=size)) for size in CACHE_BYTES]
+    traced, per_worker = (size, 4) if args.smoke else TRACED
+    memory = gateway_memory(replace(steady(traced, per_worker * traced, args.seed), engine=ENGINE))
     workers, requests = (12, 100) if args.smoke else TROUBLED
     trouble = [run(troubled(workers, requests, seed)) for seed in range(args.seeds)]
     simulated = {point.scenario.workers: point for point in points}

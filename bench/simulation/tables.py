@@ -19,16 +19,16 @@ class SimulatedPoint:
     cost: Cost
 
 
-def steady_table(points: Sequence[SimulatedPoint], cold: SimulatedPoint) -> str:
-    """The curves of an undisturbed fleet, and one worker whose gateway finds its caches emptied."""
+def steady_table(points: Sequence[SimulatedPoint], cold: Sequence[SimulatedPoint]) -> str:
+    """The curves of an undisturbed fleet, and one worker whose gateway finds other memory in the caches."""
     least = min(point.cost.gateway_us for point in points)
     rows = []
-    for point in (*points, cold):
+    for point in (*points, *cold):
         scenario, outcome, cost = point.scenario, point.outcome, point.cost
         waits = [1000 * wait for wait in (outcome.wait_s, quantile(outcome.waits_s, 0.99), outcome.ideal_wait_s)]
         rows.append(
             [
-                f"{scenario.workers:,}" + (", cold" if scenario.cache_bytes else ""),
+                f"{scenario.workers:,}" + (f", {scenario.cache_bytes >> 20} MiB read" if scenario.cache_bytes else ""),
                 f"{scenario.requests:,}",
                 f"{cost.gateway_us:,.0f}",
                 f"{cost.gateway_us / least:.2f}",

@@ -177,7 +177,8 @@ OUTPUT: dict[str, list[str]] = {
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
     ],
     "bench/scale.py": [
-        rf"^\| {workers} +\|( +{P} \|){{4}} +0.0 \|( +{N} \|){{3}} +{N} % \|$" for workers in ("1", "16", "1, cold")
+        rf"^\| {workers} +\|( +{P} \|){{4}} +0.0 \|( +{N} \|){{3}} +{N} % \|$"
+        for workers in ("1", "16", "1, 8 MiB read")
     ]
     + [
         rf"^\| 1 +\|( +{P} \|){{5}} +{N} % \|$",
