@@ -9,9 +9,9 @@ Printed are:
 
 - the gateway's CPU time for each request while they come steadily (routing and supervision; HTTP and ZeroMQ are not
   simulated), which should not depend on the number of workers; the same with one worker, when other memory is read
-  before each of its messages, which empties the caches; the CPU time for each idle worker and second; the objects of each request that only the garbage
-  collector frees; the wait for a slot beside the ideal one (one queue before all slots); and the standard deviation of
-  the workers' tokens relative to their mean
+  before each of its messages, which empties the caches; the CPU time for each idle worker and second; the objects of
+  each request that only the garbage collector frees; the wait for a slot beside the ideal one (one queue before all
+  slots); and the standard deviation of the workers' tokens relative to their mean
 - the gateway's memory for each worker and for each live stream, by Python's own count
 - real runs, with as many processes of the scripted runner: the whole CPU time of the gateway's process for each
   request. What HTTP and ZeroMQ add is taken from the largest of them; the others are predicted by it and the simulation
