@@ -1,19 +1,24 @@
 """The gateway with up to 1,000 workers: a simulation that runs its own code, beside real runs of a few workers.
 
-    python bench/scale.py [--workers 1,2,4,8,16,64,256,1000] [--real 1,2,8] [--requests 100]
+    python bench/scale.py [--workers 1,2,4,8,16,32,64,256,1000] [--real 1,2,8,32] [--requests 50]
 
-The router, the fleet, placement, the queue and the supervision of workers are those of the product, on a virtual clock;
-links, machines and engines are models (`bench/simulation/`). Each fleet gets `--requests` requests for each worker,
-at 70 % of what their slots can compute. Printed are:
+The router, the fleet, placement, the queue, the supervision of workers and, with several gateways, what shares a worker
+out among them are those of the product, on a virtual clock; links, machines and engines are models
+(`bench/simulation/`). Each fleet gets `--requests` requests for each worker, at 70 % of what their slots can compute.
+Printed are:
 
-- the gateway's CPU time for each request (routing and supervision; HTTP and ZeroMQ are not simulated), which should not
-  depend on the number of workers; the growth of memory, with that of the simulated world; the wait for a slot beside
-  the ideal one (one queue before all slots); and the standard deviation of the workers' tokens relative to their mean
+- the gateway's CPU time for each request while they come steadily (routing and supervision; HTTP and ZeroMQ are not
+  simulated), which should not depend on the number of workers; the same with one worker, when other memory is read
+  before each of its messages, which empties the caches; the CPU time for each idle worker and second; the objects of
+  each request that only the garbage collector frees; the wait for a slot beside the ideal one (one queue before all
+  slots); and the standard deviation of the workers' tokens relative to their mean
+- the gateway's memory for each worker and for each live stream, by Python's own count
 - real runs, with as many processes of the scripted runner: the whole CPU time of the gateway's process for each
   request. What HTTP and ZeroMQ add is taken from the largest of them; the others are predicted by it and the simulation
 - the loss of one machine of eight workers: how long its streams got nothing until the gateway noticed, until another
   worker had them, and until the next token. No stream may be lost or altered.
-- independent gateways that share the largest fleet, each with its part of the workers
+- independent gateways, each with its part of one fleet; gateways that share all workers of a smaller one; and
+  the loss of one of those, whose clients send their requests again to another one
 - every kind of fault at once, with a rolling upgrade, over several seeds
 - the number of workers at which one core of the gateway is full
 
@@ -26,7 +31,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,14 +40,24 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import above_zero, at_least, command_line, levels, parsed
 from bench.harness.options import add_out
 from bench.measurement.machine import cpu_model
-from bench.measurement.markdown import markdown
 from bench.measurement.plots import add_curve, can_plot, figure, label_log_axes
-from bench.simulation.outcome import Cost, FleetOutcome, quantile
+from bench.simulation.engine import EngineModel
+from bench.simulation.memory import gateway_memory
+from bench.simulation.outcome import quantile
 from bench.simulation.real_run import RealPoint, run_really
 from bench.simulation.scenario import Scenario
-from bench.simulation.scenarios import node_loss, steady, troubled
+from bench.simulation.scenarios import gateway_loss, node_loss, steady, troubled
 from bench.simulation.simulation import simulate
-from bench.simulation.worker import EngineModel
+from bench.simulation.tables import (
+    SimulatedPoint,
+    added_us,
+    gateways_table,
+    loss_table,
+    lost_gateways_table,
+    memory_line,
+    real_table,
+    steady_table,
+)
 from gateway.garbage_collection import collect_rarely
 
 ENGINE = EngineModel(step_s=0.05, row_s=0.0, prefill_s=0.0)
@@ -53,17 +68,17 @@ LOSS_FROM = 16
 """Workers from which the loss of a machine is simulated: with fewer, too little is left."""
 SHORTER = 5
 """Runs with lost machines, and with several gateways, have so many times fewer requests."""
+CACHE_BYTES = (8 << 20, 64 << 20)
+"""More than the caches of one core have, and more than the last one has."""
+COLD_REQUESTS = 400
+TRACED = (64, 8)
+"""Workers of the run in which memory is measured, and requests for each."""
+INDEPENDENT_WORKERS = 256
+"""Workers that several gateways divide, at most."""
+SHARED_WORKERS = 64
+"""Workers that several gateways share, at most."""
 TROUBLED = (48, 2000)
 """Workers and requests of the runs with every kind of fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedPoint:
-    """One simulation."""
-
-    scenario: Scenario
-    outcome: FleetOutcome
-    cost: Cost
 
 
 def run(scenario: Scenario) -> SimulatedPoint:
@@ -80,97 +95,6 @@ def real_run(workers: int, seconds: float) -> RealPoint:
     requests = max(1, round(seconds * scenario.requests_per_s))
     print(f"runs {workers} workers really, {requests} requests", file=sys.stderr, flush=True)
     return run_really(replace(scenario, requests=requests))
-
-
-def steady_table(points: Sequence[SimulatedPoint]) -> str:
-    """The curves of an undisturbed fleet."""
-    least = min(point.cost.gateway_us for point in points)
-    rows = []
-    for point in points:
-        scenario, outcome, cost = point.scenario, point.outcome, point.cost
-        waits = [1000 * wait for wait in (outcome.wait_s, quantile(outcome.waits_s, 0.99), outcome.ideal_wait_s)]
-        rows.append(
-            [
-                f"{scenario.workers:,}",
-                f"{scenario.requests:,}",
-                f"{cost.gateway_us:,.0f}",
-                f"{cost.gateway_us / least:.2f}",
-                f"{cost.memory_bytes / 1e6:,.0f}",
-                *(f"{wait:,.1f}" for wait in waits),
-                f"{100 * outcome.imbalance:.1f} %",
-            ]
-        )
-    heads = ("requests", "CPU us/request", "of the least", "MB", "wait ms", "p99", "ideal", "imbalance")
-    return markdown(("workers", *heads), rows)
-
-
-def real_table(points: Sequence[RealPoint], simulated: dict[int, SimulatedPoint]) -> str:
-    """The real runs, beside what the simulation predicts."""
-    added = added_us(points, simulated)
-    rows = []
-    for point in points:
-        twin = simulated[point.workers]
-        predicted = twin.cost.gateway_us + added + point.idle_us
-        rows.append(
-            [
-                str(point.workers),
-                f"{point.cpu_us:,.0f}",
-                f"{predicted:,.0f}",
-                f"{point.cpu_us / predicted:.2f}",
-                f"{1000 * point.first_token_s:.0f}",
-                f"{1000 * twin.outcome.first_token_s:.0f}",
-                f"{100 * point.idle:.1f} %",
-            ]
-        )
-    heads = ("real CPU us/request", "predicted", "ratio", "first token ms", "simulated", "idle")
-    return markdown(("workers", *heads), rows)
-
-
-def added_us(points: Sequence[RealPoint], simulated: dict[int, SimulatedPoint]) -> float:
-    """CPU microseconds of a request that are not simulated: those of HTTP and ZeroMQ, by the real run with the most
-    workers, as a process that does little at a time takes longer for it. 0 without real runs."""
-    if not points:
-        return 0.0
-    most = max(points, key=lambda point: point.workers)
-    return max(0.0, most.cpu_us - most.idle_us - simulated[most.workers].cost.gateway_us)
-
-
-def loss_table(points: Sequence[SimulatedPoint]) -> str:
-    """The loss of a machine."""
-    rows = []
-    for point in points:
-        moved = point.outcome.moved
-        silent, queued, gaps = ([getattr(each, name) for each in moved] for name in ("silent_s", "queued_s", "gap_s"))
-        rows.append(
-            [
-                f"{point.scenario.workers:,}",
-                str(len(moved)),
-                f"{quantile(silent, 0.5):.2f}",
-                f"{1000 * quantile(queued, 0.5):.1f}",
-                f"{1000 * quantile(queued, 1.0):.1f}",
-                f"{quantile(gaps, 0.5):.2f}",
-                f"{quantile(gaps, 1.0):.2f}",
-                str(point.outcome.lost + point.outcome.doubled),
-                str(point.outcome.altered),
-            ]
-        )
-    heads = ("streams moved", "noticed s", "placed ms", "at most", "gap s", "at most", "lost or doubled", "altered")
-    return markdown(("workers", *heads), rows)
-
-
-def gateways_table(points: Sequence[SimulatedPoint]) -> str:
-    """Gateways that share nothing."""
-    rows = [
-        [
-            str(point.scenario.gateways),
-            f"{point.scenario.workers / point.scenario.gateways:,.0f}",
-            f"{point.cost.gateway_us:,.0f}",
-            f"{100 * point.cost.gateway_s / point.scenario.gateways / point.outcome.seconds:.0f} %",
-            f"{1000 * point.outcome.wait_s:.1f}",
-        ]
-        for point in points
-    ]
-    return markdown(("gateways", "workers each", "CPU us/request", "of a core each", "wait ms"), rows)
 
 
 def full_at(point: SimulatedPoint, added: float) -> float:
@@ -217,13 +141,13 @@ def plot(
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument(
-        "--workers", type=levels, default="1,2,4,8,16,64,256,1000", help="simulated, separated by commas"
+        "--workers", type=levels, default="1,2,4,8,16,32,64,256,1000", help="simulated, separated by commas"
     )
-    parser.add_argument("--requests", type=at_least(1), default=100, help="for each simulated worker")
-    parser.add_argument("--real", type=levels, default="1,2,8", help="workers of real runs, separated by commas")
+    parser.add_argument("--requests", type=at_least(1), default=50, help="for each simulated worker")
+    parser.add_argument("--real", type=levels, default="1,2,8,32", help="workers of real runs, separated by commas")
     parser.add_argument("--real-s", type=above_zero, default=15.0, help="seconds of each of them")
     parser.add_argument("--no-real", action="store_true", help="leave the real runs out")
-    parser.add_argument("--gateways", type=levels, default="1,4,16", help="that share the largest fleet")
+    parser.add_argument("--gateways", type=levels, default="1,4,16", help="of the runs with several")
     parser.add_argument("--seeds", type=at_least(0), default=4, help="runs with every kind of fault")
     parser.add_argument("--seed", type=int, default=0, help="of the load")
     out = add_out(parser, "scale")
@@ -243,16 +167,26 @@ def main() -> None:
     fewer = max(4, args.requests // SHORTER)
     losses = [run(node_loss(size, fewer * size, args.seed)) for size in sizes if size >= LOSS_FROM]
     largest = points[-1].scenario
-    few = replace(largest, requests=fewer * largest.workers)
-    shared = [run(replace(few, gateways=count)) for count in args.gateways]
+    several = []
+    for most, shared in ((INDEPENDENT_WORKERS, False), (SHARED_WORKERS, True)):
+        size = min(most, largest.workers)
+        common = replace(steady(size, args.requests * size, args.seed), shared=shared)
+        several += [run(replace(common, gateways=count)) for count in args.gateways]
+    gone = gateway_loss(size, fewer * size, args.seed)
+    lost_gateways = [run(replace(gone, gateways=count)) for count in args.gateways if count > 1]
+    one = steady(1, least if args.smoke else COLD_REQUESTS, args.seed)
+    cold = [run(replace(one, cache_bytes=size)) for size in CACHE_BYTES]
+    traced, per_worker = (size, 4) if args.smoke else TRACED
+    memory = gateway_memory(replace(steady(traced, per_worker * traced, args.seed), engine=ENGINE))
     workers, requests = (12, 100) if args.smoke else TROUBLED
     trouble = [run(troubled(workers, requests, seed)) for seed in range(args.seeds)]
     simulated = {point.scenario.workers: point for point in points}
     added = added_us(real, simulated)
-    lines = [steady_table(points)]
+    lines = [steady_table(points, cold), memory_line(memory, points[-1])]
     lines += [real_table(real, simulated)] if real else []
     lines += [loss_table(losses)] if losses else []
-    lines += [gateways_table(shared)]
+    lines += [gateways_table(several)]
+    lines += [lost_gateways_table(lost_gateways)] if lost_gateways else []
     for point in trouble:
         codes = ", ".join(f"{count:,} {code}" for code, count in point.outcome.codes.items())
         moved, state = len(point.outcome.moved), "intact" if point.outcome.intact else "BROKEN"
@@ -275,7 +209,7 @@ def main() -> None:
     (args.out / "figures.json").write_text(json.dumps({"simulated": figures, "real": [asdict(each) for each in real]}))
     plot(points, losses, real, args.out / "plot.svg")
     print(f"written to {args.out} after {time.monotonic() - began:.0f} s")
-    every = [*points, *losses, *shared, *trouble]
+    every = [*points, *losses, *several, *lost_gateways, *trouble]
     sys.exit(0 if all(point.outcome.intact for point in every) and not any(point.errors for point in real) else 1)
 
 

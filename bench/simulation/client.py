@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from bench.simulation.engine import MODEL, token_at
 from bench.simulation.event_loop import SimulationLoop
-from bench.simulation.worker import MODEL, token_at
 from gateway.errors import RequestError
 from gateway.generation.delta import OutputDelta, TextDelta
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
@@ -62,6 +62,12 @@ class ReceivedStream:
     """Seconds until its first token."""
     slot_s: float = 0.0
     """Seconds for which it had one."""
+    last_at: float = 0.0
+    """The time of its last token."""
+    restarts: int = 0
+    """Times that its client sent the request again, as the gateway was gone."""
+    restart_gaps_s: list[float] = field(default_factory=list, repr=False)
+    """Seconds from the last token before to the first one after, for streams that had begun."""
     attempts: tuple[Attempt, ...] = field(default=(), repr=False)
     """Its workers, the first and the last of them."""
 
@@ -69,17 +75,16 @@ class ReceivedStream:
 class SimulatedClient:
     """Reads one stream as the gateway's reply does. What the client itself does is of the model."""
 
-    def __init__(self, loop: SimulationLoop, router: Router, wanted: Wanted) -> None:
+    def __init__(self, loop: SimulationLoop, wanted: Wanted) -> None:
         self.received = ReceivedStream(wanted)
         self._loop = loop
-        self._router = router
 
-    async def run(self) -> None:
+    async def run(self, router: Router) -> None:
         """Send the request, and read its answer."""
         model, wanted = self._loop.meter.model, self.received.wanted
         request = model(wanted.request)
         try:
-            group = self._router.open(request, f"r{wanted.key}", client=wanted.client)
+            group = router.open(request, f"r{wanted.key}", client=wanted.client)
         except RequestError as error:
             model(self._end, str(error.code))
             return
@@ -94,15 +99,28 @@ class SimulatedClient:
         finally:
             group.close()
 
+    def begin_again(self) -> None:
+        """Forget what came, as the gateway is gone."""
+        self.received.tokens = 0
+        self.received.restarts += 1
+
     def _read(self, deltas: list[OutputDelta]) -> None:
         received = self.received
         for delta in deltas:
             assert isinstance(delta, TextDelta), "nothing else was asked for"
+            if delta.tokens:
+                self._note_time(again=not received.tokens)
             for token in delta.tokens:
                 received.altered += token != token_at(received.wanted.key, received.tokens)
                 received.tokens += 1
             if delta.stop is not None:
                 self._end("finished")
+
+    def _note_time(self, *, again: bool) -> None:
+        received, now = self.received, self._loop.time()
+        if again and received.last_at:
+            received.restart_gaps_s.append(now - received.last_at)
+        received.last_at = now
 
     def _ended(self, group: RequestGroup) -> None:
         received, (sequence,) = self.received, group.sequences

@@ -48,6 +48,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._woken = False
+        self._memory = b""
         super().__init__(_JumpingSelector(self._pass))
 
     def time(self) -> float:
@@ -60,6 +61,14 @@ class SimulationLoop(asyncio.SelectorEventLoop):
     def after(self, seconds: float, event: Callable[[], None]) -> None:
         """Let an event of the world happen in so many seconds."""
         self.at(self._now + seconds, event)
+
+    def empty_caches(self, size: int) -> None:
+        """Let `read_memory` read so many bytes."""
+        self._memory = b"\1" * size
+
+    def read_memory(self) -> None:
+        """Replace what the caches of the processor have."""
+        self._memory.find(b"\0")
 
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None

@@ -110,10 +110,19 @@ class VirtualLink(Link):
             self._ended = True
             self._simulation.meter.gateway(self._report_loss, reason)
 
+    def sever(self) -> None:
+        """The gateway's process is gone: nothing goes in or out, and its code is not told."""
+        self._ended = True
+
+    def report_severed(self) -> None:
+        """Let the code of a gateway that is gone put its state in order."""
+        self._simulation.meter.gateway(self._report_loss, "this gateway is gone")
+
     def break_off(self, reason: str) -> None:
         """The worker's process has ended: the gateway is notified behind the last message."""
         self._wire.send(lambda: self.lose(reason), up=True)
 
     def _take(self, frames: list[bytes]) -> None:
         if not self._ended:
+            self._simulation.read_memory()
             self._simulation.meter.gateway(self._receive, frames)

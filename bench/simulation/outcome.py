@@ -63,6 +63,10 @@ class FleetOutcome:
     """For each request that finished, in the order in which workers got them: the time, the client, and
     what its tokens cost its share."""
     moved: tuple[Moved, ...]
+    restarts: int
+    """Requests that were sent again to another gateway, as theirs was gone."""
+    restart_gaps_s: tuple[float, ...]
+    """Seconds without a token of those that had begun."""
     operations: tuple[str, ...]
     """The rolling upgrades, and how each ended."""
 
@@ -89,13 +93,20 @@ class Cost:
     """The cost of a simulation, which differs from run to run."""
 
     gateway_us: float
-    """CPU microseconds of the code of the gateways for each request, from the first request to the last end."""
-    gateway_s: float
-    """CPU seconds of the code of the gateways in that time."""
-    model_s: float
-    """CPU seconds of the simulated world."""
+    """CPU microseconds of the code of the gateways for each request, with what it does all the time for its workers,
+    while requests come steadily."""
+    core: float
+    """The part of a core that the code of all gateways takes in that time."""
+    model_us: float
+    """CPU microseconds of the simulated world for each request."""
+    garbage: float
+    """Objects of each request that only the garbage collector freed."""
+    idle_us: float
+    """CPU microseconds for each link to a worker and each second without requests."""
+    idle_memory_bytes: int
+    """Growth of the process by the gateways and the world, from the start until all workers are ready."""
     memory_bytes: int
-    """Growth of the process by the gateways and the world, from the start to the peak of live requests."""
+    """The same until all requests have ended."""
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -133,6 +144,8 @@ def judge(
         imbalance=statistics.pstdev(tokens_of_workers) / mean if mean else 0.0,
         placed=tuple(sorted((each.attempts[0].sent_at, each.wanted.client, each.wanted.cost) for each in finished)),
         moved=tuple(moved for each in received for moved in _moved(each)),
+        restarts=sum(each.restarts for each in received),
+        restart_gaps_s=tuple(gap for each in received for gap in each.restart_gaps_s),
         operations=tuple(operations),
     )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from bench.gateway import MeasuredServer, ServerProcess
 from bench.gateway_load.client import Received, StreamClient
+from bench.simulation.engine import TEXT
 from bench.simulation.scenario import Scenario
-from bench.simulation.worker import TEXT
 
 WARM_UP = 16
 """Requests for each worker before those that are measured."""

@@ -3,10 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.simulation.worker import EngineModel
+from bench.simulation.engine import EngineModel
 
 FaultKind = Literal[
-    "node_lost", "rack_lost", "process_killed", "engine_hangs", "step_fails", "slow_link", "partition", "upgrade"
+    "node_lost",
+    "rack_lost",
+    "process_killed",
+    "engine_hangs",
+    "step_fails",
+    "slow_link",
+    "partition",
+    "upgrade",
+    "gateway_lost",
 ]
 
 
@@ -18,9 +26,9 @@ class FleetFault:
     at_s: float
     """Seconds after the first request."""
     target: int = 0
-    """The node or rack; the worker of the kinds that concern one. An upgrade replaces all workers."""
+    """The node, the rack or the gateway; the worker of the kinds that concern one. An upgrade replaces all workers."""
     duration_s: float = 10.0
-    """Seconds until the machine or its network is back; the grace of an upgrade."""
+    """Seconds until the machine, its network or the gateway is back; the grace of an upgrade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,9 @@ class Scenario:
     requests: int
     seed: int = 0
     gateways: int = 1
-    """Independent ones: each has its part of the workers and of the requests, and knows of no other."""
+    """Each has its part of the requests, and knows of no other."""
+    shared: bool = False
+    """Each worker joins all gateways. Otherwise each gateway has its part of the workers."""
     workers_per_node: int = 8
     nodes_per_rack: int = 4
     engine: EngineModel = field(default_factory=EngineModel)
@@ -53,6 +63,9 @@ class Scenario:
     faults: tuple[FleetFault, ...] = ()
     poison: int = 0
     """Requests that kill the worker that computes them."""
+    cache_bytes: int = 0
+    """Memory that is read before each message of a worker. With more than the caches have, the gateway's code is run
+    as after other work, and not as if it were alone on its core."""
     latency_s: float = 0.0005
     max_waiting: int = 1 << 16
     """Places in the queue of a gateway. With fewer, requests are refused under overload."""
@@ -71,9 +84,18 @@ class Scenario:
             if not 1 <= low <= high:
                 raise ValueError(f"{name}: {low} to {high} is no range of positive numbers")
         for fault in self.faults:
-            most = {"node_lost": self.nodes, "slow_link": self.nodes, "partition": self.nodes, "rack_lost": self.racks}
+            most = dict.fromkeys(("node_lost", "slow_link", "partition"), self.nodes)
+            most |= {"rack_lost": self.racks, "gateway_lost": self.gateways}
             if not 0 <= fault.target < most.get(fault.kind, self.workers):
                 raise ValueError(f"faults: {fault.kind} of {fault.target} is outside of the fleet")
+        kinds = {fault.kind for fault in self.faults}
+        if "upgrade" in kinds and (self.shared or "gateway_lost" in kinds):
+            raise ValueError("faults: an upgrade needs gateways that stay, and workers of their own")
+
+    @property
+    def links(self) -> int:
+        """Links between workers and gateways."""
+        return self.workers * (self.gateways if self.shared else 1)
 
     @property
     def nodes(self) -> int:

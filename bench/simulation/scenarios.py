@@ -29,6 +29,12 @@ def node_loss(workers: int, requests: int, seed: int = 0) -> Scenario:
     return replace(scenario, faults=(FleetFault("node_lost", at_s, 0, 30.0),))
 
 
+def gateway_loss(workers: int, requests: int, seed: int = 0) -> Scenario:
+    """One of two gateways that share all workers disappears in the middle of the load, and is back after 5 s."""
+    scenario = replace(steady(workers, requests, seed), gateways=2, shared=True)
+    return replace(scenario, faults=(FleetFault("gateway_lost", requests / scenario.requests_per_s / 2, 1, 5.0),))
+
+
 def troubled(workers: int, requests: int, seed: int) -> Scenario:
     """Every kind of fault once, at random times and places, and a rolling upgrade; two requests that kill workers."""
     chance = random.Random(seed)

@@ -1,357 +1,273 @@
-"""A virtual worker: it speaks the protocol of a remote worker, and its engine is a model of time."""
+"""A virtual worker: it speaks the protocol of a remote worker with its gateways, which share it by the product's own
+code."""
 
+import functools
 import itertools
-from collections import deque
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 
 from actors.join.request import JoinRequest
+from actors.process.exit_cause import Origin
+from actors.supervision.worker import IncarnationLost
+from actors.supervision.worker_actor import WorkerRef
+from bench.simulation.engine import MODEL, EngineModel, VirtualEngine
 from bench.simulation.event_loop import SimulationLoop
 from bench.simulation.link import GIVE_UP_S, VirtualLink, Wire
+from bench.simulation.worker_end import WorkerEnd
 from protocol.bounds import PROTOCOL_VERSION
-from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Drain, Stop, Submit, Welcome
+from protocol.codec import decode_command
+from protocol.commands import Cancel, Command, Drain, Stop, Submit, Welcome
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import (
-    HEARTBEAT_S,
-    Bye,
-    Capabilities,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Gauges,
-    Heartbeat,
-    Hello,
-    Ready,
-    StartedStream,
-    Step,
-    Usage,
-)
-from protocol.request import TokensInput
+from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Heartbeat, Hello, Ready
+from workers.process.gateways.shared_worker import SharedWorker
 
-MODEL = "simulated"
-TEXT = " word"
-"""The text of each token."""
 RETRY_S = 1.0
 """Between two tries of a worker to join."""
 
-
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """The pace of a virtual worker, in seconds."""
-
-    slots: int = 8
-    step_s: float = 0.04
-    """An engine step, and as much again for what follows."""
-    row_s: float = 0.001
-    """Each running sequence in a step."""
-    prefill_s: float = 0.0001
-    """Each token of a prompt, and each resumed one."""
-    load_s: float = 5.0
-    """From the start of its process until it is ready."""
-    context: int = 4096
+Join = Callable[[JoinRequest], bool]
+"""Passes a request to join to a gateway; false if nobody listens there."""
 
 
-def token_at(key: int, position: int) -> int:
-    """The token of a request at a position of its answer: the same on each worker."""
-    return (key * 7919 + position * 104729) % 32000
+class _EngineRef(WorkerRef):
+    """Stands for the handle of the worker process, to what shares it out: passes commands to the engine."""
 
+    def __init__(self, name: str, engine: VirtualEngine) -> None:
+        self.name = name
+        self._engine = engine
 
-@dataclass(slots=True, eq=False)
-class _VirtualRow:
-    stream: int
-    key: int
-    prompt: int
-    most: int
-    position: int
-    received_at: float
-    slot_at: float = 0.0
-    first_at: float = 0.0
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Submit():
+                    self._engine.submit(command)
+                case Cancel(stream):
+                    self._engine.cancel(stream)
 
 
 class VirtualWorker:
-    """One worker of a machine, over all its incarnations. Owns its end of the link."""
+    """One worker of a machine, over all its processes. Owns its ends of the links."""
 
     def __init__(
         self,
         loop: SimulationLoop,
         name: str,
-        engine: EngineModel,
-        join: Callable[[JoinRequest], None],
+        model: EngineModel,
+        gateways: Sequence[Join],
         latency_s: Callable[[], float],
         poison: Container[int] = (),
     ) -> None:
-        """`join` passes a request to join to its gateway. A request with a key in `poison` ends its process."""
+        """A request with a key in `poison` ends its process."""
         self.name = name
         self.version = 1
         """The version of its program at the next start."""
         self.unreachable = False
         """The network is cut. Changed by its machine."""
-        self.slowness = 1.0
-        """The factor of its steps."""
-        self.hangs = False
-        """Its engine stands; its heartbeats go on. Its next process does not hang."""
-        self.fails_step = False
-        """Its next step fails."""
-        self.tokens = 0
-        """Tokens that it has generated, over all incarnations."""
+        self.engine = VirtualEngine(loop, model, self._emit, self._crash, poison)
         self._loop = loop
-        self._engine = engine
-        self._join = join
+        self._model = model
+        self._gateways = gateways
         self._latency_s = latency_s
-        self._poison = poison
         self._lives = itertools.count(1)
         self._life = 0
         """The number of its process; 0 while there is none."""
-        self._link: VirtualLink | None = None
-        self._wire: Wire | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._waiting: deque[_VirtualRow] = deque()
-        self._rows: list[_VirtualRow] = []
-        self._stepping = self._ready = self._draining = self.hangs = self.fails_step = False
-        self._steps = self._steps_failed = self._reached = self._slowest_ms = 0
-        self._last_frame = self._loop.time()
+        self.engine.restart()
+        self._ready = False
+        self._ends: dict[int, WorkerEnd] = {}
+        self._shared = SharedWorker(
+            _EngineRef(self.name, self.engine), [""] * len(self._gateways), self._loop.time, self._deliver
+        )
+        self._shared.describe(self._model.slots)
 
     # Its process.
 
     def start(self) -> None:
-        """Start its process, which asks to join."""
+        """Start its process, which loads its model and asks to join, if there is none."""
+        if self._life:
+            return
         self._reset()
         self._life = next(self._lives)
-        self._connect(self._life)
+        self._later(self._model.load_s, self._become_ready)
+        for gateway in range(len(self._gateways)):
+            self._connect(gateway)
 
     def kill(self) -> None:
-        """End its process. The kernel closes the connection, and its supervisor starts another process."""
+        """End its process from outside. Its supervisor tells the gateways, and starts another process."""
+        self._die(Origin.OUTSIDE)
+
+    def _crash(self) -> None:
+        self._die(Origin.WITHIN)
+
+    def _die(self, origin: Origin) -> None:
         if self._life:
-            if self._link is not None:
-                self._link.break_off("its process has ended")
+            reasons = self._shared.lost(IncarnationLost(self.name, self._life, "its process has ended", origin))
+            for end in self._ends.values():
+                end.put(Bye(reasons[end.gateway], "its process has ended"))
+                end.flush()
+                end.link.break_off("its process has ended")
             self._restart()
 
     def vanish(self) -> None:
-        """Its machine is gone without a word: the gateway must notice by itself."""
+        """Its machine is gone without a word: the gateways must notice by themselves."""
         self._cut_off()
         self._end()
 
     def set_latency(self, latency_s: float) -> None:
         """Change the latency of its network."""
-        if self._wire is not None:
-            self._wire.latency_s = latency_s
+        for end in self._ends.values():
+            end.wire.latency_s = latency_s
 
     def cut(self) -> None:
-        """Cut the network. Both ends give the connection up after `GIVE_UP_S`, unless it is healed before."""
+        """Cut the network. Both ends give the connections up after `GIVE_UP_S`, unless it is healed before."""
         self.unreachable = True
         self._cut_off()
 
     def heal(self) -> None:
         """Make the network whole."""
         self.unreachable = False
-        if self._wire is not None:
-            self._wire.heal()
+        for end in list(self._ends.values()):  # what arrives may end them
+            end.wire.heal()
+
+    def lose_gateway(self, gateway: int) -> VirtualLink | None:
+        """The process of a gateway is gone, and the kernel closes its connections. Returns its end of the link."""
+        end = self._ends.get(gateway)
+        if end is None:
+            return None
+        end.link.sever()
+        self._lose(end)
+        return end.link
 
     def _cut_off(self) -> None:
-        wire, link, life = self._wire, self._link, self._life
-        if wire is None or link is None:
-            return
-        wire.cut = True
+        for end in self._ends.values():
+            end.wire.cut = True
+            self._loop.after(GIVE_UP_S, functools.partial(self._give_up, end))
 
-        def give_up() -> None:
-            if wire.cut:
-                link.lose("no heartbeat of the connection")
-                self._if_alive(life, self._restart)
-
-        self._loop.after(GIVE_UP_S, give_up)
+    def _give_up(self, end: WorkerEnd) -> None:
+        if end.wire.cut:
+            end.link.lose("no heartbeat of the connection")
+            self._lose(end)
 
     def _end(self) -> None:
-        self._life, self._link, self._wire = 0, None, None
+        self._reset()
+        self._life = 0
 
     def _restart(self) -> None:
         self._end()
         self.start()
 
-    def _if_alive(self, life: int, then: Callable[[], None]) -> None:
-        if life == self._life:
-            then()
-
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
         life = self._life
-        self._loop.after(seconds, lambda: self._if_alive(life, then))
-
-    # Its link.
-
-    def _connect(self, life: int) -> None:
-        if self.unreachable:
-            self._later(RETRY_S, lambda: self._connect(life))
-            return
-        wire = self._wire = Wire(self._loop, self._latency_s())
-        link = VirtualLink(
-            self._loop,
-            wire,
-            lambda frames: self._if_alive(life, lambda: self._receive(frames)),
-            lambda: self._if_alive(life, self._restart),
-        )
-        engine = self._engine
-        digest = f"version {self.version}"
-        hello = Hello(
-            *(PROTOCOL_VERSION, self.name, 0, life, MODEL, "scripted", "none", engine.slots, engine.context),
-            config_digest=digest,
-            model_digest="one",
-        )
-        request = JoinRequest(self.name, "192.0.2.1:1", hello, link)
-        self._link = link
-        wire.send(lambda: self._loop.meter.gateway(self._join, request), up=True)
-
-    def _send(self, *events: Event) -> None:
-        assert self._link is not None, "a process without a link sends nothing"
-        self._last_frame = self._loop.time()
-        self._link.deliver([encode(event) for event in events])
-
-    def _receive(self, frames: Sequence[bytes]) -> None:
-        for frame in frames:
-            match decode_command(frame):
-                case Welcome(refusal=refusal):
-                    self._welcome(refusal)
-                case Submit() as submit:
-                    self._take(submit)
-                case Cancel(stream):
-                    self._cancel(stream)
-                case Drain(grace_ms):
-                    self._draining = True
-                    self._later(grace_ms / 1000, self._leave)
-                    self._leave_when_idle()
-                case Stop():
-                    self._leave()
-            if not self._life:
-                return
-
-    def _welcome(self, refusal: str) -> None:
-        if refusal:
-            self._link = self._wire = None
-            life = self._life = next(self._lives)  # a later one: this connection concerns it no more
-            self._later(RETRY_S, lambda: self._connect(life))
-            return
-        self._later(self._engine.load_s, self._become_ready)
-        self._later(HEARTBEAT_S, self._beat)
+        self._loop.after(seconds, lambda: then() if life == self._life else None)
 
     def _become_ready(self) -> None:
-        if self._link is not None:
-            self._ready = True
-            self._send(Ready(Capabilities(chat=False, text=False), step_ms=int(self._engine.step_s * 1000)))
+        self._ready = True
+        for end in self._ends.values():
+            self._report_ready(end)
+        self._flush()
 
-    def _beat(self) -> None:
-        if self._link is None:
+    # Its links.
+
+    def _is_current(self, end: WorkerEnd) -> bool:
+        return self._ends.get(end.gateway) is end
+
+    def _connect(self, gateway: int) -> None:
+        if self.unreachable:
+            self._later(RETRY_S, lambda: self._connect(gateway))
             return
-        due = self._last_frame + HEARTBEAT_S
-        if due <= self._loop.time():
-            self._send(Heartbeat(self._gauges()))
-            due = self._loop.time() + HEARTBEAT_S
-        self._later(due - self._loop.time(), self._beat)
+        wire = Wire(self._loop, self._latency_s())
+        link = VirtualLink(self._loop, wire, lambda frames: self._receive(end, frames), lambda: self._lose(end))
+        end = self._ends[gateway] = WorkerEnd(self._loop, gateway, wire, link)
+        model = self._model
+        hello = Hello(
+            *(PROTOCOL_VERSION, self.name, 0, self._life, MODEL, "scripted", "none", model.slots, model.context),
+            config_digest=f"version {self.version}",
+            model_digest="one",
+            gateways=len(self._gateways),
+        )
+        request = JoinRequest(self.name, "192.0.2.1:1", hello, link)
+        wire.send(lambda: self._ask_to_join(end, request), up=True)
 
-    def _leave(self) -> None:
-        """Fail what it has, say goodbye, and start anew."""
-        rest = [*self._rows, *self._waiting]
-        if rest:
-            self._send(*(Failed(row.stream, ErrorCode.DRAINING, "it leaves") for row in rest))
-        self._say_goodbye()
+    def _ask_to_join(self, end: WorkerEnd, request: JoinRequest) -> None:
+        if not self._loop.meter.gateway(self._gateways[end.gateway], request):
+            self._lose(end)
 
-    def _leave_when_idle(self) -> None:
-        if self._draining and not self._rows and not self._waiting:
-            self._say_goodbye()
+    def _lose(self, end: WorkerEnd) -> None:
+        """A connection has ended: cancel what its gateway has here, and connect again."""
+        if self._is_current(end):
+            del self._ends[end.gateway]
+            self._shared.leave(end.gateway)
+            self._later(RETRY_S, lambda: self._connect(end.gateway))
 
-    def _say_goodbye(self) -> None:
-        self._send(Bye(ByeReason.STOPPED, ""))
-        assert self._link is not None
-        self._link.break_off("it left")
-        self._restart()
+    def _receive(self, end: WorkerEnd, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            if not self._is_current(end):
+                return
+            match decode_command(frame):
+                case Welcome(refusal=refusal):
+                    self._welcome(end, refusal)
+                case Submit(stream) if end.leaves:
+                    end.put(Failed(stream, ErrorCode.DRAINING, "it leaves"))
+                case Submit() as submit:
+                    self._shared.submit(end.gateway, submit)
+                case Cancel(stream):
+                    self._shared.cancel(end.gateway, stream)
+                case Drain(grace_ms):
+                    end.leaves = True
+                    self._later(grace_ms / 1000, lambda: self._leave_now(end))
+                case Stop():
+                    self._leave_now(end)
+        self._flush()
+
+    def _welcome(self, end: WorkerEnd, refusal: str) -> None:
+        if refusal:
+            self._lose(end)
+            return
+        end.joined = True
+        self._shared.joined(end.gateway)
+        if self._ready:
+            self._report_ready(end)
+        self._later(HEARTBEAT_S, lambda: self._beat(end))
+
+    def _report_ready(self, end: WorkerEnd) -> None:
+        end.put(Ready(Capabilities(chat=False, text=False), step_ms=int(self._model.step_s * 1000)))
+
+    def _beat(self, end: WorkerEnd) -> None:
+        if not self._is_current(end):
+            return
+        if end.due_s <= 0:
+            end.put(self._shared.heartbeat(end.gateway, Heartbeat(self.engine.gauges())))
+            end.flush()
+        self._later(end.due_s, lambda: self._beat(end))
+
+    def _leave_now(self, end: WorkerEnd) -> None:
+        """Leave a gateway: what it has here fails, and continues elsewhere."""
+        if self._is_current(end):
+            self._shared.return_all(end.gateway, "it leaves")
+            self._say_goodbye(end)
+
+    def _say_goodbye(self, end: WorkerEnd) -> None:
+        end.put(Bye(ByeReason.STOPPED, ""))
+        end.flush()
+        end.link.break_off("it left")
+        if self._shared.alone:
+            self._restart()
+        else:
+            self._lose(end)
 
     # Its engine.
 
-    def _take(self, submit: Submit) -> None:
-        if self._draining:
-            self._send(Failed(submit.stream, ErrorCode.DRAINING, "it leaves"))
-            return
-        assert isinstance(submit.input, TokensInput)
-        prompt = submit.input.tokens
-        most = submit.limits.max_tokens or 0
-        now = self._loop.time()
-        self._waiting.append(_VirtualRow(submit.stream, prompt[0], len(prompt), most, len(submit.resume), now))
-        self._reached = max(self._reached, submit.stream)
-        self._begin_step()
+    def _emit(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._shared.pass_on(event)
+        self._flush()
 
-    def _cancel(self, stream: int) -> None:
-        for rows in (self._rows, self._waiting):
-            for row in rows:
-                if row.stream == stream:
-                    rows.remove(row)
-                    self._send(Finished(stream, "cancelled", Usage(0, 0)))
-                    self._leave_when_idle()
-                    return
+    def _deliver(self, gateway: int, event: Event) -> None:
+        if (end := self._ends.get(gateway)) is not None:
+            end.put(event)
 
-    def _begin_step(self) -> None:
-        if self._stepping or self.hangs:
-            return
-        prefilled = 0
-        while self._waiting and len(self._rows) < self._engine.slots:
-            row = self._waiting.popleft()
-            row.slot_at = self._loop.time()
-            prefilled += row.prompt + row.position
-            self._rows.append(row)
-        if self._rows:
-            self._stepping = True
-            engine = self._engine
-            step_s = engine.step_s + engine.row_s * len(self._rows) + engine.prefill_s * prefilled
-            self._slowest_ms = max(self._slowest_ms, int(1000 * step_s * self.slowness))
-            self._later(step_s * self.slowness, self._end_step)
-
-    def _end_step(self) -> None:
-        if self.hangs:
-            return
-        self._stepping = False
-        self._steps += 1
-        if not self._poison or not any(row.key in self._poison for row in self._rows):
-            self._send(*(self._failed_step() if self.fails_step else self._step()))
-            self._leave_when_idle()
-            self._begin_step()
-        else:
-            self.kill()
-
-    def _step(self) -> list[Event]:
-        now = self._loop.time()
-        deltas, started, ends = [], [], []
-        for row in self._rows:
-            deltas.append(Delta(row.stream, (token_at(row.key, row.position),), TEXT))
-            row.position += 1
-            if not row.first_at:
-                row.first_at = now
-                started.append(StartedStream(row.stream, prompt_tokens=row.prompt))
-            if row.position >= row.most:
-                ends.append(row)
-        self.tokens += len(deltas)
-        for row in ends:
-            self._rows.remove(row)
-        step = Step(tuple(deltas), self._gauges(), tuple(started))
-        return [step, *(Finished(row.stream, "length", self._usage(row)) for row in ends)]
-
-    def _failed_step(self) -> list[Event]:
-        self.fails_step = False
-        self._steps_failed += 1
-        rows, self._rows = self._rows, []
-        failed = [Failed(row.stream, ErrorCode.STEP, "the step failed") for row in rows]
-        return [Heartbeat(self._gauges()), *failed]
-
-    def _usage(self, row: _VirtualRow) -> Usage:
-        queue_s, prefill_s = row.slot_at - row.received_at, row.first_at - row.slot_at
-        times = (int(1000 * seconds) for seconds in (queue_s, prefill_s, self._loop.time() - row.first_at))
-        return Usage(row.prompt, row.position, *times)
-
-    def _gauges(self) -> Gauges:
-        return Gauges(
-            slots_active=len(self._rows),
-            queue_depth=len(self._waiting),
-            steps=self._steps,
-            steps_failed=self._steps_failed,
-            slowest_step_ms=self._slowest_ms,
-            reached=self._reached,
-        )
+    def _flush(self) -> None:
+        for end in list(self._ends.values()):
+            end.flush()
+            if end.leaves and self._is_current(end) and not self._shared.live(end.gateway):
+                self._say_goodbye(end)

@@ -1,6 +1,6 @@
 """Admission of remote workers: checks the name and the model of a join request. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from actors.supervision.hello_check import implausible
@@ -32,8 +32,10 @@ def objection(members: Mapping[str, Member], name: str, hello: Hello, catalog: M
         return _wrong(
             f"{name} served {known.model!r} before, not {hello.model!r}: give each model's worker a key of its own"
         )
-    others = {other.model_digest for _, other in _others(members, name, hello.model)}
-    if others and hello.model_digest not in others:
+    if all(other.model_digest != hello.model_digest for _, other in _others(members, name, hello.model)):
+        others = {other.model_digest for _, other in _others(members, name, hello.model)}
+        if not others:
+            return None
         return _wrong(
             f"its checkpoint of {hello.model!r} (digest {hello.model_digest or 'none'}) is not the one that is "
             f"served here (digest {', '.join(sorted(others)) or 'none'})"
@@ -50,9 +52,10 @@ def differs(members: Mapping[str, Member], name: str, hello: Hello) -> str | Non
     return None
 
 
-def _others(members: Mapping[str, Member], name: str, model: str) -> list[tuple[str, Hello]]:
-    found = ((each.name, each.status.hello) for each in members.values() if each.name != name and each.model == model)
-    return [(name, hello) for name, hello in found if hello is not None]
+def _others(members: Mapping[str, Member], name: str, model: str) -> Iterator[tuple[str, Hello]]:
+    for each in members.values():
+        if each.name != name and each.model == model and (hello := each.status.hello) is not None:
+            yield each.name, hello
 
 
 def _wrong(why: str) -> Objection:

@@ -20,12 +20,18 @@ COUNTED = (
 
 
 class Counters:
-    """Sums up one worker's `Gauges`. Stale or repeated reports change nothing."""
+    """Sums up one worker's `Gauges`. Stale or repeated reports change nothing.
+
+    There is a report with every step, and somebody looks once in a while: a report is only kept until then.
+    """
 
     def __init__(self) -> None:
         self._incarnation = -1
+        self._latest = Gauges()
+        """The report of this incarnation with the most steps."""
         self._before = dict.fromkeys(COUNTED, 0)
         self._now = dict.fromkeys(COUNTED, 0)
+        """The counts of this incarnation that somebody has seen."""
 
     def add(self, incarnation: int, gauges: Gauges) -> None:
         """Add a report of an incarnation."""
@@ -33,12 +39,15 @@ class Counters:
             return
         if incarnation > self._incarnation:
             for name in COUNTED:
-                self._before[name] += self._now[name]
+                self._before[name] = self.total(name)
             self._now = dict.fromkeys(COUNTED, 0)
             self._incarnation = incarnation
-        for name in COUNTED:
-            self._now[name] = max(self._now[name], getattr(gauges, name))
+            self._latest = gauges
+        elif gauges.steps >= self._latest.steps:
+            self._latest = gauges
 
     def total(self, name: str) -> int:
         """The count over all incarnations."""
+        latest: int = getattr(self._latest, name)
+        self._now[name] = max(self._now[name], latest)
         return self._before[name] + self._now[name]

@@ -1,6 +1,7 @@
 """Asks workers for the tokens or the text of prompts, and receives their answers."""
 
 import asyncio
+import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Container
@@ -26,6 +27,8 @@ ATTEMPTS = 2
 """Workers that are asked at most. A prompt that crashes tokenizers must not crash all of them."""
 MAX_PENDING = 8
 """Queries that one worker has at once; a further one is refused."""
+LOOKED_AT = 64
+"""Workers that are compared for a query, however many there are."""
 _AGAIN = frozenset({ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
 """Refusals after which another worker may answer."""
 
@@ -52,6 +55,8 @@ class PromptQueries:
         self._error = error
         self._wait_s = wait_s
         self._pending: dict[int, _Pending] = {}
+        self._counts: Counter[str] = Counter()
+        """Those of each worker."""
         self._waiting: Counter[str] = Counter()
         """Queries that wait for a model to be loaded."""
         self._news = anyio.Event()
@@ -74,7 +79,7 @@ class PromptQueries:
                     refusal = self._error(answer.code, answer.text)
                 else:
                     return _checked(answer, query)
-            if not asked and any(handle.ready for handle in self._pool.of(query.model)):
+            if not asked and self._pool.has_ready(query.model):
                 text = f"the workers of model {query.model!r} have all the queries they can hold"
                 refusal = self._error(ErrorCode.OVERLOADED, text)
             raise refusal
@@ -82,14 +87,14 @@ class PromptQueries:
 
     def answered(self, event: Tokenized) -> None:
         """A worker has answered. Nobody waits for it any more, maybe."""
-        pending = self._pending.pop(event.query, None)
-        if pending is not None:
+        if event.query in self._pending:
+            pending = self._take(event.query)
             _settle(pending, event)
             self._note_end(pending)
 
     def activity(self, model: str, workers: Container[str]) -> Activity:
         """Count the queries of a model: those that these workers have, and those that wait for it to be loaded."""
-        live = sum(self._count(handle.name) for handle in self._pool.of(model) if handle.name in workers)
+        live = sum(self._counts[handle.name] for handle in self._pool.of(model) if handle.name in workers)
         return Activity(live, self._waiting[model])
 
     def model_changed(self) -> None:
@@ -120,12 +125,19 @@ class PromptQueries:
         """A worker was lost, and all that it had."""
         for number, pending in [*self._pending.items()]:
             if pending.worker == worker:
-                del self._pending[number]
-                _settle(pending, None)
+                _settle(self._take(number), None)
 
     def _expire(self, number: int) -> None:
         """The worker has not answered within `QUERY_S`, and does not count as having the query any more."""
-        self._note_end(self._pending.pop(number))
+        self._note_end(self._take(number))
+
+    def _take(self, number: int) -> _Pending:
+        """Remove a query from those that its worker has."""
+        pending = self._pending.pop(number)
+        self._counts[pending.worker] -= 1
+        if not self._counts[pending.worker]:
+            del self._counts[pending.worker]
+        return pending
 
     def _note_end(self, pending: _Pending) -> None:
         if (handle := self._pool.find(pending.worker)) is not None:
@@ -133,18 +145,13 @@ class PromptQueries:
         self._placement.stirred()
 
     def _candidate(self, model: str, asked: set[str]) -> WorkerHandle | None:
-        """The worker with the fewest queries and sequences; standbys too."""
-        now = self._loop.time()
-        counts = {handle: self._count(handle.name) for handle in self._pool.of(model)}
-        able = [
-            handle
-            for handle, count in counts.items()
-            if handle.ready and handle.name not in asked and count < MAX_PENDING
-        ]
-        return min(able, key=lambda handle: (handle.doubtful(now), counts[handle], len(handle.live)), default=None)
-
-    def _count(self, worker: str) -> int:
-        return sum(pending.worker == worker for pending in self._pending.values())
+        """The worker with the fewest queries and sequences, of some that may have another one and have the fewest
+        sequences; standbys too."""
+        now, counts = self._loop.time(), self._counts
+        by_load = self._pool.by_load(model)
+        able = (each for each in by_load if each.name not in asked and counts[each.name] < MAX_PENDING)
+        some = list(itertools.islice(able, LOOKED_AT))
+        return min(some, key=lambda each: (each.doubtful(now), counts[each.name], len(each.live)), default=None)
 
     async def _ask(self, handle: WorkerHandle, query: PromptQuery, request_id: str) -> Tokenized | None:
         number = secrets.randbelow(MAX_COUNT)
@@ -154,6 +161,7 @@ class PromptQueries:
             return None
         expiry = self._loop.call_later(QUERY_S, self._expire, number)
         pending = self._pending[number] = _Pending(handle.name, self._loop.create_future(), expiry)
+        self._counts[handle.name] += 1
         return await pending.answer
 
 

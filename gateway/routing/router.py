@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
+from random import Random
 
 import structlog
 from msgspec.structs import replace
@@ -71,16 +72,17 @@ class Router(Actor[WorkerNotice | Terminated]):
         settings: GatewaySettings,
         class_weight: Callable[[str], float] = lambda _: 1.0,
         class_of: Callable[[str], PriorityClass] = lambda _: "normal",
+        chance: Random | None = None,
     ) -> None:
         """`class_weight` returns the weight of a client by its name, where the settings have none, and `class_of` its
-        priority class: see `ApiKeys`."""
+        priority class: see `ApiKeys`. `chance` makes the choice among shared workers repeatable."""
         self._class_of = class_of
         self._settings = settings
         self._admitted = 0
         self._draining = False
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self.pool = WorkerPool(self._clock)
+        self.pool = WorkerPool(self._clock, chance)
         self.rejections = Rejections()
         """Rejections by the links to the workers."""
         self.bodies = BodyBudget(settings.max_total_body_bytes, settings.retry_after_s)

@@ -69,6 +69,8 @@ class WorkerHandle:
         """See `Gauges.reached`."""
         self.others = 0
         """Sequences of other gateways; see `note_others`."""
+        self.shared = False
+        """It serves other gateways, too."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
         self.prefix_digests: Callable[[], int] = lambda: 0
@@ -125,6 +127,7 @@ class WorkerHandle:
     def close(self) -> None:
         """This incarnation gets no more requests."""
         self._closed = self.incarnation
+        self.on_change(self)
 
     def full(self, now: float) -> bool:
         """It refused something lately, and nothing has ended on it since."""
@@ -238,7 +241,7 @@ class WorkerHandle:
             self.on_change(self)
 
     def _take_hello(self, hello: Hello) -> None:
-        self.slots = hello.slots
+        self.slots, self.shared = hello.slots, hello.gateways > 1
         backend = hello.backend if hello.backend in BACKENDS else OTHER_BACKEND
         if backend != self._backend:
             self._backend = backend

@@ -1,6 +1,7 @@
 """The workers of all models, and which of them are active or on standby. Owned by the router; synchronous."""
 
 from collections.abc import Callable, Hashable, Iterator
+from random import Random
 
 import structlog
 
@@ -14,6 +15,10 @@ from protocol.commands import Stop
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Finished
 
+CHECK_ROLES_S = 0.1
+"""Time after which requests let the usefulness of all workers be compared again: what only time changes needs seconds,
+and the other changes are noticed at once."""
+
 _log = structlog.get_logger("gateway.routing.worker_pool")
 
 
@@ -24,8 +29,10 @@ class WorkerPool:
     worker that cannot serve and a standby that can swap roles. So a restarted worker becomes the next standby.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], chance: Random | None = None) -> None:
+        """`chance`: see `LoadOrder`."""
         self._clock = clock
+        self._chance = chance
         self._handles: dict[str, WorkerHandle] = {}
         self._orders: dict[str, LoadOrder] = {}
         """Those of each model."""
@@ -46,7 +53,7 @@ class WorkerPool:
         if handle.name in self._handles:
             raise ValueError(f"there is a worker {handle.name!r} already")
         self._handles[handle.name] = handle
-        order = self._orders.setdefault(handle.model, LoadOrder())
+        order = self._orders.setdefault(handle.model, LoadOrder(self._chance))
         order.add(handle)
         handle.on_change = order.update
 
@@ -83,9 +90,19 @@ class WorkerPool:
     def context(self, model: str) -> int | None:
         """The tokens that a prompt and its answer may have together; None while neither a worker of the model nor the
         catalog has it."""
-        hellos = [handle.status.hello for handle in self.of(model)]
-        known = [hello.context for hello in hellos if hello is not None]
-        return max(known) if known else self.catalog.context(model)
+        order = self._orders.get(model)
+        known = None if order is None else order.context
+        return self.catalog.context(model) if known is None else known
+
+    def room(self, model: str) -> int | None:
+        """The sequences that the worker with the most room may have; None while the workers are unknown."""
+        order = self._orders.get(model)
+        return None if order is None else order.room
+
+    def by_load(self, model: str) -> Iterator[WorkerHandle]:
+        """The workers that are ready: active ones, the least loaded first, then standbys."""
+        order = self._orders.get(model)
+        return iter(()) if order is None else order.by_load()
 
     def context_terms(self, model: str) -> tuple[int | None, str | None]:
         """Return the context that the model itself declares, and by what that of the worker with the most is bounded;
@@ -105,9 +122,12 @@ class WorkerPool:
         """The workers that may get a request of this model now, or only those `with_room` for a sequence. First those
         with a free slot and no suspect, then others with a free slot, then the rest; the least loaded of each first,
         and those that may be lost soon last of all. To be read until a sequence is placed."""
-        self.promote(model)
-        order = self._orders.get(model)
-        return iter(()) if order is None else order.candidates(self._clock(), with_room=with_room)
+        order, now = self._orders.get(model), self._clock()
+        if order is None:
+            return iter(())
+        if now - order.checked_at >= CHECK_ROLES_S:
+            self.promote(model)
+        return order.candidates(now, with_room=with_room)
 
     def preference(self, handle: WorkerHandle) -> tuple[bool, Rank]:
         """Return what comes before the load of a candidate; the smaller, the better."""
@@ -123,7 +143,7 @@ class WorkerPool:
         order = self._orders.get(model)
         if order is None or not order.standbys:
             return
-        now = self._clock()
+        now = order.checked_at = self._clock()
         use = {handle: handle.usefulness(now) for handle in order}
         standbys = sorted((handle for handle in use if handle.role is Role.STANDBY), key=use.__getitem__, reverse=True)
         for handle in sorted((handle for handle in use if handle.role is Role.ACTIVE), key=use.__getitem__):

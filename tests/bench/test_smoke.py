@@ -176,11 +176,16 @@ OUTPUT: dict[str, list[str]] = {
     "bench/scale_out/ray_node_loss.py": [
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
     ],
-    "bench/scale.py": [rf"^\| {workers} +\|( +{P} \|){{4}}( +{N} \|){{3}} +{N} % \|$" for workers in (1, 16)]
+    "bench/scale.py": [
+        rf"^\| {workers} +\|( +{P} \|){{4}} +0.0 \|( +{N} \|){{3}} +{N} % \|$"
+        for workers in ("1", "16", "1, 8 MiB read")
+    ]
     + [
         rf"^\| 1 +\|( +{P} \|){{5}} +{N} % \|$",
         rf"^\| 16 +\| +{P} \| +{P} \|( +{N} \|){{2}} +{P} \| +{P} \| +0 \| +0 \|$",
-        rf"^\| 2 +\| +8 \| +{P} \| +{N} % \| +{P} \|$",
+        rf"^memory: {P} KB for each worker, {P} KB for each live stream; the process grew by {N} MB with 16 idle",
+        *(rf"^\| 2 +\| +{each} \| +{P} \| +{N} % \|( +{P} \|){{2}} +{N} % \|$" for each in ("8", "16, shared")),
+        rf"^\| 2 +\| +16, shared \|( +{P} \|){{3}} +0 \| +0 \|$",
         r"^every fault and an upgrade, seed 0: .* intact$",
         rf"^one core is full at {P} workers .* by routing alone, at {P} with all the rest$",
     ],

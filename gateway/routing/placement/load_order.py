@@ -1,8 +1,10 @@
 """The workers of one model in the order in which they get requests, kept as their load changes."""
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from enum import IntEnum
+from random import Random
 
 from gateway.routing.worker_handle import Role, WorkerHandle
 
@@ -36,9 +38,15 @@ class LoadOrder:
     few of them, however many there are.
 
     What only time changes (a worker that falls silent, a circuit that closes) is checked when a worker is looked at.
+
+    What other gateways have on a worker is known later. They would all choose the one that had least a while ago. So of
+    workers that other gateways share, two random ones of the best rank come first, the less loaded one of them in front
+    (Mitzenmacher, "How useful is old information?", 2000).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Random | None = None) -> None:
+        """`chance` chooses among workers that other gateways share."""
+        self._chance = chance or Random()
         self.live = 0
         """Sequences on all workers."""
         self._live: dict[WorkerHandle, int] = {}
@@ -51,6 +59,14 @@ class LoadOrder:
         """Those on standby."""
         self._ready: dict[WorkerHandle, None] = {}
         """At least those that are ready, whatever their role."""
+        self._contexts: dict[WorkerHandle, int] = {}
+        """Those that workers have reported."""
+        self._rooms: dict[WorkerHandle, int] = {}
+        """The room of each worker whose slots are known."""
+        self._context: int | None = None
+        self._room: int | None = None
+        self.checked_at = -math.inf
+        """The time at which the roles were checked; before all times after a change of what is ready."""
         self._keys: list[Key] = []
         self._key_of: dict[WorkerHandle, Key] = {}
         """The key of each worker that takes requests, as far as its notices tell."""
@@ -75,6 +91,7 @@ class LoadOrder:
         self.live -= self._live.pop(handle)
         for known in (self.standbys, self._ready):
             known.pop(handle, None)
+        self._note_size(handle, None, 0)
         del self._handles[self._numbers.pop(handle)]
 
     def update(self, handle: WorkerHandle) -> None:
@@ -89,12 +106,44 @@ class LoadOrder:
             self.standbys.pop(handle, None)
         else:
             self.standbys[handle] = None
+        hello = handle.status.hello
+        self._note_size(handle, None if hello is None else hello.context, handle.room if handle.slots else 0)
         key = self._key(handle) if active and ready else None
+        if (key is None) != (handle not in self._key_of) or (ready and not active):
+            self.checked_at = -math.inf
         if key != self._key_of.get(handle):
             self._drop(handle)
             if key is not None:
                 self._key_of[handle] = key
                 insort(self._keys, key)
+
+    @property
+    def context(self) -> int | None:
+        """The context of the worker with the most; None while unknown."""
+        if self._context is None:
+            self._context = max(self._contexts.values(), default=None)
+        return self._context
+
+    @property
+    def room(self) -> int | None:
+        """The sequences that the worker with the most room may have; None while unknown."""
+        if self._room is None:
+            self._room = max(self._rooms.values(), default=None)
+        return self._room
+
+    def _note_size(self, handle: WorkerHandle, context: int | None, room: int) -> None:
+        if context != self._contexts.get(handle):
+            self._context = None
+            if context is None:
+                del self._contexts[handle]
+            else:
+                self._contexts[handle] = context
+        if room != self._rooms.get(handle, 0):
+            self._room = None
+            if room:
+                self._rooms[handle] = room
+            else:
+                del self._rooms[handle]
 
     def has_ready(self) -> bool:
         """A worker is ready, active or on standby."""
@@ -104,6 +153,11 @@ class LoadOrder:
                 return True
             del self._ready[handle]  # a notice lets it return
         return False
+
+    def by_load(self) -> Iterator[WorkerHandle]:
+        """The workers that are ready: active ones, the least loaded first, then standbys."""
+        yield from self._sorted()
+        yield from [handle for handle in self.standbys if handle.ready]
 
     def candidates(self, now: float, *, with_room: bool) -> Iterator[WorkerHandle]:
         """The workers that may get a request now, or only those `with_room` for a sequence: the best first, and those
@@ -121,16 +175,28 @@ class LoadOrder:
         yield from doubtful
 
     def _sorted(self) -> Iterator[WorkerHandle]:
+        first = self._two()
+        for handle in first:
+            if handle.ready:
+                yield handle
         place = 0
         while place < len(self._keys):
             key = self._keys[place]
             handle = self._handles[key[2]]
-            if handle.ready:
-                yield handle
-            else:  # a notice lets it return
+            if not handle.ready:  # a notice lets it return
                 self._drop(handle)
+            elif handle not in first:
+                yield handle
             # The order may have changed since.
             place = bisect_right(self._keys, key)
+
+    def _two(self) -> list[WorkerHandle]:
+        """Two random workers of the best rank, if other gateways share them."""
+        if not self._keys or not self._handles[self._keys[0][2]].shared:
+            return []
+        best = bisect_left(self._keys, (self._keys[0][0] + 1,))
+        places = sorted(self._chance.sample(range(best), min(2, best)))
+        return [self._handles[self._keys[place][2]] for place in places]
 
     def _key(self, handle: WorkerHandle) -> Key:
         return rank(handle), handle.load, self._numbers[handle]

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -17,6 +17,7 @@ from gateway.routing.model_catalog import Activity
 from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
+from gateway.routing.placement.running_urgencies import RunningUrgencies
 from gateway.routing.placement.turn_budget import TurnBudget
 from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.routing.prefixes.prefix_routing import PrefixRouting
@@ -84,6 +85,8 @@ class Placement:
         self._sends = TurnBudget(SENT_AT_ONCE)
         self._urgencies: set[Urgency] = set()
         """All that any sequence has had so far. With a single one nothing is preempted."""
+        self._running: RunningUrgencies | None = None
+        """None while there is a single one."""
         self._late: deque[LiveSequence] = deque()
         """Those that have waited for too long, until they are looked at."""
         self.ends = TurnBudget(ENDED_AT_ONCE)
@@ -105,6 +108,9 @@ class Placement:
         has room or others wait already. They do not wait for sequences that they preempt on a worker. Returns why
         neither is possible, or None."""
         self._urgencies.add(sequences[0].terms.urgency)
+        if self._running is None and len(self._urgencies) > 1:
+            on_workers = (handle.live.values() for handle in self._pool)
+            self._running = RunningUrgencies(itertools.chain.from_iterable(on_workers))
         held = self._pool.catalog.held(model)
         if not held and not self.queue.count(model):
 
@@ -138,19 +144,20 @@ class Placement:
 
     def most(self, model: str) -> int | None:
         """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
-        rooms = [handle.room for handle in self._pool.of(model) if handle.slots]
-        return max(self._settings.max_waiting_streams, *rooms) if rooms else None
+        room = self._pool.room(model)
+        return None if room is None else max(self._settings.max_waiting_streams, room)
 
-    def _preempting(self, model: str, sequences: Sequence[LiveSequence]) -> list[WorkerHandle]:
-        """Return the workers on which the sequences of a new request would preempt others, unless equally urgent ones
+    def _preempting(self, model: str, sequences: Sequence[LiveSequence]) -> Iterator[WorkerHandle]:
+        """Yield the workers on which the sequences of a new request would preempt others, unless equally urgent ones
         wait already."""
-        if len(self._urgencies) < 2:
-            return []
+        if self._running is None or not any(self._running.below(sequences[0])):
+            return
         before = next(self.queue.turns(model).urgent_first(), None)
         if before is not None and before.terms.urgency.level <= sequences[0].terms.urgency.level:
-            return []
-        candidates = self._pool.candidates(model)
-        return [handle for handle in candidates if self._preempts(sequences[0], handle, len(sequences))]
+            return
+        for handle in self._pool.candidates(model):
+            if self._preempts(sequences[0], handle, len(sequences)):
+                yield handle
 
     def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
         """A worker without room would run `count` sequences like this one at once, in place of less urgent ones."""
@@ -186,13 +193,18 @@ class Placement:
 
     def abandon(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
         """Drop a sequence of a worker whose removal failed."""
-        self.routing.left(handle, sequence)
+        self._note_left(handle, sequence)
         handle.drop(sequence)
         self._note_idle()
 
     def _take_off(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
-        self.routing.left(handle, sequence)
+        self._note_left(handle, sequence)
         handle.remove(sequence)
+
+    def _note_left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
+        if self._running is not None:
+            self._running.remove(sequence)
+        self.routing.left(handle, sequence)
 
     def _note_idle(self) -> None:
         if not (self.queue or self._lost) and self._pool.idle:
@@ -204,6 +216,9 @@ class Placement:
             each.begun = True
         self.routing.lose(handle)
         sequences = handle.lose_all()
+        if self._running is not None:
+            for each in sequences:
+                self._running.remove(each)
         if not sequences:
             self.serve(handle.model)
             return
@@ -286,7 +301,7 @@ class Placement:
         other = None if self.queue.count(handle.model) else self._find_worker(sequence)
         if other is None:
             return False
-        self.routing.left(handle, sequence)
+        self._note_left(handle, sequence)
         handle.drop(sequence)
         if not self._send(other, [sequence]):
             sequence.worker = ""
@@ -310,7 +325,7 @@ class Placement:
                 self._give_up(sequence)
             return
         held = self._pool.catalog.held(model)
-        if len(self._urgencies) > 1 and not held and not self._serve_urgent(model):
+        if self._running is not None and not held and not self._serve_urgent(model, self._running):
             return
         kept = size = 0
         for sequence in self.queue.turns(model).in_turn():
@@ -333,22 +348,16 @@ class Placement:
                 return
             kept = 1
 
-    def _serve_urgent(self, model: str) -> bool:
+    def _serve_urgent(self, model: str, running: RunningUrgencies) -> bool:
         """Send those to workers that preempt others there. False if they are too many for this turn of the event
         loop."""
-        candidates = list(self._pool.candidates(model))
-        running = [other.terms for handle in candidates for other in handle.live.values()]
-        least = max((terms.urgency.level for terms in running), default=-1)
-        least_of: dict[str, Urgency] = {}
-        for terms in running:
-            least_of[terms.client] = max(terms.urgency, least_of.get(terms.client, terms.urgency))
         wait: set[int] = set()  # the levels that preempt nobody by their class
         for sequence in self.queue.turns(model).urgent_first():
-            client, urgency = sequence.terms.client, sequence.terms.urgency
-            own = least_of.get(client, urgency) > urgency
-            if not own and (urgency.level >= least or urgency.level in wait):
+            urgency = sequence.terms.urgency
+            other, own = running.below(sequence)
+            if not own and (not other or urgency.level in wait):
                 continue
-            for handle in candidates:
+            for handle in self._pool.candidates(model):
                 if not self._preempts(sequence, handle):
                     continue
                 if not self._sends.has_room(self.serve, model):
@@ -426,6 +435,8 @@ class Placement:
             first = not sequence.had_turn
             sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
             handle.place(sequence, submit)
+            if self._running is not None:
+                self._running.add(sequence)
             held = self.routing.placed(handle, sequence)
             if first:
                 self.charges.begin(sequence, held)

@@ -23,3 +23,13 @@ def test_incarnations_add_up() -> None:
     assert (counters.total("steps"), counters.total("steps_failed")) == (7, 1)
     counters.add(4, Gauges(steps=1))
     assert counters.total("steps") == 8
+
+
+def test_what_was_seen_never_falls() -> None:
+    counters = Counters()
+    counters.add(0, Gauges(steps=3, decode_tokens=9))
+    assert counters.total("decode_tokens") == 9
+    counters.add(0, Gauges(steps=3, decode_tokens=7))
+    assert counters.total("decode_tokens") == 9
+    counters.add(0, Gauges(steps=4, decode_tokens=10))
+    assert counters.total("decode_tokens") == 10

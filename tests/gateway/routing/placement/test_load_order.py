@@ -1,5 +1,7 @@
 """The order of the workers of a model, against a sort of all of them at each look."""
 
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -15,6 +17,8 @@ class StubHandle(WorkerHandle):
     ready = False
     room = 3
     tries_suspect = False
+    shared = False
+    status: Any = SimpleNamespace(hello=None)
 
     def __init__(self, name: str) -> None:
         self.name, self.role, self.slots, self.others = name, Role.ACTIVE, 2, 0
@@ -73,3 +77,30 @@ def test_any_story_keeps_the_order_that_a_sort_gives(story: list[tuple[str, int]
         assert order.has_ready() == any(each.ready for each in there)
         assert order.live == sum(len(each.live) for each in there)
         assert list(order) == there
+
+
+def test_two_random_workers_of_the_best_rank_come_first_if_other_gateways_share_them() -> None:
+    order, known = LoadOrder(Random(1)), [StubHandle(str(number)) for number in range(6)]
+    for handle, others in zip(known, (1, 0, 1, 0, 1, 5), strict=True):
+        handle.ready = handle.shared = True
+        handle.others = others
+        order.add(handle)
+    *best, full = known
+    pairs = set()
+    for _ in range(200):
+        candidates = list(order.candidates(0.0, with_room=False))
+        first, second, *rest = candidates
+        assert first.load <= second.load
+        assert rest == [each for each in sorted(known, key=lambda each: each.load) if each not in (first, second)]
+        pairs.add(frozenset([first, second]))
+    assert len(pairs) == 10, "each pair of the five with a free slot"
+    assert full not in frozenset[Any]().union(*pairs)
+    best[0].ready = False
+    assert set(order.candidates(0.0, with_room=False)) == set(known) - {best[0]}
+
+
+def test_a_single_shared_worker_is_the_candidate() -> None:
+    order, handle = LoadOrder(), StubHandle("0")
+    handle.ready = handle.shared = True
+    order.add(handle)
+    assert list(order.candidates(0.0, with_room=True)) == [handle]
