@@ -199,9 +199,8 @@ def _open_leases(settings: GatewaySettings, keys: ApiKeys) -> "LimitLeases | Non
     except ImportError as error:
         text = f"redis_url needs the package of Redis ({error}): pip install 'baton-serve[redis]'"
         raise SharingUnavailable(text) from error
-    name = secrets.token_hex(12)
     try:
-        return LimitLeases(RedisLeases(settings.redis_url, name), name, keys)
+        return LimitLeases(RedisLeases(settings.redis_url, secrets.token_hex(12)), keys)
     except ValueError as error:
         raise SharingUnavailable(f"redis_url: {error}") from error
 
