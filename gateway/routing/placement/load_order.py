@@ -6,8 +6,8 @@ from enum import IntEnum
 
 from gateway.routing.worker_handle import Role, WorkerHandle
 
-Key = tuple["Rank", int, tuple[int, int], int]
-"""The smaller, the better: rank, load, what prefixes say, and the order in which workers were added."""
+Key = tuple["Rank", tuple[int, int, int], int]
+"""The smaller, the better: rank; load, prefixes and last turn; and the order in which workers were added."""
 
 
 class Rank(IntEnum):
@@ -124,7 +124,7 @@ class LoadOrder:
         place = 0
         while place < len(self._keys):
             key = self._keys[place]
-            handle = self._handles[key[3]]
+            handle = self._handles[key[2]]
             if handle.ready:
                 yield handle
             else:  # a notice lets it return
@@ -133,7 +133,7 @@ class LoadOrder:
             place = bisect_right(self._keys, key)
 
     def _key(self, handle: WorkerHandle) -> Key:
-        return rank(handle), handle.load, handle.prefixes, self._numbers[handle]
+        return rank(handle), (handle.load, *handle.prefixes), self._numbers[handle]
 
     def _drop(self, handle: WorkerHandle) -> None:
         key = self._key_of.pop(handle, None)
