@@ -1,4 +1,5 @@
-"""Keeps the limits of API keys across gateways: each uses the shares that it has leases on."""
+"""Keeps the limits of API keys across gateways: each uses the shares that it has leases on. What clients were served is
+exchanged with them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from gateway.keys.account import Parts
 from gateway.keys.api_keys import ApiKeys
 from gateway.shared.limit_shares import Demand, wanted_share
 from gateway.shared.redis_leases import LEASE_S, Bid, Claim, LeasesUnreachable, RedisLeases
+from gateway.shared.shared_turns import SharedTurns
 
 PERIOD_S = 1.0
 """Time between two exchanges."""
@@ -21,8 +23,9 @@ class LimitLeases:
     """Renews the leases. No request waits for it: without Redis, the limits are this gateway's own once the leases have
     expired."""
 
-    def __init__(self, store: RedisLeases, keys: ApiKeys) -> None:
+    def __init__(self, store: RedisLeases, keys: ApiKeys, turns: SharedTurns) -> None:
         self._store = store
+        self._turns = turns
         self._keys = keys
         self._demand = Demand()
         self._others: list[Mapping[str, Claim]] = []
@@ -64,8 +67,9 @@ class LimitLeases:
         began = asyncio.get_running_loop().time()
         answers_before = self._answers
         try:
-            answer = await self._store.exchange(bids)
-        except LeasesUnreachable as error:
+            answer = await self._store.exchange(bids, self._turns.publish())
+            self._turns.read(answer.costs)
+        except (LeasesUnreachable, ValueError) as error:
             self._answers = False
             if answers_before is not False:
                 _log.warning("limits_not_shared", reason=str(error))

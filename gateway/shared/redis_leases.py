@@ -21,6 +21,8 @@ TIMEOUT_S = 0.5
 LEASE_S = 5.0
 """Time after which the claims of a gateway that does not renew them are gone."""
 FIELD = "baton:limits"
+COSTS = "baton:costs:"
+"""The beginning of the names of what each gateway publishes of its clients."""
 UNCLAIMED = "unclaimed"
 """The field of what is left of unclaimed shares."""
 
@@ -56,6 +58,7 @@ for index = 1, #fields, 2 do
     elseif name ~= own then
       table.insert(answer, name)
       table.insert(answer, text)
+      table.insert(answer, redis.call('GET', KEYS[2] .. name) or '')
     end
   end
 end
@@ -102,7 +105,12 @@ if next(left) then
 else
   redis.call('HDEL', KEYS[1], unclaimed_field)
 end
-if lease > 0 then redis.call('PEXPIRE', KEYS[1], lease) end
+if lease > 0 then
+  redis.call('PEXPIRE', KEYS[1], lease)
+  redis.call('SET', KEYS[2] .. own, ARGV[5], 'PX', lease)
+else
+  redis.call('DEL', KEYS[2] .. own)
+end
 table.insert(answer, cjson.encode(grants))
 return answer
 """
@@ -156,6 +164,8 @@ class Exchange(NamedTuple):
     own: Mapping[str, Grant]
     others: Mapping[str, Mapping[str, Claim]]
     """The claims of the other gateways, by their names."""
+    costs: Mapping[str, bytes]
+    """The costs of clients that the other gateways publish."""
 
 
 _CLAIMS = msgspec.json.Decoder(dict[str, Claim])
@@ -180,25 +190,26 @@ class RedisLeases:
         except (TypeError, RedisError) as error:
             raise ValueError(str(error)) from error
 
-    async def exchange(self, bids: Mapping[str, Bid]) -> Exchange:
-        """Renew the leases with these bids. Raises `LeasesUnreachable`."""
-        return await self._run(bids, int(LEASE_S * 1000))
+    async def exchange(self, bids: Mapping[str, Bid], costs: bytes = b"") -> Exchange:
+        """Renew the leases with these bids, and publish these costs of clients. Raises `LeasesUnreachable`."""
+        return await self._run(bids, int(LEASE_S * 1000), costs)
 
-    async def _run(self, bids: Mapping[str, Bid], lease_ms: int) -> Exchange:
+    async def _run(self, bids: Mapping[str, Bid], lease_ms: int, costs: bytes) -> Exchange:
         text = msgspec.json.encode(bids)
-        call = self._redis.eval(_EXCHANGE, 1, FIELD, self._gateway, str(lease_ms), text, UNCLAIMED)
+        call = self._redis.eval(_EXCHANGE, 2, FIELD, COSTS, self._gateway, str(lease_ms), text, UNCLAIMED, costs)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 *others, own = await cast(Awaitable[list[bytes]], call)
-            claims = {name.decode(): _CLAIMS.decode(each) for name, each in zip(others[::2], others[1::2], strict=True)}
-            return Exchange(_GRANTS.decode(own), claims)
+            names = [name.decode() for name in others[::3]]
+            claims = {name: _CLAIMS.decode(each) for name, each in zip(names, others[1::3], strict=True)}
+            return Exchange(_GRANTS.decode(own), claims, dict(zip(names, others[2::3], strict=True)))
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             raise LeasesUnreachable(f"{type(error).__name__}: {error}") from error
 
     async def leave(self, bids: Mapping[str, Bid]) -> None:
         """Give the leases back with what is left, if Redis answers, and close the connections."""
         try:
-            await self._run(bids, 0)
+            await self._run(bids, 0, b"")
         except LeasesUnreachable:
             pass  # they expire
         finally:
