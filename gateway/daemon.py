@@ -116,7 +116,7 @@ async def run_daemon(
             if folders := sweep():  # of gateways that were killed
                 _log.info("stale_sockets_removed", folders=folders)
             router = Router(settings, keys.weight, keys.priority_class)
-            leases = _open_leases(settings, keys)
+            leases = _open_leases(settings, keys, router)
             counts = Counter(each.model for each in workers)
             models = models or [ModelTerms(name=name) for name in counts]
             most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
@@ -189,21 +189,22 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
     return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
 
 
-def _open_leases(settings: GatewaySettings, keys: ApiKeys) -> "LimitLeases | None":
+def _open_leases(settings: GatewaySettings, keys: ApiKeys, router: Router) -> "LimitLeases | None":
     """Raises `SharingUnavailable` without the package of Redis, and for a URL that it does not take."""
     if not settings.redis_url:
         return None
     try:
         from gateway.shared.limit_leases import LimitLeases
         from gateway.shared.redis_leases import RedisLeases
+        from gateway.shared.shared_turns import SharedTurns
     except ImportError as error:
         text = f"redis_url needs the package of Redis ({error}): pip install 'baton-serve[redis]'"
         raise SharingUnavailable(text) from error
-    name = secrets.token_hex(12)
     try:
-        return LimitLeases(RedisLeases(settings.redis_url, name), name, keys)
+        store = RedisLeases(settings.redis_url, secrets.token_hex(12))
     except ValueError as error:
         raise SharingUnavailable(f"redis_url: {error}") from error
+    return LimitLeases(store, keys, SharedTurns(router.queue.take_served, router.queue.charge_elsewhere))
 
 
 def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listeners:

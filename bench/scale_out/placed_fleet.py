@@ -149,10 +149,12 @@ def _child(
     try:
         yield process
     finally:
-        if module == "bench.scale_out.ray_nodes":
-            process.communicate(timeout=ANSWER_S)
-        process.kill()
-        process.communicate()
+        try:
+            if module == "bench.scale_out.ray_nodes":
+                process.communicate(timeout=ANSWER_S)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 class ReadStream(Thread):

@@ -1,7 +1,8 @@
 """Accounts of API keys: what a key has used, and what its limits leave it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from gateway.errors import RefusalCode, RequestError
 from gateway.keys.allowance import ROUNDING, Allowance
@@ -13,14 +14,29 @@ BUSY_RETRY_S = 1
 """The `Retry-After` of a key with all its requests under way, whose ends nobody knows."""
 
 
-class KeyAccount:
-    """The account of one key. Synchronous, on one event loop; the clock is the loop's."""
+class Parts(NamedTuple):
+    """Parts of the limits per minute of a key, from 0 to 1."""
 
-    def __init__(self, limits: KeyLimits, clock: Callable[[], float]) -> None:
+    requests: float = 0.0
+    tokens: float = 0.0
+
+
+class KeyAccount:
+    """The account of one key. Synchronous, on one event loop; the clock is the loop's.
+
+    Where several gateways share the limits of a key, each has a share of the rates and of what is left. What one of
+    them gives up is what others gain, so that all together use no more than one gateway would.
+    """
+
+    def __init__(self, limits: KeyLimits, clock: Callable[[], float], share: float = 1.0) -> None:
+        """`share` is that of this gateway until it has a lease, from 0 to 1."""
         self._clock = clock
         self._requests: Allowance | None = None
         self._tokens: Allowance | None = None
-        self._share = 1.0
+        self._share = share
+        self._leased = False
+        self._new = True
+        """It has neither had a lease nor done without."""
         self._admitted = self._refused = self._prompt = self._completion = self._live = 0
         self.update(limits)
 
@@ -36,20 +52,71 @@ class KeyAccount:
         self._requests = _resized(self._requests, self._part(limits.requests_per_minute), now)
         self._tokens = _resized(self._tokens, self._part(limits.tokens_per_minute), now)
 
-    def use_share(self, share: float) -> None:
-        """Use this share of the limits from now on, from 0 to 1: other gateways use the rest. One request is possible
-        with any share."""
-        now, limits, self._share = self._clock(), self._limits, share
-        for allowance, limit in (
-            (self._requests, limits.requests_per_minute),
-            (self._tokens, limits.tokens_per_minute),
-        ):
-            part = self._part(limit)
-            if allowance is not None and part is not None:
-                allowance.scale(part, now)
+    @property
+    def share(self) -> float:
+        """The share of this gateway in the limits."""
+        return self._share
+
+    @property
+    def leased(self) -> bool:
+        """The share was granted, and what others have was taken into account."""
+        return self._leased
+
+    def lower_share(self, share: float) -> Parts:
+        """Use a share that is not larger from now on. Returns what others may use of the limits per minute instead."""
+        self._share = share
+        now, given = self._clock(), dict.fromkeys(Parts._fields, 0.0)
+        for kind, allowance, limit in self._limited():
+            given[kind] = allowance.lower(self._at_least_one(limit), now) / limit
+        return Parts(**given)
+
+    def raise_share(self, share: float, gained: Parts) -> None:
+        """Use a share that is not smaller from now on, and these parts of the limits per minute, which nobody has."""
+        self._share = share
+        now = self._clock()
+        for kind, allowance, limit in self._limited():
+            allowance.gain(self._at_least_one(limit), limit * getattr(gained, kind), now)
+
+    def used(self) -> Parts:
+        """Return what was used of the share before the first lease, as parts of the limits per minute."""
+        now, used = self._clock(), dict.fromkeys(Parts._fields, 0.0)
+        if self._new:
+            for kind, allowance, limit in self._limited():
+                used[kind] = (allowance.per_minute - allowance.left(now)) / limit
+        return Parts(**used)
+
+    def join(self, share: float, left: Parts) -> None:
+        """Use a share of the limits with others from now on. These parts of the limits per minute are left to it: they
+        are below 0 if more was `used` before. One request is possible with any share."""
+        self._share = share
+        now = self._clock()
+        for kind, allowance, limit in self._limited():
+            units, before = limit * getattr(left, kind), allowance.left(now)
+            if units >= 0:
+                units = max(units if self._new else min(units, before), min(1.0, before))
+            allowance.replace(self._at_least_one(limit), units)
+        self._leased, self._new = True, False
+
+    def leave(self) -> None:
+        """Use the whole limits from now on, as it is not known what others use."""
+        self._share, self._leased, self._new = 1.0, False, False
+        now = self._clock()
+        for _, allowance, limit in self._limited():
+            allowance.restore(limit, now)
+
+    def _limited(self) -> Iterator[tuple[str, Allowance, int]]:
+        """The limits per minute that the key has, by their names in `Parts`."""
+        limits = self._limits
+        if self._requests is not None and limits.requests_per_minute is not None:
+            yield "requests", self._requests, limits.requests_per_minute
+        if self._tokens is not None and limits.tokens_per_minute is not None:
+            yield "tokens", self._tokens, limits.tokens_per_minute
 
     def _part(self, limit: int | None) -> int | None:
-        return None if limit is None else max(1, math.floor(limit * self._share + ROUNDING))
+        return None if limit is None else self._at_least_one(limit)
+
+    def _at_least_one(self, limit: int) -> int:
+        return max(1, math.floor(limit * self._share + ROUNDING))
 
     @property
     def use(self) -> KeyUse:
@@ -62,10 +129,10 @@ class KeyAccount:
         most = self._part(limits.max_concurrent)
         if most is not None and self._live >= most:
             text = f"this API key may have {limits.max_concurrent} requests at once (max_concurrent)"
-            raise self._refusal(text, BUSY_RETRY_S)
+            raise self._refusal(text + self._of_which(most), BUSY_RETRY_S)
         if self._requests is not None and (wait_s := self._requests.wait_s(1, now)):
             text = f"this API key may send {limits.requests_per_minute} requests per minute (requests_per_minute)"
-            raise self._refusal(text, wait_s)
+            raise self._refusal(text + self._of_which(self._requests.per_minute), wait_s)
 
     def admit(self, tokens: int = 0) -> "Reservation":
         """Admit a request, and reserve the tokens that it may use, at most a minute's. Raises `RequestError` (429)."""
@@ -73,12 +140,12 @@ class KeyAccount:
         now = self._clock()
         reserved = 0
         if self._tokens is not None:
-            reserved = min(tokens, self._tokens.per_minute)
-            if wait_s := self._tokens.wait_s(reserved, now):
-                text = (
-                    f"this API key may use {self._tokens.per_minute} tokens per minute (tokens_per_minute), of which "
-                    f"{max(0, math.floor(self._tokens.left(now)))} are left, and the request may use {tokens}"
-                )
+            whole = self._limits.tokens_per_minute
+            reserved = min(tokens, whole or 0)
+            if wait_s := self._tokens.wait_s(min(reserved, self._tokens.per_minute), now):
+                left = max(0, math.floor(self._tokens.left(now)))
+                text = f"this API key may use {whole} tokens per minute (tokens_per_minute)"
+                text += f"{self._of_which(self._tokens.per_minute)}; {left} are left, and the request may use {tokens}"
                 raise self._refusal(text, wait_s)
             self._tokens.take(reserved, now)
         if self._requests is not None:
@@ -115,6 +182,10 @@ class KeyAccount:
             for kind, allowance in ((b"requests", self._requests), (b"tokens", self._tokens))
             if allowance is not None
         ]
+
+    def _of_which(self, part: int) -> str:
+        """Name the part of this gateway in a limit, if others have the rest."""
+        return f", of which this gateway has {part}" if self._share < 1.0 else ""
 
     def _refusal(self, text: str, wait_s: float) -> RequestError:
         self._refused += 1

@@ -34,10 +34,27 @@ class Allowance:
         missing = amount - self.left(now)
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
-    def scale(self, per_minute: int, now: float) -> None:
-        """Change the rate from now on, and what is left in proportion; a debt stays. So what moves from one gateway to
-        another is not there twice."""
-        self._left = min(self.left(now), 0.0) + max(self.left(now), 0.0) * per_minute / self.per_minute
+    def lower(self, per_minute: int, now: float) -> float:
+        """Lower the rate from now on, and what is left in proportion; a debt stays. Returns the units that are gone."""
+        left = self.left(now)
+        self._left = min(left, 0.0) + max(left, 0.0) * min(1.0, per_minute / self.per_minute)
+        self.per_minute = per_minute
+        return left - self._left
+
+    def gain(self, per_minute: int, units: float, now: float) -> None:
+        """Set a higher rate from now on, and add units, which others had before."""
+        self._left = min(float(per_minute), self.left(now) + units)
+        self.per_minute = per_minute
+
+    def replace(self, per_minute: int, units: float) -> None:
+        """Set another rate from now on, and what is left."""
+        self._left = min(float(per_minute), units)
+        self.per_minute = per_minute
+
+    def restore(self, per_minute: int, now: float) -> None:
+        """Set a higher rate from now on, and raise what is left in proportion; a debt stays."""
+        left = self.left(now)
+        self._left = min(left, 0.0) + max(left, 0.0) * per_minute / self.per_minute
         self.per_minute = per_minute
 
     def resize(self, per_minute: int, now: float) -> None:

@@ -60,6 +60,8 @@ class ApiKeys:
         self._secret = secrets.token_bytes(32)
         self._accounts: dict[str, KeyAccount] = {}
         """Those of clients, by name."""
+        self.share_of_new = 1.0
+        """The share of this gateway in the limits of a key that is added, until it has a lease; set by the leases."""
         self._clients, self._admins = self._made(self.read())
         if self._file is not None and not self._clients:
             raise ApiKeysInvalid(f"{self._file.path} has no key: `baton keys create NAME` adds one")
@@ -85,10 +87,10 @@ class ApiKeys:
         """The use of the keys of clients, by name. That of a removed key is forgotten."""
         return {name: account.use for name, account in self._accounts.items()}
 
-    def use_shares(self, shares: Mapping[str, float]) -> None:
-        """Use these shares of the limits of keys, by name, and the whole of others: see `KeyAccount.use_share`."""
-        for name, account in self._accounts.items():
-            account.use_share(shares.get(name, 1.0))
+    @property
+    def accounts(self) -> Mapping[str, KeyAccount]:
+        """The accounts of the keys of clients, by name."""
+        return self._accounts
 
     def weight(self, name: str) -> float:
         """The weight of a client's key, by its priority class; 1 for another name."""
@@ -142,7 +144,7 @@ class ApiKeys:
         # From here on nothing fails, so that the accounts change with the keys.
         before, self._accounts = self._accounts, {}
         for name, limits in clients.values():
-            account = before.get(name) or KeyAccount(limits, time.monotonic)
+            account = before.get(name) or KeyAccount(limits, time.monotonic, self.share_of_new)
             account.update(limits)
             self._accounts[name] = before[name] = account
         return (

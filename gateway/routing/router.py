@@ -40,6 +40,7 @@ from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.model_catalog import Activity
 from gateway.routing.model_description import ModelDescription, capabilities, describe
 from gateway.routing.placement.placement import Placement
+from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.routing.prompt_queries import PromptQueries
 from gateway.routing.request_group import TAKE_BYTES, RequestGroup
@@ -393,6 +394,11 @@ class Router(Actor[WorkerNotice | Terminated]):
     def drain_nowait(self) -> None:
         """Admit no further requests."""
         self._draining = True
+
+    @property
+    def queue(self) -> WaitQueue:
+        """The queue of requests, which keeps the shares of clients."""
+        return self._placement.queue
 
     @property
     def is_idle(self) -> bool:

@@ -75,6 +75,9 @@ class WorkerHandle:
         """Those that the worker had when it was ready last; None before."""
         self.prefix_digests: Callable[[], int] = lambda: 0
         """Counts the digests of prefixes that it holds. Set by `PrefixRouting`."""
+        self.prefixes = (0, 0)
+        """Prefixes that it holds, and the number of its last turn: of equally loaded workers the one with the fewest
+        gets a request, and of these the one that got one least recently. Set by `PrefixRouting`."""
         self.steps_failed = 0
         """Those of this incarnation, as of the notices so far: `status` may be of later frames of the same message."""
         self.last_used = 0.0

@@ -1,1 +1,2 @@
-"""State that several gateways share through Redis: leases on shares of the limits of API keys."""
+"""State that several gateways share through Redis: leases on shares of the limits of API keys, and what clients
+were served."""

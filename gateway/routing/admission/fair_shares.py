@@ -4,6 +4,9 @@ from collections.abc import Callable, Container
 
 OUTPUT_COST = 2.0
 """Cost of a generated token, in prompt tokens that had to be computed."""
+MOST_LEAD = 5.0
+"""Intervals whose costs at other gateways can raise a counter above the level. So a client that they serve no more does
+not wait for long."""
 MAX_IDLE = 1024
 """Clients without waiting requests whose counters are kept, before those that mean nothing any more are dropped: as
 many as a file of API keys has."""
@@ -26,6 +29,8 @@ class FairShares:
         self._waiting: dict[str, None] = {}
         self._last = ""
         """The client whose request was the last to come, or to leave, while no other client waited."""
+        self._served: dict[str, float] | None = None
+        """The costs since the last `take_served`, by client; None before the first."""
 
     def __contains__(self, client: str) -> bool:
         """The client waits, or its counter still means something."""
@@ -55,6 +60,21 @@ class FairShares:
         if counter is None:
             counter = self._level()
         self._counters[client] = counter + cost / self._weight(client)
+        served = self._served
+        if served is not None and (client in served or len(served) < MAX_IDLE):
+            served[client] = served.get(client, 0.0) + cost
+
+    def take_served(self) -> dict[str, float]:
+        """Return what clients were charged since the last call, `MAX_IDLE` of them at most."""
+        served, self._served = self._served, {}
+        return served or {}
+
+    def charge_elsewhere(self, client: str, cost: float) -> None:
+        """Charge a client that waits for what other gateways have served it in an interval. Nothing is charged to one
+        that does not wait: it takes nothing from anybody here."""
+        if client in self._waiting:
+            counter, raised = self._counters[client], cost / self._weight(client)
+            self._counters[client] = max(counter, min(counter + raised, self._level() + MOST_LEAD * raised))
 
     def next(self, without: Container[str] = ()) -> str | None:
         """Return the waiting client that has the next turn; of equal ones the one that waits for longer. None if no

@@ -8,8 +8,8 @@ from random import Random
 
 from gateway.routing.worker_handle import Role, WorkerHandle
 
-Key = tuple["Rank", int, int]
-"""The smaller, the better: rank, load, and the order in which workers were added."""
+Key = tuple["Rank", tuple[int, int, int], int]
+"""The smaller, the better: rank; load, prefixes and last turn; and the order in which workers were added."""
 
 
 class Rank(IntEnum):
@@ -199,7 +199,7 @@ class LoadOrder:
         return [self._handles[self._keys[place][2]] for place in places]
 
     def _key(self, handle: WorkerHandle) -> Key:
-        return rank(handle), handle.load, self._numbers[handle]
+        return rank(handle), (handle.load, *handle.prefixes), self._numbers[handle]
 
     def _drop(self, handle: WorkerHandle) -> None:
         key = self._key_of.pop(handle, None)

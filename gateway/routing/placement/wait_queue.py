@@ -69,6 +69,16 @@ class WaitQueue:
             turns = self._turns[model] = Turns(self._policy, self._weight, self._clock)
         return turns
 
+    def take_served(self) -> dict[str, dict[str, float]]:
+        """Return what clients were charged since the last call, by model."""
+        taken = {model: turns.shares.take_served() for model, turns in self._turns.items()}
+        return {model: served for model, served in taken.items() if served}
+
+    def charge_elsewhere(self, model: str, client: str, cost: float) -> None:
+        """Charge a client for what other gateways have served it: see `FairShares.charge_elsewhere`."""
+        if (turns := self._turns.get(model)) is not None:
+            turns.shares.charge_elsewhere(client, cost)
+
     def count(self, model: str) -> int:
         """The number of sequences that wait for a worker of this model."""
         turns = self._turns.get(model)

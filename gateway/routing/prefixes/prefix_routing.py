@@ -7,10 +7,9 @@ the expected tokens it really had, and how fast it computes.
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
 
 from gateway.metrics.metrics import Metrics
-from gateway.routing.prefixes.choice import WorkerOption, choose
+from gateway.routing.prefixes.choice import LEAST_TOKENS, WorkerOption, choose
 from gateway.routing.prefixes.index import PrefixIndex
 from gateway.routing.prefixes.pace import DecayedRatio, Pace
 from gateway.routing.prefixes.worker_load import MIN_MEASURED, Expected, WorkerLoad
@@ -25,8 +24,9 @@ PREFILL_RATE = 1000.0
 """Prompt tokens a second of a model of which nothing was measured yet."""
 ANSWER_TOKENS = 64.0
 """Tokens of an answer, likewise."""
-MAX_EQUAL = 16
-"""Equally loaded workers of which the one with the fewest prefixes is found."""
+LEAST_PROMISE = 2 * LEAST_TOKENS
+"""Expected cached tokens below which what a worker really had is not counted: it recomputes less than `LEAST_TOKENS`,
+and the tokens of bytes are estimated."""
 
 
 @dataclass(slots=True)
@@ -78,10 +78,12 @@ class PrefixRouting:
         handle.prefix_digests = lambda: state.index.digests(handle.name)
 
     def forget(self, handle: WorkerHandle) -> None:
-        """Remove a worker."""
-        self.lose(handle)
+        """Remove a worker. What was measured of its model is forgotten with the last one."""
         state = self._models[handle.model]
         del state.handles[handle.name], state.loads[handle.name]
+        state.index.clear(handle.name)
+        if not state.handles:
+            del self._models[handle.model]
 
     def order(
         self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
@@ -98,13 +100,12 @@ class PrefixRouting:
     def _by_prefix(
         self, handles: Iterator[WorkerHandle], sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
     ) -> Iterator[WorkerHandle]:
-        near, count = self._least_loaded(handles)
-        if not near:
+        # Of equally loaded ones it holds the fewest prefixes, which are evicted last if they are spread.
+        least = next(handles, None)
+        if least is None:
             return
-        model = near[0].model
+        chosen, model = least, least.model
         state = self._models[model]
-        # Of equally loaded ones that with the fewest prefixes, which are evicted last if they are spread.
-        chosen = least = min(near[:count], key=lambda each: state.index.holders(each.name))
         if promised := self._promised(model, sequence):
             promised[least.name] = self._share(least, sequence) * self._prompt_tokens(state, sequence)
             first = self._pool.preference(least)
@@ -115,22 +116,11 @@ class PrefixRouting:
                 if self._pool.admits(each) and may(each) and self._pool.preference(each) == first
             ]
             chosen = self._choose([least, *others], sequence, promised)
-        if chosen is not least:
-            self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
-        yield chosen
-        yield from (each for each in chain(near, handles) if each is not chosen)
-
-    def _least_loaded(self, handles: Iterator[WorkerHandle]) -> tuple[list[WorkerHandle], int]:
-        """Take the least loaded workers, and perhaps one that is not. Returns those taken, and how many are equal."""
-        taken: list[WorkerHandle] = []
-        first: tuple[object, int] | None = None
-        for each in islice(handles, MAX_EQUAL):
-            taken.append(each)
-            order = self._pool.preference(each), each.load
-            first = first or order
-            if order != first:
-                return taken, len(taken) - 1
-        return taken, len(taken)
+            if chosen is not least:
+                self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
+                yield chosen
+        yield least
+        yield from (each for each in handles if each is not chosen)
 
     def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
         """Choose between the least loaded worker, which is the first, and others that hold something."""
@@ -161,6 +151,8 @@ class PrefixRouting:
         """Estimate the tokens of a prompt that have to be computed, in those of its `terms`, if the worker gets it that
         holds most of it."""
         model, estimated = sequence.request.model, sequence.terms.prompt_tokens
+        if model not in self._models:  # its workers were removed
+            return float(estimated)
         held = max(self._shares(model, sequence).values(), default=0.0)
         return estimated * (1.0 - held * self._models[model].trust.value(1.0)) if held else float(estimated)
 
@@ -189,6 +181,7 @@ class PrefixRouting:
         )
         if self._chooses(handle.model):
             state.index.hold(handle.name, _sequence(number), sequence.prefix.digests(sequence.submit))
+        self._note_prefixes(handle)
         return share * trust
 
     def left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
@@ -196,12 +189,14 @@ class PrefixRouting:
         state, number = self._models[handle.model], sequence.submit.stream
         state.loads[handle.name].take(number)
         state.index.drop(handle.name, _sequence(number))
+        self._note_prefixes(handle)
 
     def lose(self, handle: WorkerHandle) -> None:
         """Note that a worker holds nothing any more, as its process has ended."""
         state = self._models[handle.model]
         state.loads[handle.name].clear()
         state.index.clear(handle.name)
+        self._note_prefixes(handle)
 
     def report(self, handle: WorkerHandle, prefixes: Iterable[HeldPrefix]) -> None:
         """Take a worker's report of what ended sequences have left."""
@@ -209,6 +204,7 @@ class PrefixRouting:
             index = self._models[handle.model].index
             for each in prefixes:
                 index.hold(handle.name, ("slot", each.holder), each.digests)
+            self._note_prefixes(handle)
 
     def started(self, handle: WorkerHandle, event: StartedStream) -> None:
         """Learn from the first token of a sequence."""
@@ -223,8 +219,9 @@ class PrefixRouting:
                 pace.prefill.add(computed, seconds)
         if expected.estimated:
             state.scale.add(max(0, event.prompt_tokens - expected.resumed), expected.estimated)
-        if expected.promised:
-            state.trust.add(min(event.cached_tokens, expected.promised), expected.promised)
+        if expected.promised >= LEAST_PROMISE:
+            short = expected.promised - event.cached_tokens
+            state.trust.add(expected.promised if short < LEAST_TOKENS else event.cached_tokens, expected.promised)
         saved = min(event.cached_tokens, expected.promised) - expected.promised_elsewhere
         if saved > 0:
             self._metrics.prefix_tokens_routed(handle.model).inc(saved)
@@ -237,6 +234,13 @@ class PrefixRouting:
             pace.turn.add((usage.prefill_ms + usage.decode_ms) / 1000, 1)
             if usage.completion_tokens > 1 and not sequence.replays:
                 pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
+
+    def _note_prefixes(self, handle: WorkerHandle) -> None:
+        """Move a worker among equally loaded ones."""
+        if self._routing == "prefix":
+            state = self._models[handle.model]
+            handle.prefixes = state.index.holders(handle.name), state.loads[handle.name].last_turn
+            handle.on_change(handle)
 
     def _chooses(self, model: str) -> bool:
         """Digests are needed: there is something to choose."""

@@ -17,6 +17,7 @@ from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Logprobs
 from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
+from workers.engine.runner import Runner
 from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.output_processor import EngineOutput, OutputProcessor
@@ -36,7 +37,7 @@ class EngineWorker(FakeWorker):
         *,
         slots: int = 4,
         queue: int = 64,
-        runner: Callable[[], ScriptedRunner] | None = None,
+        runner: Callable[[], Runner] | None = None,
         formats: ChosenFormats = NO_FORMATS,
         tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer,
         clock: Callable[[], float] = time.monotonic,

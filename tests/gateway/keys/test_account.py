@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.errors import RequestError
-from gateway.keys.account import BUSY_RETRY_S, KeyAccount
+from gateway.keys.account import BUSY_RETRY_S, KeyAccount, Parts
 from gateway.keys.allowance import Allowance
 from gateway.keys.limit_state import LimitState
 from gateway.keys.record import KeyLimits
@@ -31,6 +31,16 @@ def retry_after(account: KeyAccount, tokens: int = 0) -> int:
     assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
     assert refused.value.retry_after_s is not None
     return refused.value.retry_after_s
+
+
+def refusal_of(account: KeyAccount, tokens: int) -> str:
+    """Admit requests until one is refused. Returns the text."""
+    try:
+        for _ in range(10):
+            account.admit(tokens)
+    except RequestError as refusal:
+        return refusal.text
+    raise AssertionError("nothing was refused")
 
 
 def test_an_allowance_refills_evenly_up_to_a_minute() -> None:
@@ -158,20 +168,26 @@ def test_the_state_of_limits_is_what_is_left_of_them(clock: Clock) -> None:
     assert KeyAccount(KeyLimits(max_concurrent=1), clock).states() == []
 
 
-def test_a_share_scales_what_is_left_and_moves_nothing_that_was_used(clock: Clock) -> None:
+def states(account: KeyAccount) -> list[tuple[int, int]]:
+    return [(state.per_minute, state.left) for state in account.states()]
+
+
+def test_what_a_share_loses_is_what_another_may_gain(clock: Clock) -> None:
     limits = KeyLimits(requests_per_minute=10, tokens_per_minute=100, max_concurrent=4)
     account = KeyAccount(limits, clock)
     account.admit(60).settle(60)
-    account.use_share(0.5)
-    assert [(state.per_minute, state.left) for state in account.states()] == [(5, 4), (50, 20)]
-    account.use_share(1.0)
-    assert [(state.per_minute, state.left) for state in account.states()] == [(10, 9), (100, 40)]
-    account.use_share(0.0)
-    assert [state.per_minute for state in account.states()] == [1, 1], "one request is always possible"
-    account.use_share(0.5)
+    assert account.lower_share(0.5) == pytest.approx((0.45, 0.2))
+    assert states(account) == [(5, 4), (50, 20)]
+    account.raise_share(1.0, Parts(0.1, 0.3))
+    assert states(account) == [(10, 5), (100, 50)]
+    account.raise_share(1.0, Parts(1.0, 1.0))
+    assert states(account) == [(10, 10), (100, 100)], "no more than the limits"
+    account.lower_share(0.0)
+    assert states(account) == [(1, 1), (1, 1)], "one request is always possible"
+    account.raise_share(0.5, Parts())
     account.update(replace(limits, requests_per_minute=20))
     assert [state.per_minute for state in account.states()] == [10, 50]
-    account.use_share(0.25)
+    account.lower_share(0.25)
     clock.now += 60
     account.admit()
     assert retry_after(account) == BUSY_RETRY_S
@@ -180,6 +196,68 @@ def test_a_share_scales_what_is_left_and_moves_nothing_that_was_used(clock: Cloc
 def test_a_share_leaves_a_debt_as_it_is(clock: Clock) -> None:
     account = KeyAccount(KeyLimits(tokens_per_minute=60), clock)
     account.admit(60).settle(90)
-    account.use_share(0.5)
+    assert account.lower_share(0.5) == (0.0, 0.0)
     assert account.states()[0].per_minute == 30
     assert retry_after(account, 30) == 120, "a debt of 30 and a reservation of 30, at 30 per minute"
+
+
+def test_a_request_that_is_larger_than_the_share_makes_a_debt_of_the_rest_at_once(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(tokens_per_minute=60), clock, share=0.5)
+    admitted = account.admit(5000)
+    clock.now += 60
+    assert retry_after(account, 1) == 2, "of 60 tokens, 30 had come back"
+    admitted.settle(10, 10)
+    account.admit(30)
+
+
+def test_an_account_joins_with_what_it_has_used(clock: Clock) -> None:
+    limits = KeyLimits(requests_per_minute=10, tokens_per_minute=100)
+    account = KeyAccount(limits, clock, share=0.5)
+    assert states(account) == [(5, 5), (50, 50)]
+    assert (account.share, account.leased) == (0.5, False)
+    account.admit(20).settle(20)
+    assert account.used() == pytest.approx((0.1, 0.2))
+    account.join(0.8, Parts(0.7, 0.6))
+    assert account.leased
+    assert states(account) == [(8, 7), (80, 60)]
+    account.join(0.9, Parts(0.9, 0.3))
+    assert states(account) == [(9, 7), (90, 30)], "a lease that was lost gives nothing back"
+    account.join(0.0, Parts())
+    assert states(account) == [(1, 1), (1, 1)], "one request is always possible"
+
+
+def test_an_account_that_used_more_than_there_was_joins_with_a_debt(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(tokens_per_minute=60), clock, share=0.5)
+    account.admit(30).settle(30)
+    account.join(0.0, Parts(0.0, -0.5))
+    account.raise_share(0.5, Parts(0.0, 0.5))
+    assert states(account) == [(30, 0)]
+    assert retry_after(account, 1) == 2
+
+
+def test_without_leases_an_account_has_its_own_limits(clock: Clock) -> None:
+    account = KeyAccount(KeyLimits(requests_per_minute=10, tokens_per_minute=100), clock)
+    account.join(0.5, Parts(0.5, 0.25))
+    account.leave()
+    assert states(account) == [(10, 10), (100, 50)]
+    assert (account.share, account.leased) == (1.0, False)
+    assert account.used() == (0.0, 0.0), "what was used then is no use of a share"
+
+
+@pytest.mark.parametrize(
+    ("limits", "text", "share"),
+    [
+        (KeyLimits(max_concurrent=4), "may have 4 requests at once (max_concurrent)", 2),
+        (KeyLimits(requests_per_minute=4), "may send 4 requests per minute (requests_per_minute)", 2),
+        (KeyLimits(tokens_per_minute=100), "may use 100 tokens per minute (tokens_per_minute)", 50),
+    ],
+    ids=["at once", "requests", "tokens"],
+)
+def test_a_refusal_names_the_limit_and_the_share_of_this_gateway(
+    clock: Clock, limits: KeyLimits, text: str, share: int
+) -> None:
+    left = "; 10 are left, and the request may use 80" if limits.tokens_per_minute else ""
+    for part, of_which in ((1.0, ""), (0.5, f", of which this gateway has {share}")):
+        account = KeyAccount(limits, clock, part)
+        account.admit(int(100 * part) - 10)
+        assert refusal_of(account, 80) == f"this API key {text}{of_which}{left}"

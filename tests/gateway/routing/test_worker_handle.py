@@ -112,7 +112,7 @@ async def test_a_worker_without_a_suspect_is_preferred() -> None:
     world["a"].die()
     assert suspect.worker == "b", "which now tries it"
     world["a"].come_back()
-    assert [world.open().worker for _ in range(4)] == ["a", "c", "a", "c"]
+    assert [world.open().worker for _ in range(4)] == ["c", "a", "c", "a"]
     assert [handle(world, name).tries_suspect for name in "abc"] == [False, True, False]
 
 

@@ -22,10 +22,12 @@ from gateway.keys.account import KeyAccount
 from gateway.keys.api_keys import ApiKeys
 from gateway.keys.key_file import KeyFile
 from gateway.keys.record import KeyLimits, make_record
+from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from gateway.shared import limit_leases, redis_leases
 from gateway.shared.limit_leases import LimitLeases
-from gateway.shared.redis_leases import FIELD, Claim, LeasesUnreachable, RedisLeases
+from gateway.shared.redis_leases import COSTS, FIELD, Bid, Grant, LeasesUnreachable, RedisLeases
+from gateway.shared.shared_turns import SharedTurns
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving
 
 pytestmark = pytest.mark.anyio
@@ -58,15 +60,20 @@ class Leaseholder:
     """A gateway whose key `a` has limits."""
 
     def __init__(self, name: str, url: str, file: Path) -> None:
+        self.name = name
         self.keys = ApiKeys(GatewaySettings(api_keys_file=str(file)))
         self.store = RedisLeases(url, name)
-        self.leases = LimitLeases(self.store, name, self.keys)
+        self.queue = WaitQueue(8, 1.0, overdue=lambda sequence: None)
+        self.leases = LimitLeases(
+            self.store, self.keys, SharedTurns(self.queue.take_served, self.queue.charge_elsewhere)
+        )
 
     @property
     def account(self) -> KeyAccount:
-        key = self.keys.find(b"secret")
-        assert key is not None
-        return key.account
+        return self.account_of("a")
+
+    def account_of(self, name: str) -> KeyAccount:
+        return self.keys.accounts[name]
 
     def limits(self) -> list[int]:
         return [state.per_minute for state in self.account.states()]
@@ -81,15 +88,17 @@ class Leaseholder:
 
 
 @asynccontextmanager
-async def gateways(url: str, folder: Path, count: int = 2) -> AsyncIterator[list[Leaseholder]]:
+async def gateways(
+    url: str, folder: Path, count: int = 2, limits: KeyLimits = LIMITS
+) -> AsyncIterator[list[Leaseholder]]:
     file = folder / "keys"
-    KeyFile(file).add(make_record("a", "secret", LIMITS))
+    KeyFile(file).add(make_record("a", "secret", limits))
     made = [Leaseholder(f"gateway-{number}", url, file) for number in range(count)]
     try:
         yield made
     finally:
         for each in made:
-            await each.store.leave()
+            await each.leases.leave()
 
 
 async def rounds(made: Sequence[Leaseholder], count: int = 1) -> None:
@@ -137,7 +146,7 @@ async def test_the_share_of_a_gateway_that_leaves_or_dies_goes_to_the_others(
         async with gateways(url, tmp_path, 3) as (one, two, three):
             await rounds([one, two, three], 4)
             assert one.limits() == [33, 333]
-            await three.store.leave()
+            await three.leases.leave()
             await rounds([one, two], 2)
             assert one.limits() == [50, 500]
             monkeypatch.setattr(redis_leases, "LEASE_S", 0.001)
@@ -175,18 +184,53 @@ async def test_without_redis_each_gateway_has_its_own_limits_once_the_leases_hav
 
 
 @needs_redis
-@pytest.mark.parametrize("field", ["x", "99999999999999 no json", '99999999999999 {"a": 1}'])
+@pytest.mark.parametrize("field", ["x", "1 no json", "99999999999999 no json", '99999999999999 {"a": 1}'])
 async def test_what_others_have_written_does_not_break_it(tmp_path: Path, field: str) -> None:
     with redis_server(tmp_path) as (url, _):
         store = RedisLeases(url, "one")
         await store._redis.hset(FIELD, "other", field)
-        wanted = {"a": Claim(0.0, 1.0)}
-        if field == "x":
-            assert await store.exchange(wanted) == {"one": wanted}
+        wanted = {"a": Bid(0.0, False, 0.0, 1.0)}
+        if field in ("x", "1 no json"):
+            assert await store.exchange(wanted) == ({"a": Grant(1.0, False, 1.0, 1.0)}, {}, {})
         else:
             with pytest.raises(LeasesUnreachable):
                 await store.exchange(wanted)
-        await store.leave()
+        await store.leave({})
+
+
+@needs_redis
+async def test_what_clients_were_served_is_published_until_the_gateway_leaves(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as (url, _):
+        async with gateways(url, tmp_path) as (one, two):
+            await rounds([one, two])
+            waiting = two.queue.turns("m").shares
+            for client in ("greedy", "modest"):
+                waiting.enter(client)
+            served = one.queue.turns("m").shares
+            await rounds([one, two])
+            served.charge("greedy", 100.0)
+            await rounds([one, two])
+            assert waiting.next() == "modest"
+            waiting.charge("modest", 99.0)
+            assert waiting.next() == "modest"
+            waiting.charge("modest", 2.0)
+            assert waiting.next() == "greedy"
+            await rounds([one, two])
+            assert waiting.next() == "greedy", "it is charged once"
+            await one.leases.leave()
+            assert await two.store._redis.keys(f"{COSTS}*") == [f"{COSTS}gateway-1".encode()]
+
+
+@needs_redis
+async def test_costs_that_others_have_not_written_well_end_the_sharing(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as (url, _):
+        async with gateways(url, tmp_path) as (one, two):
+            await rounds([one, two])
+            await two.store._redis.set(f"{COSTS}gateway-1", "no json")
+            with capture_logs() as logged:
+                await rounds([one])
+            assert [line["event"] for line in logged] == ["limits_not_shared"]
+            assert "costs of gateway 'gateway-1'" in logged[0]["reason"]
 
 
 @needs_redis

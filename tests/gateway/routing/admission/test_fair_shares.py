@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.admission.fair_shares import MAX_IDLE, FairShares
+from gateway.routing.admission.fair_shares import MAX_IDLE, MOST_LEAD, FairShares
 
 WEIGHTS = {"heavy": 3.0, "light": 0.5}
 
@@ -134,3 +134,52 @@ def test_counters_have_a_bound_whatever_they_mean() -> None:
     assert "waits" in fair
     assert str(2 * MAX_IDLE - 1) in fair
     assert "0" not in fair
+
+
+def test_what_was_served_elsewhere_is_charged_to_those_that_wait() -> None:
+    fair = shares()
+    for client in ("a", "heavy", "b"):
+        fair.enter(client)
+    fair.charge_elsewhere("heavy", 30.0)
+    fair.charge_elsewhere("b", 20.0)
+    fair.charge_elsewhere("nobody", 1000.0)
+    fair.charge("a", 15.0)
+    assert fair.next() == "heavy", "30 by its weight are 10"
+    fair.charge("heavy", 16.0)
+    assert fair.next() == "a"
+    fair.charge("a", 6.0)
+    assert fair.next() == "heavy"
+    fair.charge("heavy", 100.0)
+    assert fair.next() == "b"
+    fair.charge("b", 0.5)
+    fair.enter("nobody")
+    fair.charge("b", 0.25)
+    assert fair.next() == "nobody", "which was not charged"
+
+
+def test_what_was_served_elsewhere_is_forgotten_beyond_some_intervals() -> None:
+    fair = shares()
+    fair.enter("a")
+    fair.enter("b")
+    for _ in range(100):
+        fair.charge_elsewhere("b", 10.0)
+    fair.charge("a", 10.0 * MOST_LEAD - 1)
+    assert fair.next() == "a"
+    fair.charge("a", 2.0)
+    assert fair.next() == "b"
+
+
+def test_what_was_served_is_taken_once() -> None:
+    fair = shares()
+    fair.charge("a", 1.0)
+    assert fair.take_served() == {}, "it was served before anybody wanted to know"
+    fair.charge("a", 2.0)
+    fair.charge("a", -0.5)
+    fair.charge_elsewhere("a", 7.0)
+    assert fair.take_served() == {"a": 1.5}
+    assert fair.take_served() == {}
+    for number in range(MAX_IDLE + 10):
+        fair.charge(str(number), 1.0)
+    fair.charge("0", 1.0)
+    served = fair.take_served()
+    assert (len(served), served["0"]) == (MAX_IDLE, 2.0)

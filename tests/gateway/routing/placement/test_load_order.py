@@ -23,6 +23,7 @@ class StubHandle(WorkerHandle):
     def __init__(self, name: str) -> None:
         self.name, self.role, self.slots, self.others = name, Role.ACTIVE, 2, 0
         self.live: Any = {}
+        self.prefixes = (0, 0)
         self.away = False
 
     def admits(self, now: float) -> bool:
@@ -32,7 +33,7 @@ class StubHandle(WorkerHandle):
         return self.away
 
 
-CHANGES = ("add", "remove", "start", "close", "place", "end", "others", "swap", "suspect", "doubt")
+CHANGES = ("add", "remove", "start", "close", "place", "end", "others", "swap", "suspect", "doubt", "hold", "turn")
 
 
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)), max_size=40))
@@ -65,12 +66,16 @@ def test_any_story_keeps_the_order_that_a_sort_gives(story: list[tuple[str, int]
                 handle.tries_suspect = not handle.tries_suspect
             case "doubt":
                 handle.away = not handle.away
+            case "hold":
+                handle.prefixes = ((handle.prefixes[0] + 1) % 3, handle.prefixes[1])
+            case "turn":
+                handle.prefixes = (handle.prefixes[0], (handle.prefixes[1] + 1) % 3)
             case "close":
                 handle.ready = False
         if change not in ("close", "doubt"):  # which are found when somebody looks
             order.update(handle)
         able = [each for each in there if each.admits(0.0)]
-        able.sort(key=lambda each: (each.away, rank(each), each.load))
+        able.sort(key=lambda each: (each.away, rank(each), each.load, each.prefixes))
         assert list(order.candidates(0.0, with_room=False)) == able
         with_room = [each for each in able if rank(each) is not Rank.NO_ROOM]
         assert list(order.candidates(0.0, with_room=True)) == with_room

@@ -67,7 +67,7 @@ async def test_a_request_that_may_come_back_later_is_refused_and_its_worker_has_
     assert group.failure is not None
     assert (group.failure.field, group.failure.retry_after_s) == ("guided_json", 60)
     assert not world["b"].submits, "no other worker is asked"
-    assert world.open().worker == "a", "it is not full"
+    assert {world.open().worker for _ in range(2)} == {"a", "b"}, "it is not full"
 
 
 async def test_a_new_request_that_one_worker_has_no_room_for_is_given_to_another() -> None:

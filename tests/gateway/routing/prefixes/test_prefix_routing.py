@@ -11,6 +11,7 @@ from gateway.openai.decoding import RequestDecoder
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from protocol.events import StartedStream
 from tests.gateway.harness.engines import EngineWorker
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
@@ -56,7 +57,7 @@ class Fleet:
         worker.join(self.router)
         return worker
 
-    def open(self, prompt: str, *, key: str = "", max_tokens: int = 8, **fields: Any) -> RequestGroup:
+    def open(self, prompt: str | list[int], *, key: str = "", max_tokens: int = 8, **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
         request = self.decoder.completion(json.dumps(body | fields).encode()).request
         return self.router.open(request, "r", key=key.encode(), client=key)
@@ -296,6 +297,71 @@ async def test_promises_that_workers_do_not_keep_lose_their_weight() -> None:
     first = fleet.open(SYSTEM, max_tokens=1000)
     fleet.until_first_tokens(first)
     assert [worker_of(first), worker_of(fleet.open(SYSTEM))] == ["a", "b"]
+
+
+async def test_short_prompts_that_are_recomputed_take_no_weight_from_the_digests_of_long_ones() -> None:
+    """A prompt of 32 tokens is the shortest that has a digest. All but one of them would be too few to reuse."""
+    fleet = Fleet("a", "b")
+    for _ in range(200):
+        short = fleet.open([*range(1, 33)], max_tokens=1)
+        fleet.run()
+    usage = short.sequences[0].usage
+    assert usage is not None
+    assert usage.cached_tokens == 0
+    for _ in range(2):
+        fleet.busy("a")
+    warm = fleet.open(SYSTEM, max_tokens=1)
+    assert worker_of(warm) == "b"
+    while not warm.ended:
+        fleet.workers["b"].step()
+    for _ in range(3):
+        fleet.busy("b")
+    assert worker_of(fleet.open(SYSTEM)) == "b"
+
+
+@pytest.mark.parametrize(("missing", "trust"), [(0, 1.0), (31, 1.0), (32, 1 - 32 / 640)])
+async def test_a_promise_is_kept_if_less_is_missing_than_a_worker_would_reuse(missing: int, trust: float) -> None:
+    fleet = Fleet("a", "b")
+    fleet.open("x" * 640, max_tokens=1)
+    fleet.run()
+    group = fleet.open("x" * 640, max_tokens=1)
+    number = group.sequences[0].submit.stream
+    routing = fleet.router._placement.routing
+    (handle,) = (each for each in fleet.router.handles() if number in each.live)
+    promised = routing._models["tiny"].loads[handle.name]._expected[number].promised
+    assert promised == 640
+    routing.started(handle, StartedStream(number, prompt_tokens=641, cached_tokens=640 - missing))
+    assert routing._models["tiny"].trust.value(0.5) == trust
+
+
+async def test_equal_workers_are_used_in_turn_however_many_there_are() -> None:
+    """Prompts of 40 workers that are idle, each with one slot: the one that was used least recently evicts its rows."""
+    names = [f"w{number}" for number in range(40)]
+    fleet = Fleet(*names, slots=1)
+    used = []
+    for n in range(80):
+        used.append(worker_of(fleet.open(f"{n:02}" * 100, max_tokens=1)))
+        fleet.run()
+    assert used == names * 2
+    fleet.add("new", slots=1)
+    assert worker_of(fleet.open("another" * 30, max_tokens=1)) == "new", "it holds nothing"
+    fleet.run()
+    assert worker_of(fleet.open("79" * 100, max_tokens=1)) == names[-1]
+
+
+async def test_the_state_of_a_model_goes_with_its_last_worker() -> None:
+    fleet = Fleet("a", "b")
+    fleet.open(SYSTEM)
+    fleet.run()
+    models = fleet.router._placement.routing._models
+    for name in "ab":
+        fleet.workers[name].change(running=False)
+        fleet.router.remove(name)
+    assert models == {}
+    fleet.add("c")
+    fleet.open(SYSTEM)
+    fleet.run()
+    assert list(models) == ["tiny"]
 
 
 async def test_the_client_is_charged_for_what_is_computed() -> None:
