@@ -41,7 +41,7 @@ class DirectoryUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StoredBlock:
     name: str
     size: int
     evict_at: float
@@ -170,9 +170,13 @@ class StoreDirectory:
 
     def _create_partial(self, size: int) -> tuple[Path, int]:
         """Create a temporary file, locked as long as this process writes it, whose name counts its bytes."""
-        descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{size}-", dir=self.path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._count(size)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{size}-", dir=self.path)
+        except OSError:
+            self._count(-size)
+            raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         return Path(name), descriptor
 
     def _drop_partial(self, partial: Path, size: int) -> None:
@@ -199,7 +203,7 @@ class StoreDirectory:
         self._set_count(total)
         return total + size <= self._max_bytes
 
-    def _evict_to(self, most: int, entries: dict[str, _Entry], total: int) -> int:
+    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int) -> int:
         following: dict[str, int] = {}
         for entry in entries.values():
             following[entry.parent] = following.get(entry.parent, 0) + 1
@@ -217,9 +221,9 @@ class StoreDirectory:
                 heapq.heappush(last, (before.evict_at, before.key))
         return total
 
-    def _scan(self) -> tuple[dict[str, _Entry], int]:
+    def _scan(self) -> tuple[dict[str, _StoredBlock], int]:
         """Return the blocks by their keys, and the bytes of temporary files."""
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, _StoredBlock] = {}
         others = 0
         with os.scandir(self.path) as files:
             for file in files:
@@ -228,7 +232,7 @@ class StoreDirectory:
                 elif len(file.name) == _NAME:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
-                        entries[file.name[: 2 * KEY_BYTES]] = _Entry(
+                        entries[file.name[: 2 * KEY_BYTES]] = _StoredBlock(
                             file.name, _rounded(status.st_size), status.st_mtime
                         )
         return entries, others

@@ -41,6 +41,8 @@ class PrefixStore:
         self._jobs: deque[Callable[[], None]] = deque([self._directory.tidy])
         self._writing: set[bytes] = set()
         """Keys of the blocks that wait to be written."""
+        self._discarded: set[bytes] = set()
+        """Keys of the blocks that wait to be removed."""
         self._busy = False
         self._closing = False
         self.failures = 0
@@ -60,7 +62,9 @@ class PrefixStore:
 
     def holds(self, block: RowBlock) -> bool:
         """Return whether a block is there, or about to be. It may be evicted or damaged when it is read."""
-        return block.key in self._writing or self._directory.file(block).exists()
+        if block.key in self._writing:
+            return True
+        return block.key not in self._discarded and self._directory.file(block).exists()
 
     def read(self, block: RowBlock, size: int) -> memoryview | None:
         """Return the `size` bytes of a block, valid until the next read; None if it is not there or damaged."""
@@ -93,7 +97,8 @@ class PrefixStore:
 
     def discard(self, block: RowBlock) -> None:
         """Remove a block."""
-        self._post(functools.partial(self._directory.remove, block))
+        self._discarded.add(block.key)
+        self._post(functools.partial(self._remove, block))
 
     def settle(self) -> None:
         """Wait until all changes are made. For tests and measurements."""
@@ -129,6 +134,12 @@ class PrefixStore:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _remove(self, block: RowBlock) -> None:
+        try:
+            self._directory.remove(block)
+        finally:
+            self._discarded.discard(block.key)
 
     def _write(self, block: RowBlock, rows: bytes | memoryview) -> None:
         try:
