@@ -106,7 +106,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "iree": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "process": {
             *("errors", "precision", "load_options", "host", "checkpoints", "sampling", "text", "engine", "grammar"),
-            *("output_formats", "faults", "scripted", "mlx", "iree"),
+            *("output_formats", "faults", "scripted", "mlx", "iree", "prefix_store"),
         },
         "inspection": {"errors", "process"},
         "local_model": {"load_options", "engine", "grammar", "text", "output_formats", "process"},

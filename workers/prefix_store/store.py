@@ -1,4 +1,4 @@
-"""Keeps blocks of cache rows in a directory. Reads are made by the caller's thread, changes by a thread of its own."""
+"""Keeps blocks of cache rows in a directory. The caller's thread reads, and a thread of its own makes changes."""
 
 import errno
 import functools
@@ -55,8 +55,7 @@ class PrefixStore:
         """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
         return self._used_bytes
 
-    @property
-    def writable(self) -> bool:
+    def can_write(self) -> bool:
         """False for some time after a write has failed."""
         return time.monotonic() >= self._rests_until
 
@@ -143,7 +142,7 @@ class PrefixStore:
 
     def _write(self, block: RowBlock, rows: bytes | memoryview) -> None:
         try:
-            if self.writable:
+            if self.can_write():
                 self._directory.write(block, rows)
                 self._reported = ""
         finally:

@@ -19,6 +19,7 @@ from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from tests.workers.iree.cpus import skip_unless_possible
 from tests.workers.rows_gate import run_rows_gate
+from tests.workers.tier_gate import run_tier_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.graph_plan import SAMPLE
 from workers.iree.runner import IreeRunner
@@ -336,3 +337,7 @@ def test_rows_written_to_another_runner_are_as_good_as_computed_ones(load: Load,
     finally:
         one.close()
         other.close()
+
+
+def test_a_worker_restores_what_another_one_has_saved(load: Load, tmp_path: Path) -> None:
+    run_tier_gate(load, tmp_path / "store")

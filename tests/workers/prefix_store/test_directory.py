@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -174,10 +175,10 @@ def test_a_process_that_is_killed_anywhere_leaves_a_valid_directory(
     doomed = StoreDirectory(path, most, temporary=False)
     with monkeypatch.context() as patch:
         for name in ("write", "pwrite"):
-            patch.setattr(module.os, name, dying(getattr(os, name)))
+            patch.setattr(os, name, dying(getattr(os, name)))
         for name in ("unlink", "rename"):
             patch.setattr(Path, name, dying(getattr(Path, name)))
-        patch.setattr(module.tempfile, "mkstemp", dying(module.tempfile.mkstemp))
+        patch.setattr(tempfile, "mkstemp", dying(tempfile.mkstemp))
         try:
             for block in blocks[2:]:
                 doomed.write(block, ROWS)
@@ -273,7 +274,7 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "write", full)
+        patch.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space left"):
             directory.write(block, ROWS)
     assert directory.used_bytes == held(path) == 0

@@ -85,13 +85,13 @@ def test_a_full_disk_turns_writes_off_for_some_time(store: PrefixStore, monkeypa
         patch.setattr(directories, "FREE_SHARE", 1.0)
         store.offer(one, ROWS)
         store.settle()
-        assert not store.writable
+        assert not store.can_write()
         store.offer(two, ROWS)  # another one that was on its way
         store.settle()
     assert [log["event"] for log in logs] == ["prefix_store_full"]
     assert (store.failures, store.holds(one), store.holds(two)) == (1, False, False)
     store._rests_until = 0.0
-    assert store.writable
+    assert store.can_write()
     store.offer(three, ROWS)
     store.settle()
     assert store.holds(three)

@@ -118,7 +118,7 @@ class PrefixTier:
     def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool) -> None:
         """Save blocks of these slots that the store does not have, the first of each sequence first."""
         self.unsaved = False
-        if not self._saves or not self._store.writable:
+        if not self._saves or not self._store.can_write():
             return
         left = SAVES_PER_STEP
         for slot, cached in slots:

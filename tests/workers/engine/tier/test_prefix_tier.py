@@ -14,6 +14,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
+from workers.engine.step_result import Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
@@ -27,7 +28,7 @@ BLOCKS = 6
 
 
 def scripted(**options: Any) -> ScriptedRunner:
-    return ScriptedRunner(**{"slots": 2, "context": 256, "prefill_chunks": (16, 64)} | options)
+    return ScriptedRunner(slots=2, context=256, prefill_chunks=(16, 64), **options)
 
 
 def request(stream: int, prompt: tuple[int, ...] = PROMPT, **options: Any) -> EngineRequest:
@@ -149,7 +150,8 @@ def test_restores_leave_time_for_those_that_decode(saved: Path, monkeypatch: pyt
     engine.submit(request(7, other(7).prompt, max_tokens=30))
     engine.step()
     engine.submit(request(1))
-    steps, tokens = 0, []
+    steps = 0
+    tokens: list[Token] = []
     while not any(token.stream == 1 for token in tokens):
         tokens += engine.step().tokens
         steps += 1
