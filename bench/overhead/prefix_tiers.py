@@ -174,7 +174,7 @@ def measure_gap(setup: Setup, args: argparse.Namespace, directory: Path) -> None
                 until = time.monotonic() + READY_S
                 while not all(worker["state"] == "ready" for worker in workers(url)) and time.monotonic() < until:
                     time.sleep(0.1)
-                longest = asyncio.run(gaps(url, asker, args.streams, length, args.tokens))
+                longest = asyncio.run(gaps(url, asker, args.streams, length, args.gap_tokens))
             line.append((statistics.median(longest), max(longest)))
         off, on = line
         print(
@@ -223,14 +223,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1), default=5, help="system prompts")
     parser.add_argument("--gap-prompts", type=levels, default="100,3400", help="tokens of prompts, by commas")
     parser.add_argument("--streams", type=at_least(1), default=8, help="streams at once")
-    parser.add_argument("--tokens", type=at_least(8), default=200, help="tokens of an answer")
+    parser.add_argument("--gap-tokens", type=at_least(8), default=600, help="tokens of an answer of `gap`")
+    parser.add_argument("--tokens", type=at_least(8), default=100, help="tokens of an answer of `cost`")
     parser.add_argument("--cost-prompt", type=at_least(1), default=512, help="tokens of a prompt of `cost`")
     parser.add_argument("--cost-rounds", type=at_least(1), default=8, help="bursts of each server")
     parser.add_argument("--context", type=at_least(64), default=4096, help="of the servers")
     add_model(parser, "110m")
     add_cache_dir(parser)
     smoke = {"model": "tiny", "prompt": 200, "others": 4, "rounds": 1, "gap_prompts": "100", "cost_prompt": 64}
-    smoke |= {"streams": SMOKE_SLOTS, "tokens": 100, "cost_rounds": 1, "context": SMOKE_CONTEXT}
+    smoke |= {"streams": SMOKE_SLOTS, "gap_tokens": 400, "tokens": 20, "cost_rounds": 1, "context": SMOKE_CONTEXT}
     return parsed(parser, words, smoke=smoke)
 
 
