@@ -1,4 +1,4 @@
-"""What the prefix tier saves, and what it costs where it cannot.
+"""Gain of the prefix tier, and its cost where it cannot gain.
 
     python bench/overhead/prefix_tiers.py [--parts first,gap,cost] [--prompt 2048] [--gap-prompts 100,3400]
 
@@ -230,7 +230,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=at_least(64), default=4096, help="of the servers")
     add_model(parser, "110m")
     add_cache_dir(parser)
-    smoke = {"model": "tiny", "prompt": 200, "others": 4, "rounds": 1, "gap_prompts": "100", "cost_prompt": 64}
+    smoke: dict[str, Any] = {
+        "model": "tiny",
+        "parts": "gap,cost",
+        "prompt": 200,
+        "others": 4,
+        "rounds": 1,
+        "gap_prompts": "100",
+        "cost_prompt": 64,
+    }
     smoke |= {"streams": SMOKE_SLOTS, "gap_tokens": 400, "tokens": 20, "cost_rounds": 1, "context": SMOKE_CONTEXT}
     return parsed(parser, words, smoke=smoke)
 

@@ -155,5 +155,7 @@ class PrefixStore:
             self._rests_until = time.monotonic() + REST_S
         if problem != self._reported:  # once, until a write succeeds
             self._reported = problem
-            event = "prefix_store_full" if rest in (errno.ENOSPC, errno.EDQUOT) else "prefix_store_failed"
-            self._log.warning(event, problem=problem, text=text)
+            if rest in (errno.ENOSPC, errno.EDQUOT):
+                self._log.warning("prefix_store_full", problem=problem, text=text)
+            else:
+                self._log.warning("prefix_store_failed", problem=problem, text=text)

@@ -127,7 +127,7 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
         return None
     log = structlog.get_logger()
     if not PrefixTier.serves(runner.capabilities):
-        log.info("prefix_tier_off", reason=f"cached rows depend on their chunks on {runner.capabilities.device}")
+        log.warning("prefix_tier_off", reason=f"cached rows depend on their chunks on {runner.capabilities.device}")
         return None
     path = Path(spec.prefix_cache_dir).expanduser() if spec.prefix_cache_dir else default_directory()
     try:

@@ -1,4 +1,4 @@
-"""The directory of a prefix store: within its bound at any point, whoever uses it, wherever one of them is killed."""
+"""The directory of a prefix store: within its bound at any point, with several users, wherever one is killed."""
 
 import errno
 import fcntl
