@@ -56,8 +56,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes` and `others` only grow within
-    one incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes`, `others` and `stored_bytes`
+    only grow within one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -96,6 +96,14 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Times that a running sequence gave its slot or its KV room to another one. It continues later."""
     others: Count = 0
     """Sequences that a remote worker has for other gateways, running or waiting."""
+    stored_hits: Count = 0
+    """Those of `prefix_hits` that took rows from the prefix tier, which is apart from the slots."""
+    stored_tokens: Count = 0
+    """Those of `prefix_tokens` that came from it."""
+    stored_bytes: Count = 0
+    """Bytes of the prefix tier, which all workers of a machine share."""
+    stored_failures: Count = 0
+    """Blocks of it that could not be written, or were damaged."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

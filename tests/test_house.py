@@ -96,7 +96,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "sampling": set(),
         "hub": {"errors", "checkpoints"},
         "text": {"checkpoints"},
-        "engine": {"errors", "sampling"},
+        "prefix_store": set(),
+        "engine": {"errors", "sampling", "prefix_store"},
         "output_formats": {"errors", "text", "engine"},
         "grammar": {"errors", "checkpoints", "sampling", "text", "engine", "output_formats"},
         "faults": {"errors", "sampling", "engine"},
@@ -105,7 +106,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "iree": {"errors", "precision", "load_options", "host", "checkpoints", "sampling", "engine"},
         "process": {
             *("errors", "precision", "load_options", "host", "checkpoints", "sampling", "text", "engine", "grammar"),
-            *("output_formats", "faults", "scripted", "mlx", "iree"),
+            *("output_formats", "faults", "scripted", "mlx", "iree", "prefix_store"),
         },
         "inspection": {"errors", "process"},
         "local_model": {"load_options", "engine", "grammar", "text", "output_formats", "process"},
@@ -129,11 +130,13 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "build": {"kernels", "device", "model"},
         "kv": {"model"},
         "kv_memory": {"kernels", "device", "model", "build", "kv"},
+        "rows_format": {"device", "model", "build"},
         "probe": {"device"},
         "batch_inputs": {"device"},
         "graph_registry": {"device", "build"},
         "sampler": {"device", "build", "graph_registry"},
-        "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"},
+        "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"}
+        | {"rows_format"},
     },
     "workers.iree.kernels": {
         "ir": set(),

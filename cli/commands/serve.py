@@ -15,6 +15,7 @@ from cli.client.predecessor import HttpPredecessor
 from cli.client.server_url import socket_path
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
+from cli.config.prefix_directory import prefix_directory
 from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
@@ -62,7 +63,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             terms = {"load": each.load, "bytes": each.bytes, "context": each.context}
             _log.info("model", model=each.name, **terms, model_context=each.model_context, bound=each.context_bound)
         try:
-            anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
+            with prefix_directory(settings):
+                anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
         except (
             BindError,
             SharingUnavailable,

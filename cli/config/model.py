@@ -80,6 +80,8 @@ def worker_spec(
         kv_bytes=settings.kv_bytes,
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_cache_dir=settings.prefix_cache_dir,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
         tool_parser=settings.tool_parser,

@@ -114,6 +114,19 @@ class Settings(BaseSettings):
         ge=0,
         le=MAX_COUNT,
     )
+    prefix_cache_bytes: int = _field(
+        0,
+        ENGINE,
+        "Maximum bytes of prefixes that are kept apart from the slots, for all workers of this machine; 0 keeps none.",
+        ge=0,
+        le=MAX_COUNT,
+    )
+    prefix_cache_dir: str = _field(
+        "",
+        ENGINE,
+        "Directory of these prefixes, which outlive the server there; empty keeps them in memory.",
+        "DIR",
+    )
     parse_special: bool = _field(
         False,
         ENGINE,

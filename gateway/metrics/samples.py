@@ -22,6 +22,7 @@ class WorkerSample:
     kv_capacity: int
     memory_bytes: int
     retained_tokens: int
+    stored_bytes: int
     prefix_digests: int
     live: int
     ready: bool

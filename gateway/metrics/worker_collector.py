@@ -23,6 +23,9 @@ _COUNTS = (
     ("baton_batch_decode_steps", "decode_steps", "counter", "Engine steps with at least one decode row"),
     ("baton_prefix_cache_hits", "prefix_hits", "counter", "Sequences that began with another one's KV"),
     ("baton_prefix_cache_tokens", "prefix_tokens", "counter", "Prompt tokens that were not computed for it"),
+    ("baton_prefix_tier_hits", "stored_hits", "counter", "Sequences that took KV from the prefix tier"),
+    ("baton_prefix_tier_tokens", "stored_tokens", "counter", "Prompt tokens whose KV came from the prefix tier"),
+    ("baton_prefix_tier_failures", "stored_failures", "counter", "Blocks that were not written, or were damaged"),
     ("baton_preemptions", "preemptions", "counter", "Times that a sequence gave its slot or room to another one"),
     ("baton_graphs_failed", "graphs_failed", "counter", "Graphs that could not be compiled; slower ones serve"),
     ("baton_tool_calls_malformed", "malformed_calls", "counter", "Output that began like a tool call and is text"),
@@ -87,6 +90,7 @@ class WorkerCollector(Collector):
         yield families.gauge("baton_kv_tokens", "KV rows of live sequences", lambda s: s.kv_tokens)
         yield families.gauge("baton_kv_capacity_tokens", "KV rows that sequences can have", lambda s: s.kv_capacity)
         yield families.gauge("baton_kv_retained_tokens", "KV rows of ended sequences", lambda s: s.retained_tokens)
+        yield families.gauge("baton_prefix_tier_bytes", "Bytes of the machine's prefix tier", lambda s: s.stored_bytes)
         yield families.gauge(
             "baton_prefix_digests", "Digests of prefixes that the worker is known to hold", lambda s: s.prefix_digests
         )

@@ -15,6 +15,9 @@ COUNTED = (
     "graphs_failed",
     "malformed_calls",
     "preemptions",
+    "stored_hits",
+    "stored_tokens",
+    "stored_failures",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

@@ -290,6 +290,7 @@ class WorkerHandle:
             kv_capacity=status.ready.kv_capacity if status.ready is not None else 0,
             memory_bytes=status.gauges.memory_bytes,
             retained_tokens=status.gauges.retained_tokens,
+            stored_bytes=status.gauges.stored_bytes,
             prefix_digests=self.prefix_digests(),
             live=len(self.live),
             ready=ready,

@@ -218,6 +218,7 @@ EVENTS: dict[str, Event] = {
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),
     "beat_others": Heartbeat(Gauges(others=5)),
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
+    "beat_stored": Heartbeat(Gauges(stored_hits=2, stored_tokens=96, stored_bytes=1 << 20, stored_failures=1)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

@@ -28,6 +28,7 @@ from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
+from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, PrefixTier
 from workers.sampling.logprobs import RowLogprobs
 
 REPORTED_ROW_COST = 2
@@ -40,7 +41,8 @@ class BatchEngine:
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
     from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
-    room for tokens to come (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd`, the longest step,
+    room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine.
+    `clock` gives seconds, for the times in `SequenceEnd`, the longest step,
     and the policy.
     """
 
@@ -54,6 +56,7 @@ class BatchEngine:
         prefixes: PrefixPolicy | None = None,
         policy: SchedulerPolicy = "fifo",
         reserved_rows: int = RESERVED_ROWS,
+        tier: PrefixTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -69,6 +72,7 @@ class BatchEngine:
             policy=policy,
             reserved_rows=reserved_rows,
         )
+        self._tier = tier
         self._clock = clock
         self._log = structlog.get_logger()
         self._stats = EngineStats()
@@ -82,11 +86,12 @@ class BatchEngine:
 
     @property
     def idle(self) -> bool:
-        """A step would do nothing: no sequence is queued or running, and no slot waits for a reset.
+        """A step would do nothing: no sequence is queued or running, no slot waits for a reset, and no rows for the
+        prefix tier.
 
         A slot that cannot be reset keeps the engine busy, so that failed steps are counted until its owner gives up.
         """
-        return self._scheduler.idle and not self._scheduler.slots.dirty
+        return self._scheduler.idle and not self._scheduler.slots.dirty and not (self._tier and self._tier.unsaved)
 
     @property
     def kv_capacity(self) -> int:
@@ -105,7 +110,7 @@ class BatchEngine:
 
     def gauges(self) -> Gauges:
         """Return the counts so far and the current state."""
-        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed)
+        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed, self._tier)
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
         """Return what has changed of the rows that are retained for reuse, since the last call."""
@@ -132,6 +137,8 @@ class BatchEngine:
         if self._budget is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
         self._make_room(now)
+        if self._tier is not None:
+            self._restore(self._tier)
         if (alone := self._scheduler.reports_alone) is not None:
             self._scheduler.reported_rows = self._reported_rows(alone=alone)
         while call := self._scheduler.next_call():
@@ -141,6 +148,8 @@ class BatchEngine:
                 self._prefill_reported(call[0], call[0].targets)
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
+        if self._tier is not None:
+            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle)
         return self._close_step(self._clock() - now)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
@@ -154,11 +163,16 @@ class BatchEngine:
             return score(self._runner, slot, tokens)
 
     def settle(self) -> None:
-        """Wait until the runner has finished its background work. For measurements, not for serving."""
+        """Wait until the runner and the prefix tier have finished their background work. For measurements, not for
+        serving."""
         self._runner.settle()
+        if self._tier is not None:
+            self._tier.settle()
 
     def close(self) -> None:
-        """Close the runner. Nothing may be called afterwards."""
+        """Close the runner and the prefix tier. Nothing may be called afterwards."""
+        if self._tier is not None:
+            self._tier.close()
         self._runner.close()
 
     def _make_room(self, now: float) -> None:
@@ -173,6 +187,28 @@ class BatchEngine:
             self._stats.preemptions += made == "preempted"
             self._resets.reset_others(dirty)
             self._admit(now)
+
+    def _restore(self, tier: PrefixTier) -> None:
+        """Take rows from the prefix tier, for sequences for which the slots have fewer."""
+        failed: list[tuple[EngineSequence, Exception]] = []
+        for sequence, copy in self._scheduler.begin_restores(tier.rows_for, tier.block_rows):
+            self._stats.started += not sequence.restarted
+            try:
+                if copy is not None:
+                    self._runner.copy_prefix(copy.source, copy.target, copy.length)
+            except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+                failed.append((sequence, error))
+        for sequence, reason in failed:  # after the last copy, as in `_copied`
+            self._fail(sequence, "prefill", reason)
+        until = tier.clock() + (RESTORE_S if self._scheduler.active_rows else ALONE_RESTORE_S)
+        for sequence in self._scheduler.restoring():
+            try:
+                for rows in tier.restore(sequence, until):
+                    self._scheduler.restored(sequence, rows)
+            except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+                self._fail(sequence, "prefill", error)
+            if tier.clock() >= until:
+                break
 
     def _prefill(self, call: list[ScheduledChunk]) -> None:
         self._stats.started += sum(_starts(scheduled) for scheduled in call)
@@ -279,6 +315,8 @@ class BatchEngine:
             "prefix_distrusted", stream=sequence.request.stream, slot=sequence.slot, tokens=sequence.reused
         )
         self._scheduler.evict_suspects(sequence, non_finite=True)
+        if self._tier is not None:
+            self._tier.distrust(sequence)
         try:
             self._runner.reset(sequence.slot)
         except Exception as error:  # noqa: BLE001 - any error of a device must end this request only

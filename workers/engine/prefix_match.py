@@ -4,8 +4,10 @@ Rows are shared within a tenant only: a hit is faster, which would reveal to one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
+
+from workers.prefix_store.block import RowBlock
 
 MIN_PREFIX_TOKENS = 32
 """Length below which a prefix is recomputed: a call of the smallest chunk costs less than the reuse."""
@@ -47,6 +49,10 @@ class CachedRows:
     """The sequence that has computed the last of them."""
     proven: int = 0
     """Number of rows when a token was sampled last: its logits would not be finite if these rows were not."""
+    blocks: list[RowBlock] = field(default_factory=list)
+    """The names of its first blocks in the prefix tier, as far as they were needed."""
+    saved_blocks: int | None = 0
+    """The number of first blocks that the tier has; None if no more are saved."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:

@@ -6,7 +6,7 @@ sequence whose prompt is complete, including those whose prompt was completed in
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, chain, count
 from typing import Literal
@@ -17,13 +17,13 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
-from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.prefix_match import CachedRows, PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import RunnerCapabilities
-from workers.engine.scheduling.preemption import by_seniority, victims
+from workers.engine.scheduling.preemption import by_seniority, in_turn, victims
 from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
 from workers.engine.scheduling.slot_queue import SlotQueue
-from workers.engine.sequence import EngineSequence, ScheduledChunk, finish_without_slot
+from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 
 
@@ -225,6 +225,41 @@ class Scheduler:
         dirty, and no sequence starts with them."""
         self._allocator.evict_suspects(sequence, self._prefilling.values(), non_finite=non_finite)
 
+    def begin_restores(
+        self, stored: Callable[[EngineSequence], int], block: int
+    ) -> list[tuple[EngineSequence, PrefixCopy | None]]:
+        """Let new sequences take rows from the prefix tier, which has `stored(sequence)` of their first ones, in
+        blocks. Returns those that do, with the copies that the runner must make first."""
+        begun: list[tuple[EngineSequence, PrefixCopy | None]] = []
+        for sequence in self._prefilling.values():
+            if sequence.reused is not None or sequence.searched:
+                continue
+            sequence.searched = True
+            if rows := stored(sequence):
+                copy = self._allocator.begin_restore(sequence, self._running(), rows, block)
+                if sequence.restores_to:
+                    begun.append((sequence, copy))
+        return begun
+
+    def restoring(self) -> list[EngineSequence]:
+        """Return the sequences that take rows from the prefix tier, in the order in which prompts are prefilled."""
+        restoring = [sequence for sequence in self._prefilling.values() if sequence.restores_to]
+        return in_turn(restoring, self._now) if restoring else []
+
+    def restored(self, sequence: EngineSequence, rows: int) -> None:
+        """Record rows that were taken from the prefix tier."""
+        sequence.cached.rows += rows
+        sequence.reused = sequence.cached.rows
+        if not sequence.restarted:
+            sequence.cached_tokens = sequence.cached.rows
+        self.slots.add_rows(sequence.slot, rows)
+
+    def held_rows(self) -> Iterator[tuple[int, CachedRows]]:
+        """Iterate over the slots with rows, of running sequences and retained ones."""
+        for sequence in self._decoding.values():
+            yield sequence.slot, sequence.cached
+        yield from self.slots.retained()
+
     def next_call(self) -> list[ScheduledChunk]:
         """Return the chunks of the next prefill call of this step (`PrefillCalls`). Empty if there is none."""
         prefilling, reporting = self._prefilling.values(), self._reporting.values()
@@ -277,6 +312,7 @@ class Scheduler:
         """
         self.slots.clear_rows(sequence.slot)
         sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
+        sequence.restored_from = 0
         if not sequence.restarted:
             sequence.cached_tokens = 0
         sequence.rank, sequence.waits_since = -math.inf, self._now

@@ -55,7 +55,13 @@ class EngineSequence:
     restarted: bool = False
     """It was preempted after its prefill had begun."""
     cached_tokens: int = 0
-    """Rows that it took from another sequence when it first started."""
+    """Rows that it took from another sequence when it first started, those of the prefix tier included."""
+    searched: bool = False
+    """The prefix tier was asked for its rows since it got its slot."""
+    restored_from: int = 0
+    """The number of rows behind which those of the prefix tier begin."""
+    restores_to: int = 0
+    """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     _waited_s: float = 0.0
@@ -87,6 +93,7 @@ class EngineSequence:
         self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream)
         self.slot, self.reserved = -1, 0
         self.reused = self.inherited = self.source = None
+        self.searched, self.restored_from, self.restores_to = False, 0, 0
 
     @property
     def completion_tokens(self) -> int:

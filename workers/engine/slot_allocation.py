@@ -123,6 +123,19 @@ class SlotAllocator:
         self._slots.touch(source)
         return PrefixCopy(source, sequence.slot, length) if length or dirty else None
 
+    def begin_restore(
+        self, sequence: EngineSequence, others: Iterable[EngineSequence], stored: int, block: int
+    ) -> PrefixCopy | None:
+        """Let a new sequence take its first `stored` rows from the prefix tier, in blocks, unless slots have nearly as
+        many. Returns the copy that the runner must make first, of whole blocks that a slot has, if any."""
+        source, length = self.find_prefix(sequence, others)
+        if stored < length + self._prefixes.min_tokens:
+            return None
+        whole = length // block * block
+        copy = self.begin(sequence, source if whole else sequence.slot, whole)
+        sequence.restored_from, sequence.restores_to = whole, stored
+        return copy
+
     def release(self, sequence: EngineSequence, *, failed: bool) -> None:
         """Release the slot of an ended sequence: retain its rows, or make it dirty if it `failed` or has too few
         rows."""

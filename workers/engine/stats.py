@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protocol.bounds import MAX_MILLISECONDS
 from protocol.events import Gauges
 from workers.engine.kv_slots import SlotTable
+from workers.engine.tier.prefix_tier import PrefixTier
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class EngineStats:
         self.prefix_hits += 1
         self.prefix_tokens += tokens
 
-    def gauges(self, slots: SlotTable, queued: int, graphs_failed: int) -> Gauges:
+    def gauges(self, slots: SlotTable, queued: int, graphs_failed: int, tier: PrefixTier | None = None) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
             slots_active=slots.active,
@@ -57,4 +58,8 @@ class EngineStats:
             prefix_tokens=self.prefix_tokens,
             graphs_failed=graphs_failed,
             preemptions=self.preemptions,
+            stored_hits=0 if tier is None else tier.hits,
+            stored_tokens=0 if tier is None else tier.tokens,
+            stored_bytes=0 if tier is None else tier.used_bytes,
+            stored_failures=0 if tier is None else tier.failures,
         )

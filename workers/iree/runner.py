@@ -18,9 +18,11 @@ from workers.engine.runner import (
     RunnerCapabilities,
     check_chunks,
     check_copy,
+    check_read,
     check_rows,
     check_specs,
     check_targets,
+    check_write,
 )
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
@@ -38,6 +40,7 @@ from workers.iree.kv_memory import host_kv, needed, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
@@ -83,6 +86,7 @@ class IreeRunner:
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
+            rows_format=rows_format(builder.recipe, plan) if self._host_kv is not None else "",
         )
 
     @classmethod
@@ -323,6 +327,17 @@ class IreeRunner:
                 self._host_kv.copy(source, target, length)
             self._host_kv.clear(target, length, held)
         self._written[target] = length
+
+    def read_rows(self, slot: int, start: int, end: int) -> memoryview:
+        check_read(self.capabilities, self._written.__getitem__, slot, start, end)
+        assert self._host_kv is not None, "checked"
+        return self._host_kv.read(slot, start, end)
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        count = check_write(self.capabilities, self._written.__getitem__, slot, start, len(rows))
+        self._written[slot] = start + count  # if the write fails half-way, a reset clears all of it
+        assert self._host_kv is not None, "checked"
+        self._host_kv.write(slot, start, start + count, rows)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._cache.slots:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from protocol.request import Sampling
 from workers.checkpoints.generation_config import SamplingDefaults, read_sampling_defaults
 from workers.engine.engine import BatchEngine
@@ -15,6 +17,7 @@ from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
@@ -22,6 +25,8 @@ from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of
 from workers.load_options import Progress
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
+from workers.prefix_store.directory import DirectoryUnusable, default_directory
+from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
@@ -75,13 +80,15 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             progress("warm-up", 0, 1)
             step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
             progress("warm-up", 1, 1)
+        served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
         engine = BatchEngine(
-            with_faults(runner, spec.faults),  # call 1 of the plan is the first call of the first request
+            served,
             max_queue=spec.max_queue,
             step_tokens=spec.step_tokens or None,
             kv_tokens=kv_tokens(spec, runner.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
+            tier=prefix_tier(spec, served),
         )
         undo.pop_all()  # the engine owns the runner now
     vocab_size = runner.capabilities.vocab_size
@@ -112,6 +119,23 @@ def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixP
     """Return what to retain of ended sequences."""
     most = spec.prefix_bytes // max(capabilities.row_bytes, 1) if spec.prefix_bytes else None
     return PrefixPolicy(spec.prefix_cache, most, headroom=spec.scheduler_headroom)
+
+
+def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
+    """Open the prefix tier, if there is one. A directory that cannot be used costs no more than the tier."""
+    if not (spec.prefix_cache and spec.prefix_cache_bytes):
+        return None
+    log = structlog.get_logger()
+    if not PrefixTier.serves(runner.capabilities):
+        log.warning("prefix_tier_off", reason=f"cached rows depend on their chunks on {runner.capabilities.device}")
+        return None
+    path = Path(spec.prefix_cache_dir).expanduser() if spec.prefix_cache_dir else default_directory()
+    try:
+        store = PrefixStore(path, spec.prefix_cache_bytes, temporary=not spec.prefix_cache_dir)
+    except DirectoryUnusable as error:
+        log.warning("prefix_tier_off", reason=str(error))
+        return None
+    return PrefixTier(store, runner)
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

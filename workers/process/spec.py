@@ -62,6 +62,10 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Retain the KV of ended sequences, for requests that share a prefix with them."""
     prefix_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Maximum bytes retained so; 0 retains the last sequence of every slot."""
+    prefix_cache_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """Maximum bytes of the prefix tier, which all workers of this user on the machine share; 0 is no tier."""
+    prefix_cache_dir: str = ""
+    """Directory of the prefix tier; empty means one in memory, which ends with its last user."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
     generation_config: GenerationConfig = "auto"

@@ -43,9 +43,11 @@ def launch(
     standby: bool = False,
     program: str = "workers",
     faults: Sequence[Fault] = (),
+    prefix_cache_dir: str = "",
     **scripted: Any,
 ) -> WorkerLaunch:
-    """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs."""
+    """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, and `prefix_cache_dir`
+    the directory of its prefix tier, if it has one."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
@@ -53,6 +55,8 @@ def launch(
         backend="scripted",
         max_batch_size=slots,
         log_level="warning",
+        prefix_cache_bytes=1 << 26 if prefix_cache_dir else 0,
+        prefix_cache_dir=prefix_cache_dir,
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
         faults=tuple(faults),
     )

@@ -18,6 +18,8 @@ from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from tests.workers.iree.cpus import skip_unless_possible
+from tests.workers.rows_gate import run_rows_gate
+from tests.workers.tier_gate import run_tier_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.graph_plan import SAMPLE
 from workers.iree.runner import IreeRunner
@@ -324,3 +326,18 @@ def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.
     assert tokens == [greedy[20], greedy[29], None, greedy[40]]
     assert runner.prefill([Chunk(6, TOKENS[9:10], 9, 9)], [GREEDY]) == [greedy[9]]
     np.testing.assert_array_equal(spy.seen[-1][0], expected[9])
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_written_to_another_runner_are_as_good_as_computed_ones(load: Load, dtype: Dtype) -> None:
+    """Neither the number of slots nor of threads matters."""
+    one, other = load(dtype=dtype), load(dtype=dtype, slots=3, device="local-task", threads=2)
+    try:
+        run_rows_gate(one, other, 50, cuts=(1, 16, 19, 48))
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_worker_restores_what_another_one_has_saved(load: Load, tmp_path: Path) -> None:
+    run_tier_gate(load, tmp_path / "store")

@@ -46,6 +46,10 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     capabilities = runner.capabilities
     assert (capabilities.device, capabilities.exact_rows, capabilities.kv_rows) == (GENERIC_DEVICE, False, 0)
     assert runner._host_kv is None
+    assert capabilities.rows_format == ""
+    for refused in (lambda: runner.read_rows(0, 0, 1), lambda: runner.write_rows(0, 0, b"")):
+        with pytest.raises(ValueError, match="rows cannot be read or written on generic-task"):
+            refused()
     if sampling:
         fetch_all(runner, *sampling)
         assert {*sampling, "narrow_4", "mask_4"} <= runner.graphs.ready

@@ -19,6 +19,8 @@ from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import Load, load_runner
+from tests.workers.rows_gate import run_rows_gate
+from tests.workers.tier_gate import run_tier_gate
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
@@ -400,6 +402,20 @@ def test_progress_counts_every_tensor(path: Path, load: Load) -> None:
     assert seen[0] == ("weights", 0, total)
     assert seen[-1] == ("weights", total, total)
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_written_to_another_runner_are_as_good_as_computed_ones(path: Path, load: Load, dtype: str) -> None:
+    run_rows_gate(load(path, dtype=dtype), load(path, dtype=dtype, slots=2), 30)
+
+
+def test_a_worker_restores_what_another_one_has_saved(path: Path, tmp_path: Path) -> None:
+    run_tier_gate(lambda: load_runner(path, dtype="bfloat16"), tmp_path / "store")
+
+
+def test_rows_of_another_type_have_another_format(path: Path, load: Load) -> None:
+    formats = {load(path, dtype=dtype).capabilities.rows_format for dtype in ("float32", "bfloat16", "float32")}
+    assert len(formats) == 2
 
 
 def test_logits_that_are_not_finite_fail_the_call(path: Path, load: Load) -> None:

@@ -27,8 +27,8 @@ def test_a_scripted_worker_needs_no_files() -> None:
 def test_a_failed_load_closes_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[ScriptedRunner] = []
     monkeypatch.setattr(ScriptedRunner, "close", lambda runner: closed.append(runner))
-    with pytest.raises(LoadRefused, match="kv_bytes: 63 bytes hold 63 tokens, fewer than the context of 64"):
-        load(scripted(context=64, kv_bytes=63), lambda *progress: None)
+    with pytest.raises(LoadRefused, match="kv_bytes: 504 bytes hold 63 tokens, fewer than the context of 64"):
+        load(scripted(context=64, kv_bytes=504), lambda *progress: None)
     assert len(closed) == 1
 
 

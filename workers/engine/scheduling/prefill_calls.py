@@ -80,6 +80,8 @@ class PrefillCalls:
         if not prompts.prefilling:
             return []
         candidates = list(self._candidates(prompts))
+        if not candidates:
+            return []
         room = self._size(candidates)
         call: list[ScheduledChunk] = []
         for candidate in candidates:
@@ -101,6 +103,8 @@ class PrefillCalls:
         rows = 0
         before: list[EngineSequence] = []
         for sequence in islice(in_turn(prompts.prefilling, prompts.now), MAX_CHUNKS):
+            if sequence.restores_to:
+                continue
             if sequence.reused is None:
                 source, start = self._allocator.find_prefix(sequence, prompts.running())
                 waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)

@@ -1,0 +1,294 @@
+"""The prefix tier in the engine, on the scripted runner: what is saved and restored when, and what failures cost."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.gate import alone
+from tests.workers.tier_gate import BLOCK_ROWS, engine_with_tier, run_tier_gate, serve
+from workers.engine.engine import BatchEngine
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Runner
+from workers.engine.step_result import Token
+from workers.engine.tier.prefix_tier import PrefixTier
+from workers.faults.faulty_runner import with_faults
+from workers.faults.plan import raising
+from workers.prefix_store.entry import stored_size
+from workers.prefix_store.store import PrefixStore
+from workers.scripted.runner import ROW_BYTES, ScriptedRunner
+
+PROMPT = tuple(at * 5 % 257 for at in range(100))
+BLOCKS = 6
+"""Whole blocks of the prompt."""
+
+
+def scripted(**options: Any) -> ScriptedRunner:
+    return ScriptedRunner(slots=2, context=256, prefill_chunks=(16, 64), **options)
+
+
+def request(stream: int, prompt: tuple[int, ...] = PROMPT, **options: Any) -> EngineRequest:
+    return EngineRequest(stream, prompt, **{"max_tokens": 4} | options)
+
+
+def cold(asked: EngineRequest) -> list[int]:
+    return alone(scripted(), asked)
+
+
+def other(stream: int) -> EngineRequest:
+    """A request that shares nothing with others."""
+    return request(stream, tuple((stream * 31 + at * 7) % 251 for at in range(40)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def saved(path: Path) -> Path:
+    """A directory with the rows of `PROMPT`."""
+    engine = engine_with_tier(scripted(), path)
+    assert serve(engine, request(1)) == (cold(request(1)), 0)
+    engine.close()
+    return path
+
+
+def files(path: Path) -> list[Path]:
+    return [file for file in path.iterdir() if file.name not in ("lock", "users")]
+
+
+def test_gate(path: Path) -> None:
+    run_tier_gate(scripted, path)
+
+
+def test_a_prefix_outlives_the_requests_that_take_its_slot(path: Path) -> None:
+    engine = engine_with_tier(scripted(), path)
+    serve(engine, request(1))
+    for stream in range(2, 14):
+        serve(engine, other(stream))
+    assert serve(engine, request(20)) == (cold(request(20)), BLOCKS * BLOCK_ROWS)
+    engine.close()
+
+
+def test_rows_are_saved_while_their_sequence_runs(path: Path) -> None:
+    """A worker that is lost has left what it had computed, but for the last few steps."""
+    engine = engine_with_tier(scripted(), path)
+    engine.submit(request(1, max_tokens=100))
+    for _ in range(60):
+        engine.step()
+        engine.settle()
+    assert len(files(path)) == (len(PROMPT) + 55) // BLOCK_ROWS
+    other_worker = engine_with_tier(scripted(), path)
+    resume = tuple(cold(request(1, max_tokens=100))[:50])
+    tokens, cached = serve(other_worker, request(1, max_tokens=100, resume=resume))
+    assert ([*resume, *tokens], cached) == (cold(request(1, max_tokens=100)), 144)
+    engine.close()
+    other_worker.close()
+
+
+def test_a_tenant_finds_no_rows_of_another(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    assert serve(engine, request(1, tenant="other")) == (cold(request(1)), 0)
+    engine.close()
+
+
+def test_rows_of_another_format_are_not_found(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.scripted.runner.ROWS_FORMAT", "scripted-0")
+    engine = engine_with_tier(scripted(), saved)
+    assert serve(engine, request(1))[1] == 0
+    engine.close()
+
+
+def test_a_longer_prefix_in_a_slot_comes_first(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    serve(engine, request(1))
+    assert serve(engine, request(2)) == (cold(request(2)), len(PROMPT) - 1)
+    engine.close()
+
+
+def test_the_tier_continues_a_shorter_prefix_of_a_slot(saved: Path) -> None:
+    """The slot has 40 rows of it: two blocks, and a part that is restored with its block."""
+    engine = engine_with_tier(scripted(), saved)
+    serve(engine, request(1, PROMPT[:40], tenant=""))
+    taken = engine._tier.tokens if engine._tier else -1
+    assert serve(engine, request(2)) == (cold(request(2)), BLOCKS * BLOCK_ROWS)
+    assert engine._tier is not None
+    assert engine._tier.tokens - taken == (BLOCKS - 2) * BLOCK_ROWS
+    engine.close()
+
+
+@pytest.mark.parametrize("damaged", [0, 3, 5])
+def test_after_a_damaged_block_the_rest_is_computed(saved: Path, damaged: int) -> None:
+    first = min(files(saved), key=lambda file: file.stat().st_mtime_ns)
+    by_parent = {file.name.partition("-")[2]: file for file in files(saved)}
+    chain = [first]
+    while chain[-1].name.partition("-")[0] in by_parent:
+        chain.append(by_parent[chain[-1].name.partition("-")[0]])
+    assert len(chain) == BLOCKS
+    chain[damaged].write_bytes(chain[damaged].read_bytes()[:-1] + b"?")
+    engine = engine_with_tier(scripted(), saved)
+    with capture_logs() as logs:
+        assert serve(engine, request(1)) == (cold(request(1)), damaged * BLOCK_ROWS)
+    assert [log["event"] for log in logs] == ["prefix_store_failed"]
+    engine.close()
+    repaired = engine_with_tier(scripted(), saved)
+    assert serve(repaired, request(1)) == (cold(request(1)), BLOCKS * BLOCK_ROWS), "it was saved again"
+    repaired.close()
+
+
+def test_restores_leave_time_for_those_that_decode(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block a step, where one takes all the time that there is."""
+    ticks = count()
+    runner = scripted()
+    tier = PrefixTier(PrefixStore(saved, 1 << 20), runner, block_rows=BLOCK_ROWS, clock=lambda: float(next(ticks)))
+    engine = BatchEngine(runner, max_queue=8, step_tokens=64, tier=tier)
+    engine.submit(request(7, other(7).prompt, max_tokens=30))
+    engine.step()
+    engine.submit(request(1))
+    steps = 0
+    tokens: list[Token] = []
+    while not any(token.stream == 1 for token in tokens):
+        tokens += engine.step().tokens
+        steps += 1
+    assert steps == BLOCKS
+    assert len([token for token in tokens if token.stream == 7]) == BLOCKS
+    assert runner.violations == []
+    engine.close()
+
+
+def test_a_sequence_that_is_cancelled_half_restored_leaves_valid_rows(saved: Path) -> None:
+    ticks = count()
+    runner = scripted()
+    tier = PrefixTier(PrefixStore(saved, 1 << 20), runner, block_rows=BLOCK_ROWS, clock=lambda: float(next(ticks)))
+    engine = BatchEngine(runner, max_queue=8, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1), tier=tier)
+    engine.submit(request(1))
+    engine.step()
+    assert engine.gauges().kv_tokens == BLOCK_ROWS
+    assert engine.cancel(1) is not None
+    assert engine.gauges().kv_tokens == 0
+    assert serve(engine, request(2)) == (cold(request(2)), BLOCKS * BLOCK_ROWS)
+    assert runner.violations == []
+    engine.close()
+
+
+def test_all_slots_restore_and_the_queue_follows(saved: Path) -> None:
+    runner = scripted()
+    engine = engine_with_tier(runner, saved)
+    asked = [request(stream, PROMPT[: 80 + stream]) for stream in range(6)]
+    for each in asked:
+        engine.submit(each)
+    got: dict[int, list[int]] = {each.stream: [] for each in asked}
+    while not engine.idle:
+        for token in engine.step().tokens:
+            got[token.stream].append(token.token)
+    assert got == {each.stream: cold(each) for each in asked}
+    assert runner.violations == []
+    engine.close()
+
+
+class Unwritable(ScriptedRunner):
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        raise RuntimeError("the device does not answer")
+
+
+def test_a_restore_that_fails_on_the_device_fails_its_request_only(saved: Path) -> None:
+    engine = engine_with_tier(Unwritable(slots=2, context=256, prefill_chunks=(16, 64)), saved)
+    engine.submit(other(7))
+    engine.submit(request(1))
+    failed, ended = [], []
+    with capture_logs():
+        while not engine.idle:
+            result = engine.step()
+            failed += [failure.stream for failure in result.failures]
+            ended += [end.stream for end in result.ends]
+    assert (failed, ended) == ([1], [7])
+    engine.close()
+
+
+class Unreadable(ScriptedRunner):
+    def read_rows(self, slot: int, start: int, end: int) -> bytes:
+        raise RuntimeError("the device does not answer")
+
+
+def test_a_save_that_fails_on_the_device_ends_saves_and_no_request(path: Path) -> None:
+    engine = engine_with_tier(Unreadable(slots=2, context=256, prefill_chunks=(16, 64)), path)
+    with capture_logs() as logs:
+        assert serve(engine, request(1)) == (cold(request(1)), 0)
+        assert serve(engine, other(2)) == (cold(other(2)), 0)
+    assert [log["event"] for log in logs] == ["prefix_not_saved"]
+    assert files(path) == []
+    engine.close()
+
+
+def test_rows_that_lead_to_non_finite_logits_are_dropped(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker that saved them had not noticed: the prompt is computed anew."""
+    engine = engine_with_tier(with_faults(scripted(), raising((99,))), saved)
+    assert engine._tier is not None
+    monkeypatch.setattr(engine._tier._store, "read", lambda block, size: memoryview(b"\xff" * size))
+    with capture_logs() as logs:
+        assert serve(engine, request(1)) == (cold(request(1)), 0)
+    assert [log["event"] for log in logs] == ["prefix_distrusted"]
+    assert files(saved) == []
+    engine.close()
+
+
+def test_rows_that_no_token_has_proven_are_not_saved(path: Path) -> None:
+    engine = engine_with_tier(scripted(), path)
+    engine.submit(request(1))
+    engine.step()  # of the budget of 64 tokens
+    engine.cancel(1)
+    while not engine.idle:
+        engine.step()
+    engine.settle()
+    assert files(path) == []
+    engine.close()
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_store_that_is_too_small_keeps_what_fits(path: Path, blocks: int) -> None:
+    most = blocks * stored_size(BLOCK_ROWS * ROW_BYTES)
+    engine = engine_with_tier(scripted(), path, most)
+    assert serve(engine, request(1)) == (cold(request(1)), 0)
+    for stream in range(2, 6):
+        assert serve(engine, other(stream)) == (cold(other(stream)), 0)
+    assert serve(engine, request(1))[0] == cold(request(1))
+    assert sum(stored_size(BLOCK_ROWS * ROW_BYTES) for _ in files(path)) <= most
+    engine.close()
+
+
+def test_a_full_queue_of_the_store_delays_saves_and_no_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with_tier(scripted(), path)
+    assert engine._tier is not None
+    store, room = engine._tier._store, [False]
+    has_room: Callable[[float], bool] = store.has_room
+    monkeypatch.setattr(store, "has_room", lambda wait_s=0.0: room[0] and has_room(wait_s))
+    engine.submit(request(1))
+    ends: list[int] = []
+    for _ in range(20):
+        ends += [end.stream for end in engine.step().ends]
+    assert ends == [1]
+    assert (engine.idle, files(path)) == (False, [])
+    room[0] = True
+    while not engine.idle:
+        engine.step()
+    engine.settle()
+    assert len(files(path)) == BLOCKS
+    engine.close()
+
+
+def test_a_prompt_with_log_probabilities_is_computed(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    asked = request(1, prompt_logprobs=True)
+    assert serve(engine, asked) == (cold(request(1)), 0)
+    engine.close()
+
+
+def test_runners_whose_rows_depend_on_chunks_have_no_tier() -> None:
+    runner: Runner = scripted(exact_rows=False)
+    assert not PrefixTier.serves(runner.capabilities)
+    assert PrefixTier.serves(scripted().capabilities)

@@ -1,0 +1,313 @@
+"""The directory of a prefix store: within its bound at any point, with several users, wherever one is killed."""
+
+import errno
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.prefix_store import directory as module
+from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
+from workers.prefix_store.directory import DirectoryUnusable, StoreDirectory
+from workers.prefix_store.entry import HEADER_BYTES, PAGE, read_entry, stored_size
+
+ROWS = b"rows" * 1000
+SIZE = stored_size(len(ROWS))
+
+
+def chain(count: int, seed: int = 0, rows: int = 16) -> list[RowBlock]:
+    """The blocks of one sequence."""
+    blocks: list[RowBlock] = []
+    tokens = [(seed * 7919 + at) % 997 for at in range(count * rows)]
+    extend(blocks, root("format", "tenant", rows), tokens, rows, count)
+    return blocks
+
+
+def held(path: Path) -> int:
+    """Bytes of all files of blocks, finished or not."""
+    return sum(-(-file.stat().st_size // PAGE) * PAGE for file in path.iterdir() if file.name not in ("lock", "users"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_keys_follow_from_format_tenant_and_all_tokens_so_far() -> None:
+    first, second = chain(2)
+    assert second.parent == first.key
+    assert first.parent == root("format", "tenant", 16)
+    others = [root("other", "tenant", 16), root("format", "another", 16), root("format", "tenant", 32)]
+    assert len({first.parent, *others}) == 4
+    assert chain(2, seed=1)[1].key != second.key
+    assert chain(3)[:2] == [first, second], "a longer sequence has the same first blocks"
+
+
+@pytest.mark.parametrize(("row_bytes", "rows"), [(1, 64), (16384, 64), (16385, 32), (32769, 16), (1 << 20, 16)])
+def test_a_block_has_a_megabyte_or_the_fewest_rows(row_bytes: int, rows: int) -> None:
+    assert rows_of_block(row_bytes) == rows
+
+
+def test_what_is_written_is_read_and_nothing_else(path: Path) -> None:
+    one, two = chain(2)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    assert directory.write(one, ROWS)
+    assert not directory.write(one, ROWS), "it is there"
+    assert directory.used_bytes == held(path) == SIZE
+    assert bytes(read_entry(directory.file(one), one, bytearray(len(ROWS))) or b"") == ROWS
+    assert read_entry(directory.file(two), two, bytearray(len(ROWS))) is None
+    assert read_entry(directory.file(one), one, bytearray(len(ROWS) - 1)) is None, "rows of another size"
+    assert read_entry(directory.file(one), two, bytearray(len(ROWS))) is None, "another's rows under this name"
+    directory.remove(one)
+    directory.remove(one)
+    assert directory.used_bytes == held(path) == 0
+    directory.close()
+
+
+def test_damage_at_any_byte_is_a_miss(path: Path) -> None:
+    (block,) = chain(1)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    rows = bytes(range(256))
+    directory.write(block, rows)
+    file, buffer = directory.file(block), bytearray(len(rows))
+    sound = file.read_bytes()
+    assert len(sound) == HEADER_BYTES + len(rows)
+    for at in range(len(sound)):
+        file.write_bytes(sound[:at] + bytes([sound[at] ^ (1 << at % 8)]) + sound[at + 1 :])
+        assert read_entry(file, block, buffer) is None, at
+        file.write_bytes(sound[:at])
+        assert read_entry(file, block, buffer) is None, f"{at} bytes of it"
+    file.write_bytes(sound + b"\0")
+    assert read_entry(file, block, buffer) is None
+    file.write_bytes(sound)
+    assert bytes(read_entry(file, block, buffer) or b"") == rows
+    directory.close()
+
+
+def test_the_last_blocks_of_prefixes_that_were_not_reused_go_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLACK_SHARE", 0.0)
+    directory = StoreDirectory(path, 8 * SIZE, temporary=False)
+    old, new = chain(4, seed=1), chain(4, seed=2)
+    for at, block in enumerate([*old, *new]):
+        assert directory.write(block, ROWS)
+        os.utime(directory.file(block), (1000 + at, 1000 + at))
+    directory.touch(old[:2])
+    assert directory.write(chain(1, seed=3)[0], ROWS)
+    assert [directory.file(block).exists() for block in old] == [True, True, True, False], "the last of the oldest"
+    assert all(directory.file(block).exists() for block in new)
+    for seed in range(4, 9):
+        assert directory.write(chain(1, seed=seed)[0], ROWS)
+    assert [directory.file(block).exists() for block in old] == [True, True, False, False], "reused ones stay"
+    assert not any(directory.file(block).exists() for block in new)
+    assert directory.used_bytes == held(path) <= 8 * SIZE
+    directory.close()
+
+
+def test_a_block_that_cannot_fit_evicts_nothing(path: Path) -> None:
+    directory = StoreDirectory(path, 2 * SIZE, temporary=False)
+    one, two, three = chain(3)
+    assert directory.write(one, ROWS)
+    assert not directory.write(two, bytes(2 * SIZE))
+    assert directory.file(one).exists()
+    assert directory.write(two, bytes(SIZE - HEADER_BYTES))
+    assert not directory.write(three, bytes(SIZE - HEADER_BYTES + 1)) or not directory.file(one).exists()
+    assert held(path) <= 2 * SIZE
+    directory.close()
+
+
+def test_any_sequence_of_changes_stays_within_the_bound(path: Path) -> None:
+    randomness = random.Random(7)
+    most = 20 * SIZE
+    directories = [StoreDirectory(path, most, temporary=False) for _ in range(2)]
+    blocks = [block for seed in range(12) for block in chain(6, seed=seed)]
+    for _ in range(1500):
+        directory, block = randomness.choice(directories), randomness.choice(blocks)
+        match randomness.randrange(10):
+            case 0:
+                directory.remove(block)
+            case 1:
+                directory.touch([block])
+            case 2:
+                directory.tidy()
+            case _:
+                directory.write(block, bytes(randomness.randrange(1, 3 * SIZE)))
+        assert directory.used_bytes == held(path) <= most
+    for directory in directories:
+        directory.close()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("point", range(12))
+def test_a_process_that_is_killed_anywhere_leaves_a_valid_directory(
+    path: Path, point: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed before the n-th call of the system that changes something, without any clean-up."""
+    most = 3 * SIZE
+    blocks = chain(4)
+    before = StoreDirectory(path, most, temporary=False)
+    for block in blocks[:2]:
+        before.write(block, ROWS)
+    before.close()
+    left = point
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left <= 0:
+                raise Killed
+            left -= 1
+            return call(*arguments, **options)
+
+        return called
+
+    doomed = StoreDirectory(path, most, temporary=False)
+    with monkeypatch.context() as patch:
+        for name in ("write", "pwrite"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        for name in ("unlink", "rename"):
+            patch.setattr(Path, name, dying(getattr(Path, name)))
+        patch.setattr(tempfile, "mkstemp", dying(tempfile.mkstemp))
+        try:
+            for block in blocks[2:]:
+                doomed.write(block, ROWS)
+        except Killed:
+            pass
+    for descriptor in (doomed._lock, doomed._users):
+        os.close(descriptor)  # as the system does
+    assert held(path) <= most
+    after = StoreDirectory(path, most, temporary=False)
+    after.tidy()
+    assert after.used_bytes == held(path) <= most
+    assert not list(path.glob("partial-*"))
+    for block in blocks:
+        rows = read_entry(after.file(block), block, bytearray(len(ROWS)))
+        assert rows is None or bytes(rows) == ROWS
+    assert after.write(chain(1, seed=9)[0], ROWS)
+    after.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
+from workers.prefix_store.directory import StoreDirectory
+directory = StoreDirectory(Path(sys.argv[1]), 20 * SIZE, temporary=False)
+print("ready", flush=True)
+seed = int(sys.argv[2])
+while True:
+    for block in chain(5, seed=seed):
+        directory.write(block, ROWS)
+    seed += 2
+"""
+
+
+def test_processes_share_a_directory_and_may_be_killed(path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(seed)], stdout=subprocess.PIPE)
+        for seed in (1, 2)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+        seen = 0
+        deadline = time.monotonic() + 60
+        while seen < 200 and time.monotonic() < deadline:
+            names = {file for file in path.iterdir() if file.name not in ("lock", "users")}
+            sizes = []
+            for file in names:
+                try:
+                    sizes.append(-(-file.stat().st_size // PAGE) * PAGE)
+                except FileNotFoundError:
+                    continue
+            seen += bool(sizes)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
+    assert [writer.returncode for writer in writers] == [-signal.SIGKILL] * 2, "neither has failed"
+    assert seen == 200
+    assert held(path) <= 20 * SIZE
+    after = StoreDirectory(path, 20 * SIZE, temporary=False)
+    after.tidy()
+    assert after.used_bytes == held(path) <= 20 * SIZE
+    after.close()
+
+
+def test_a_file_that_another_process_writes_is_left_alone(path: Path) -> None:
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    partial, descriptor = directory._create_partial(SIZE)
+    directory.tidy()
+    assert partial.exists()
+    assert directory.used_bytes == SIZE, "it counts, though nothing is written yet"
+    os.close(descriptor)
+    directory.tidy()
+    assert not partial.exists()
+    assert directory.used_bytes == 0
+    directory.close()
+
+
+def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FREE_SHARE", 1.0)
+        with pytest.raises(OSError, match="No space left") as refused:
+            directory.write(block, ROWS)
+        assert refused.value.errno == errno.ENOSPC
+
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            directory.write(block, ROWS)
+    assert directory.used_bytes == held(path) == 0
+    assert directory.write(block, ROWS)
+    directory.close()
+
+
+def test_a_temporary_directory_goes_with_its_last_user(path: Path) -> None:
+    one, two = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
+    one.write(chain(1)[0], ROWS)
+    one.close()
+    assert path.exists()
+    two.close()
+    assert not path.exists()
+    again = StoreDirectory(path, 10 * SIZE, temporary=False)
+    again.write(chain(1)[0], ROWS)
+    again.close()
+    assert held(path) == SIZE, "one that was named stays"
+
+
+def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "file").touch()
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name, problem in (("open", "mode must be 0700"), ("file", "File exists"), ("link", "not a directory")):
+        with pytest.raises(DirectoryUnusable, match=problem):
+            StoreDirectory(tmp_path / name, SIZE, temporary=False)
+
+
+def test_the_lock_is_held_for_a_change_only(path: Path) -> None:
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    directory.write(chain(1)[0], ROWS)
+    with (path / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    directory.close()

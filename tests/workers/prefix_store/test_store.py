@@ -1,0 +1,130 @@
+"""The store of a worker: changes are made behind its back, and none of its errors reaches it."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
+from workers.prefix_store import directory as directories
+from workers.prefix_store import store as module
+from workers.prefix_store.store import QUEUED_BLOCKS, PrefixStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PrefixStore]:
+    one = PrefixStore(tmp_path / "store", 20 * SIZE)
+    yield one
+    one.close()
+
+
+def test_a_block_is_held_at_once_and_read_when_it_is_written(store: PrefixStore, tmp_path: Path) -> None:
+    one, two = chain(2)
+    assert not store.holds(one)
+    store.offer(one, ROWS)
+    assert store.holds(one)
+    store.settle()
+    assert bytes(store.read(one, len(ROWS)) or b"") == ROWS
+    assert (store.holds(two), store.read(two, len(ROWS)), store.failures) == (False, None, 0)
+    assert store.used_bytes == SIZE
+    other = PrefixStore(tmp_path / "store", 20 * SIZE)
+    assert bytes(other.read(one, len(ROWS)) or b"") == ROWS
+    other.discard(one)
+    other.settle()
+    assert not store.holds(one)
+    other.close()
+
+
+def test_a_damaged_block_is_removed_and_counted(store: PrefixStore) -> None:
+    (block,) = chain(1)
+    store.offer(block, ROWS)
+    store.settle()
+    file = store._directory.file(block)
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    with capture_logs() as logs:
+        assert store.read(block, len(ROWS)) is None
+    store.settle()
+    assert [log["event"] for log in logs] == ["prefix_store_failed"]
+    assert (store.failures, file.exists(), store.used_bytes) == (1, False, 0)
+    store.offer(block, ROWS)
+    store.settle()
+    assert bytes(store.read(block, len(ROWS)) or b"") == ROWS
+
+
+def test_no_more_blocks_wait_than_the_bound(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, begun = threading.Event(), threading.Event()
+    write = store._directory.write
+
+    def slow(*arguments: Any) -> bool:
+        begun.set()
+        may_write.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(store._directory, "write", slow)
+    blocks = chain(QUEUED_BLOCKS + 1)
+    for block in blocks[:QUEUED_BLOCKS]:
+        assert store.has_room()
+        store.offer(block, ROWS)
+    assert begun.wait(30)
+    assert not store.has_room()
+    with pytest.raises(ValueError, match="wait already"):
+        store.offer(blocks[-1], ROWS)
+    may_write.set()
+    assert store.has_room(30)
+    store.settle()
+    assert [store.holds(block) for block in blocks] == [True] * QUEUED_BLOCKS + [False]
+
+
+def test_a_full_disk_turns_writes_off_for_some_time(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = chain(3)
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(directories, "FREE_SHARE", 1.0)
+        store.offer(one, ROWS)
+        store.settle()
+        assert not store.can_write()
+        store.offer(two, ROWS)  # another one that was on its way
+        store.settle()
+    assert [log["event"] for log in logs] == ["prefix_store_full"]
+    assert (store.failures, store.holds(one), store.holds(two)) == (1, False, False)
+    store._rests_until = 0.0
+    assert store.can_write()
+    store.offer(three, ROWS)
+    store.settle()
+    assert store.holds(three)
+
+
+def test_a_directory_that_is_gone_costs_what_was_in_it(store: PrefixStore, tmp_path: Path) -> None:
+    one, two = chain(2)
+    store.offer(one, ROWS)
+    store.settle()
+    for file in (tmp_path / "store").iterdir():
+        file.unlink()
+    os.rmdir(tmp_path / "store")
+    with capture_logs():
+        assert store.read(one, len(ROWS)) is None
+        store.offer(two, ROWS)
+        store.touch([one])
+        store.settle()
+    assert not store.holds(two)
+    assert store.failures > 0
+
+
+def test_a_lock_that_another_process_keeps_holds_up_neither_reads_nor_the_end(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = chain(2)
+    store.offer(one, ROWS)
+    store.settle()
+    monkeypatch.setattr(module, "CLOSE_S", 0.01)
+    other = directories.StoreDirectory(store._directory.path, 20 * SIZE, temporary=False)
+    with other._locked():
+        store.offer(two, ROWS)
+        assert bytes(store.read(one, len(ROWS)) or b"") == ROWS
+        store.close()
+    store._thread.join(30)
+    assert not store._thread.is_alive()
+    other.close()

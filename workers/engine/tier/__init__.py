@@ -1,0 +1,1 @@
+"""The tier of cached rows apart from the slots."""

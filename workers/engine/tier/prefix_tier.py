@@ -1,0 +1,177 @@
+"""The prefix tier: saves rows of sequences in a store apart from the slots, and restores them for later ones.
+
+Rows are saved in blocks when a sampled token has proven that they are finite, while their sequence runs, so that
+another worker finds them if this one is lost. Saves and restores are made between the calls of a step, a few at a time.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+
+from workers.engine.prefix_match import CachedRows
+from workers.engine.runner import Runner, RunnerCapabilities
+from workers.engine.sequence import EngineSequence
+from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
+from workers.prefix_store.store import PrefixStore
+
+SAVES_PER_STEP = 2
+"""Blocks that are read from their slots in one step."""
+IDLE_WAIT_S = 0.1
+"""Time that a step without other work waits for the store to take a block."""
+RESTORE_S = 0.02
+"""Time that a step restores rows while other sequences decode; one block at least."""
+ALONE_RESTORE_S = 0.1
+"""The same while none decodes: after it, the worker looks for new requests and cancels."""
+
+
+class PrefixTier:
+    """Used by the engine alone. A store that fails, or is too small, costs the rows in it and nothing else."""
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        runner: Runner,
+        *,
+        block_rows: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`block_rows` is for tests; None derives it from the size of a row."""
+        capabilities = runner.capabilities
+        self._store = store
+        self._runner = runner
+        self._format = capabilities.rows_format
+        self._row_bytes = capabilities.row_bytes
+        self.block_rows = rows_of_block(self._row_bytes) if block_rows is None else block_rows
+        self.clock = clock
+        self._log = structlog.get_logger()
+        self._saves = True
+        self.unsaved = False
+        """There were rows to save after the last step."""
+        self.hits = 0
+        """Sequences that took rows from the store."""
+        self.tokens = 0
+        """Tokens whose rows these were."""
+
+    @staticmethod
+    def serves(capabilities: RunnerCapabilities) -> bool:
+        """Return whether rows of a runner can be restored: they are the same whichever chunks computed them."""
+        return bool(capabilities.exact_rows and capabilities.rows_format and capabilities.row_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the store."""
+        return self._store.used_bytes
+
+    @property
+    def failures(self) -> int:
+        """Blocks that could not be written or read."""
+        return self._store.failures
+
+    def rows_for(self, sequence: EngineSequence) -> int:
+        """Return the first rows of a prompt that the store has. At least one token is left to compute."""
+        if sequence.reports_prompt:
+            return 0
+        blocks = self._blocks(sequence.cached, (sequence.prefill_length - 1) // self.block_rows)
+        count = 0
+        while count < len(blocks) and self._store.holds(blocks[count]):
+            count += 1
+        return count * self.block_rows
+
+    def restore(self, sequence: EngineSequence, until: float) -> Iterator[int]:
+        """Write blocks of rows to the slot of a sequence, until a time of `clock`; one at least.
+
+        Yields the rows of each block, which the caller records before it goes on. If a block cannot be read, the
+        sequence computes the rest. Raises what the runner raises.
+        """
+        size = self.block_rows
+        while sequence.cached.rows < sequence.restores_to:
+            rows = self._store.read(sequence.cached.blocks[sequence.cached.rows // size], size * self._row_bytes)
+            if rows is None:
+                sequence.restores_to = sequence.cached.rows
+                break
+            self._runner.write_rows(sequence.slot, sequence.cached.rows, rows)
+            yield size
+            if self.clock() >= until:
+                break
+        if sequence.cached.rows >= sequence.restores_to:
+            self._restored(sequence)
+
+    def _restored(self, sequence: EngineSequence) -> None:
+        """Note the end of a restore."""
+        taken = sequence.restores_to - sequence.restored_from
+        if taken:
+            count = sequence.restores_to // self.block_rows
+            sequence.cached.saved_blocks = count
+            self._store.touch(sequence.cached.blocks[:count])
+            if not sequence.restarted:
+                self.hits += 1
+                self.tokens += taken
+        sequence.restores_to = 0
+
+    def distrust(self, sequence: EngineSequence) -> None:
+        """Drop the blocks that a sequence has started with: its logits are not finite."""
+        for block in sequence.cached.blocks[: sequence.cached.rows // self.block_rows]:
+            self._store.discard(block)
+        sequence.cached.saved_blocks = None
+
+    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool) -> None:
+        """Save blocks of these slots that the store does not have, the first of each sequence first."""
+        self.unsaved = False
+        if not self._saves or not self._store.can_write():
+            return
+        left = SAVES_PER_STEP
+        for slot, cached in slots:
+            while (block := self._next_unsaved(cached)) is not None:
+                if not left:
+                    self.unsaved = True
+                    return
+                if not self._save(slot, cached, block, IDLE_WAIT_S if idle else 0.0):
+                    self.unsaved = self._saves
+                    return
+                left -= 1
+
+    def _next_unsaved(self, cached: CachedRows) -> RowBlock | None:
+        """Return the first block of a sequence that the store does not have."""
+        if cached.saved_blocks is None:
+            return None
+        proven = min(cached.rows, cached.proven) // self.block_rows
+        while cached.saved_blocks < proven:
+            block = self._blocks(cached, cached.saved_blocks + 1)[cached.saved_blocks]
+            if not self._store.holds(block):
+                return block
+            cached.saved_blocks += 1
+        return None
+
+    def _save(self, slot: int, cached: CachedRows, block: RowBlock, wait_s: float) -> bool:
+        assert cached.saved_blocks is not None, "it has a block to save"
+        if cached.saved_blocks and not self._store.holds(cached.blocks[cached.saved_blocks - 1]):
+            cached.saved_blocks = None  # the store is too small: what comes after would not be found
+            return True
+        if not self._store.has_room(wait_s):
+            return False
+        start = cached.saved_blocks * self.block_rows
+        try:
+            rows = self._runner.read_rows(slot, start, start + self.block_rows)
+        except Exception as error:  # noqa: BLE001 - any error of a device must cost no request
+            self._saves = False
+            self._log.error("prefix_not_saved", slot=slot, exc_info=error)
+            return False
+        self._store.offer(block, rows)
+        cached.saved_blocks += 1
+        return True
+
+    def _blocks(self, cached: CachedRows, count: int) -> list[RowBlock]:
+        """Return the first blocks of a sequence, at least `count`."""
+        if len(cached.blocks) < count:
+            first = root(self._format, cached.tenant, self.block_rows)
+            extend(cached.blocks, first, cached.tokens, self.block_rows, count)
+        return cached.blocks
+
+    def settle(self) -> None:
+        """Wait until the store has made all changes."""
+        self._store.settle()
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()

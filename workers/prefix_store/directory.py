@@ -1,0 +1,271 @@
+"""The directory of a store: who uses it, how many bytes it has, and what is evicted.
+
+The files of blocks are its index: any process reads them, and each change is one rename or removal. The bytes are
+counted in a file, under a lock that is held for a change only, and are counted before they are written. So a process
+that is killed at any point leaves at most a temporary file, which the next one removes, and a count that is too high,
+which the next eviction corrects.
+"""
+
+import contextlib
+import errno
+import fcntl
+import heapq
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.prefix_store.block import KEY_BYTES, RowBlock
+from workers.prefix_store.entry import PAGE, header, stored_size
+
+FREE_SHARE = 0.05
+"""Share of the file system that stays free."""
+SLACK_SHARE = 1 / 16
+"""Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
+REUSE_S = 60.0
+"""Seconds by which each reuse defers the eviction of a block."""
+MOST_AHEAD_S = 3600.0
+"""The most that reuses defer it."""
+_COUNT = struct.Struct("<Q")
+_NAME = 4 * KEY_BYTES + 1
+_PARTIAL = "partial-"
+
+
+class DirectoryUnusable(Exception):
+    """Raised for a directory that cannot be made, or that another user could read or write; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredBlock:
+    name: str
+    size: int
+    evict_at: float
+
+    @property
+    def key(self) -> str:
+        return self.name[: 2 * KEY_BYTES]
+
+    @property
+    def parent(self) -> str:
+        return self.name[2 * KEY_BYTES + 1 :]
+
+
+def default_directory() -> Path:
+    """Return the directory in memory that all servers of this user share; on disk where no file system is in memory."""
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"baton-prefixes-{os.getuid()}"
+
+
+class StoreDirectory:
+    """An open directory. While one is open, no process removes it."""
+
+    def __init__(self, path: Path, max_bytes: int, *, temporary: bool) -> None:
+        """`temporary` removes the directory when no process has it open any more.
+
+        Raises `DirectoryUnusable`.
+        """
+        self.path = path
+        self._max_bytes = max_bytes
+        self._temporary = temporary
+        self._users = _open_shared(path)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        """Close the directory, and remove it if it is temporary and nobody else has it open."""
+        os.close(self._lock)
+        if self._temporary:
+            with contextlib.suppress(OSError):  # somebody else has it
+                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._users)
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that are counted now."""
+        return self._counted()
+
+    def file(self, block: RowBlock) -> Path:
+        """Return the path of a block's file, whether it is there or not."""
+        return self.path / block.name
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left, count the bytes anew, and evict what is beyond the bound."""
+        with self._locked():
+            self._remove_abandoned()
+            self._evict(0)
+
+    def write(self, block: RowBlock, rows: bytes | memoryview) -> bool:
+        """Write a block, evicting others for it. False if it does not fit, or is there already.
+
+        Raises `OSError`, with ENOSPC if the file system is about to be full.
+        """
+        size, file = stored_size(len(rows)), self.file(block)
+        if size > self._max_bytes or file.exists():
+            return False
+        with self._locked():
+            if self._counted() + size > self._max_bytes and not self._evict(size):
+                return False
+            self._check_free(size)
+            partial, descriptor = self._create_partial(size)
+        try:
+            try:
+                _write_all(descriptor, [header(block, rows), rows])
+            except BaseException:
+                self._drop_partial(partial, size)
+                raise
+            with self._locked():
+                if file.exists():  # another process has just written it
+                    partial.unlink()
+                    self._count(-size)
+                    return False
+                partial.rename(file)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def touch(self, blocks: Sequence[RowBlock]) -> None:
+        """Note that blocks were reused."""
+        now = time.time()
+        for file in map(self.file, blocks):
+            with contextlib.suppress(FileNotFoundError):  # it was evicted
+                until = min(max(file.stat().st_mtime, now) + REUSE_S, now + MOST_AHEAD_S)
+                os.utime(file, (until, until))
+
+    def remove(self, block: RowBlock) -> None:
+        """Remove a block, if it is there."""
+        file = self.file(block)
+        with self._locked(), contextlib.suppress(FileNotFoundError):
+            size = _rounded(file.stat().st_size)
+            file.unlink()
+            self._count(-size)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _counted(self) -> int:
+        data = os.pread(self._lock, _COUNT.size, 0)
+        return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else 0
+
+    def _set_count(self, count: int) -> None:
+        os.pwrite(self._lock, _COUNT.pack(max(count, 0)), 0)
+
+    def _count(self, change: int) -> None:
+        self._set_count(self._counted() + change)
+
+    def _check_free(self, size: int) -> None:
+        system = os.statvfs(self.path)
+        if (system.f_bavail * system.f_frsize) - size < FREE_SHARE * system.f_blocks * system.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def _create_partial(self, size: int) -> tuple[Path, int]:
+        """Create a temporary file, locked as long as this process writes it, whose name counts its bytes."""
+        self._count(size)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{size}-", dir=self.path)
+        except OSError:
+            self._count(-size)
+            raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return Path(name), descriptor
+
+    def _drop_partial(self, partial: Path, size: int) -> None:
+        with self._locked():
+            partial.unlink(missing_ok=True)
+            self._count(-size)
+
+    def _remove_abandoned(self) -> None:
+        for partial in self.path.glob(f"{_PARTIAL}*"):
+            with contextlib.suppress(BlockingIOError), partial.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink()
+
+    def _evict(self, size: int) -> bool:
+        """Evict blocks until `size` bytes more fit into the bound, and correct the count. False if they cannot.
+
+        The last blocks of prefixes go first, those whose reuse is longest ago; no block goes before those that follow
+        it.
+        """
+        entries, others = self._scan()
+        total = sum(entry.size for entry in entries.values()) + others
+        if total + size > self._max_bytes:
+            total = self._evict_to(int(self._max_bytes * (1 - SLACK_SHARE)) - size, entries, total)
+        self._set_count(total)
+        return total + size <= self._max_bytes
+
+    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int) -> int:
+        following: dict[str, int] = {}
+        for entry in entries.values():
+            following[entry.parent] = following.get(entry.parent, 0) + 1
+        last = [(entry.evict_at, entry.key) for entry in entries.values() if entry.key not in following]
+        heapq.heapify(last)
+        while last and total > most:
+            _, key = heapq.heappop(last)
+            entry = entries[key]
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / entry.name).unlink()
+            total -= entry.size
+            following[entry.parent] -= 1
+            before = entries.get(entry.parent)
+            if before is not None and not following[entry.parent]:
+                heapq.heappush(last, (before.evict_at, before.key))
+        return total
+
+    def _scan(self) -> tuple[dict[str, _StoredBlock], int]:
+        """Return the blocks by their keys, and the bytes of temporary files."""
+        entries: dict[str, _StoredBlock] = {}
+        others = 0
+        with os.scandir(self.path) as files:
+            for file in files:
+                if file.name.startswith(_PARTIAL):
+                    others += int(file.name.split("-")[1])
+                elif len(file.name) == _NAME:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        entries[file.name[: 2 * KEY_BYTES]] = _StoredBlock(
+                            file.name, _rounded(status.st_size), status.st_mtime
+                        )
+        return entries, others
+
+
+def _open_shared(path: Path) -> int:
+    """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
+    while True:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                raise DirectoryUnusable(f"{path} is not a directory of this user")
+            if status.st_mode & 0o077:
+                raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
+            users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # its last user has just removed it
+        except OSError as error:
+            raise DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}") from error
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if (path / "users").stat().st_ino == os.fstat(users).st_ino:
+                return users
+        os.close(users)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _write_all(descriptor: int, parts: list[bytes | memoryview]) -> None:
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]

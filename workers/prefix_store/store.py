@@ -1,0 +1,161 @@
+"""Keeps blocks of cache rows in a directory. The caller's thread reads, and a thread of its own makes changes."""
+
+import errno
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from workers.prefix_store.block import RowBlock
+from workers.prefix_store.directory import StoreDirectory
+from workers.prefix_store.entry import read_entry
+
+QUEUED_BLOCKS = 4
+"""Blocks that wait to be written. A further one is not taken."""
+REST_S = 30.0
+"""Seconds without writes after one has failed, as on a full disk."""
+CLOSE_S = 1.0
+"""Seconds for the last writes."""
+
+
+class PrefixStore:
+    """A store of one worker. Any number of processes may have one in the same directory.
+
+    Nothing raises: what cannot be written is lost, and what cannot be read is not there. `failures` counts both.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, *, temporary: bool = False) -> None:
+        """Open the directory. Raises `workers.prefix_store.directory.DirectoryUnusable`."""
+        self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
+        self._log = structlog.get_logger().bind(directory=str(path))
+        self._buffer = bytearray()
+        self._reported = ""
+        self._rests_until = 0.0
+        self._used_bytes = 0
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._jobs: deque[Callable[[], None]] = deque([self._directory.tidy])
+        self._writing: set[bytes] = set()
+        """Keys of the blocks that wait to be written."""
+        self._discarded: set[bytes] = set()
+        """Keys of the blocks that wait to be removed."""
+        self._busy = False
+        self._closing = False
+        self.failures = 0
+        """Blocks that could not be written or read."""
+        self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
+        self._thread.start()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
+        return self._used_bytes
+
+    def can_write(self) -> bool:
+        """False for some time after a write has failed."""
+        return time.monotonic() >= self._rests_until
+
+    def holds(self, block: RowBlock) -> bool:
+        """Return whether a block is there, or about to be. It may be evicted or damaged when it is read."""
+        if block.key in self._writing:
+            return True
+        return block.key not in self._discarded and self._directory.file(block).exists()
+
+    def read(self, block: RowBlock, size: int) -> memoryview | None:
+        """Return the `size` bytes of a block, valid until the next read; None if it is not there or damaged."""
+        if len(self._buffer) != size:
+            self._buffer = bytearray(size)
+        file = self._directory.file(block)
+        rows = read_entry(file, block, self._buffer)
+        if rows is None and file.exists():
+            self._fail("is damaged", file.name)
+            self.discard(block)
+        return rows
+
+    def has_room(self, wait_s: float = 0.0) -> bool:
+        """Return whether `offer` may be called now, or within some time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._writing) < QUEUED_BLOCKS, wait_s)
+
+    def offer(self, block: RowBlock, rows: bytes | memoryview) -> None:
+        """Write a block soon; `rows` must not change until then. Raises `ValueError` if too many wait."""
+        with self._changed:
+            if len(self._writing) >= QUEUED_BLOCKS:
+                raise ValueError(f"{QUEUED_BLOCKS} blocks wait already")
+            self._writing.add(block.key)
+            self._jobs.append(functools.partial(self._write, block, rows))
+            self._changed.notify_all()
+
+    def touch(self, blocks: Sequence[RowBlock]) -> None:
+        """Note that blocks were reused."""
+        self._post(functools.partial(self._directory.touch, blocks))
+
+    def discard(self, block: RowBlock) -> None:
+        """Remove a block."""
+        self._discarded.add(block.key)
+        self._post(functools.partial(self._remove, block))
+
+    def settle(self) -> None:
+        """Wait until all changes are made. For tests and measurements."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs and not self._busy)
+
+    def close(self) -> None:
+        """Make the last changes and close the directory. Nothing may be called afterwards."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():  # otherwise another process is suspended with the lock: the system closes it
+            self._directory.close()
+
+    def _post(self, job: Callable[[], None]) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closing)
+                if not self._jobs:
+                    return
+                job, self._busy = self._jobs.popleft(), True
+            try:
+                job()
+                self._used_bytes = self._directory.used_bytes
+            except OSError as error:
+                self._fail("cannot be changed", error.strerror or str(error), rest=error.errno)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _remove(self, block: RowBlock) -> None:
+        try:
+            self._directory.remove(block)
+        finally:
+            self._discarded.discard(block.key)
+
+    def _write(self, block: RowBlock, rows: bytes | memoryview) -> None:
+        try:
+            if self.can_write():
+                self._directory.write(block, rows)
+                self._reported = ""
+        finally:
+            with self._changed:
+                self._writing.discard(block.key)
+
+    def _fail(self, problem: str, text: str, *, rest: int | None = None) -> None:
+        self.failures += 1
+        if rest is not None:
+            self._rests_until = time.monotonic() + REST_S
+        if problem != self._reported:  # once, until a write succeeds
+            self._reported = problem
+            if rest in (errno.ENOSPC, errno.EDQUOT):
+                self._log.warning("prefix_store_full", problem=problem, text=text)
+            else:
+                self._log.warning("prefix_store_failed", problem=problem, text=text)
