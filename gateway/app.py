@@ -37,6 +37,8 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect, StatefulDecode
 from gateway.streaming.generate_endpoint import GenerateEndpoint, stateless
+from gateway.streaming.moving.record_store import RecordStore
+from gateway.streaming.moving.stream_mover import RecordedPath, StreamMover
 from gateway.streaming.peer import PeerGateway
 from gateway.streaming.query_endpoint import QueryEndpoint
 from gateway.streaming.resumable import ResumableStreams
@@ -58,6 +60,7 @@ def create_app(
     models: Ref[LoaderMessage] | None = None,
     joins: RemoteJoin | None = None,
     retired: Callable[[], bool] = lambda: False,
+    records: RecordStore | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -68,6 +71,7 @@ def create_app(
     `models` loads and unloads models; without it they stay as they are.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     `joins` makes tokens for workers that join; without it none can.
+    `records` are those by which streams move between gateways; without them each stream ends with its gateway.
     `retired` tells whether clients have to connect anew; responses that have no end of their own then end.
     """
     openai = openai_dialect(router, settings)
@@ -86,12 +90,16 @@ def create_app(
     router.metrics.watch_keys(keys.uses)
     status = Status(router, settings)
     live = LiveEndpoint(router, settings, openai.conventions, retired)
-    streams = streams or ResumableStreams(settings, router.metrics)
-    resume = ResumeEndpoint(settings, streams, resuming, peer)
-    posted: dict[str, ASGIApp] = {
-        path: GenerateEndpoint(router, settings, decode, dialect.conventions, resume)
+    streams = streams or ResumableStreams(settings, router.metrics, records)
+    paths = {
+        path: RecordedPath(decode, dialect.conventions)
         for dialect in (openai, *dialects)
         for path, decode in _decoders(dialect).items()
+    }
+    mover = None if records is None else StreamMover(router, settings, streams, records, paths)
+    resume = ResumeEndpoint(settings, streams, resuming, peer, mover)
+    posted: dict[str, ASGIApp] = {
+        path: GenerateEndpoint(router, settings, each.decode, each.conventions, resume) for path, each in paths.items()
     } | {
         path: QueryEndpoint(router, settings, ask, dialect.conventions)
         for dialect in (openai, *dialects)
@@ -139,8 +147,8 @@ def create_app(
     # A redirect would be built from the client's own Host header.
     app.router.redirect_slashes = False
     gateways = TrustedGateways(settings)
-    records = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces, gateways)
-    return AuthMiddleware(app, direct, settings, conventions, keys, records, gateways)
+    recorded = RequestRecords(routes, router.metrics.http_response, LogLimit(time.monotonic), traces, gateways)
+    return AuthMiddleware(app, direct, settings, conventions, keys, recorded, gateways)
 
 
 def _decoders(dialect: Dialect) -> dict[str, StatefulDecode]:

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -50,6 +50,7 @@ from gateway.streaming.resumable import ResumableStreams
 
 if TYPE_CHECKING:
     from gateway.shared.limit_leases import LimitLeases
+    from gateway.shared.stream_records import StreamRecords
     from gateway.tracing.otlp import OtlpTraces
 
 _log = structlog.get_logger("gateway.daemon")
@@ -69,6 +70,13 @@ class WorkersGaveUp(Exception):
 
 class SharingUnavailable(Exception):
     """Raised when limits are to be shared, and the package for it is not installed or the URL is invalid."""
+
+
+class Sharing(NamedTuple):
+    """The state that this gateway shares with others through Redis."""
+
+    limits: "LimitLeases"
+    streams: "StreamRecords"
 
 
 class TracesUnavailable(Exception):
@@ -116,7 +124,7 @@ async def run_daemon(
             if folders := sweep():  # of gateways that were killed
                 _log.info("stale_sockets_removed", folders=folders)
             router = Router(settings, keys.weight, keys.priority_class)
-            leases = _open_leases(settings, keys, router)
+            sharing = _open_sharing(settings, keys, router)
             counts = Counter(each.model for each in workers)
             models = models or [ModelTerms(name=name) for name in counts]
             most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
@@ -152,7 +160,7 @@ async def run_daemon(
                     manager=manager,
                     responses=responses,
                     traces=traces,
-                    leases=leases,
+                    sharing=sharing,
                     on_listening=on_listening,
                 )
                 if listeners is not None:
@@ -189,7 +197,7 @@ def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
     return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
 
 
-def _open_leases(settings: GatewaySettings, keys: ApiKeys, router: Router) -> "LimitLeases | None":
+def _open_sharing(settings: GatewaySettings, keys: ApiKeys, router: Router) -> "Sharing | None":
     """Raises `SharingUnavailable` without the package of Redis, and for a URL that it does not take."""
     if not settings.redis_url:
         return None
@@ -197,14 +205,17 @@ def _open_leases(settings: GatewaySettings, keys: ApiKeys, router: Router) -> "L
         from gateway.shared.limit_leases import LimitLeases
         from gateway.shared.redis_leases import RedisLeases
         from gateway.shared.shared_turns import SharedTurns
+        from gateway.shared.stream_records import StreamRecords
     except ImportError as error:
         text = f"redis_url needs the package of Redis ({error}): pip install 'baton-serve[redis]'"
         raise SharingUnavailable(text) from error
     try:
-        store = RedisLeases(settings.redis_url, secrets.token_hex(12))
+        name = secrets.token_hex(12)
+        turns = SharedTurns(router.queue.take_served, router.queue.charge_elsewhere)
+        leases = LimitLeases(RedisLeases(settings.redis_url, name), keys, turns)
+        return Sharing(leases, StreamRecords(settings.redis_url, name))
     except ValueError as error:
         raise SharingUnavailable(f"redis_url: {error}") from error
-    return LimitLeases(store, keys, SharedTurns(router.queue.take_served, router.queue.charge_elsewhere))
 
 
 def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listeners:
@@ -250,7 +261,7 @@ class _Daemon(Actor[DaemonMessage]):
         manager: ServiceManager,
         responses: ResponseService,
         traces: "OtlpTraces | None",
-        leases: "LimitLeases | None",
+        sharing: "Sharing | None",
         on_listening: Callable[[str, int], None] | None,
     ) -> None:
         self.problem: TakeOverFailed | None = None
@@ -269,8 +280,9 @@ class _Daemon(Actor[DaemonMessage]):
         self._manager = manager
         self._responses = responses
         self._traces = traces
-        self._leases = leases
-        self._streams = ResumableStreams(settings, router.metrics)
+        self._sharing = sharing
+        self._records = None if sharing is None else sharing.streams
+        self._streams = ResumableStreams(settings, router.metrics, self._records)
         self._listeners: Listeners | None = None
         self._handing_over = False
         self._leaving = anyio.Event()
@@ -292,10 +304,12 @@ class _Daemon(Actor[DaemonMessage]):
         self.context.start_soon(collect_when_idle, lambda: self._router.is_idle)
         if self._joins is not None:
             self.context.start_soon(self._joins.run, self._fleet)
-        if self._leases is not None:
-            leases = self._leases
-            self._router.metrics.watch_limits(lambda: leases.shared)
-            self.context.start_soon(leases.run)
+        if self._sharing is not None:
+            limits, records = self._sharing
+            self._router.metrics.watch_limits(lambda: limits.shared)
+            self._router.metrics.watch_records(lambda: records.count)
+            self.context.start_soon(limits.run)
+            self.context.start_soon(records.run)
         self.context.start_soon(self._responses.background.run)
         self.context.start_soon(self._run_server)
 
@@ -377,6 +391,7 @@ class _Daemon(Actor[DaemonMessage]):
             models=self._models,
             joins=self._joins,
             retired=lambda: listeners.first.retired,
+            records=self._records,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)
@@ -425,6 +440,7 @@ class _Daemon(Actor[DaemonMessage]):
                 await self._grace()
             group.cancel_scope.cancel()
         router.drain_nowait()
+        self._streams.leave()
         router.fail_all("the gateway is shutting down")
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):

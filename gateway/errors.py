@@ -35,6 +35,7 @@ class RefusalCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEADERS_TOO_LARGE = "headers_too_large"
     STREAM_LOST = "stream_lost"
+    STREAM_ELSEWHERE = "stream_elsewhere"
     TLS_NOT_RELOADED = "tls_not_reloaded"
     NO_PROCESS = "no_process"
     NO_REMOTE_WORKERS = "no_remote_workers"
@@ -65,6 +66,7 @@ STATUS: dict[ErrorCode | RefusalCode, int] = {
     RefusalCode.NO_PROCESS: 409,
     RefusalCode.NO_REMOTE_WORKERS: 409,
     RefusalCode.STREAM_TAKEN: 409,
+    RefusalCode.STREAM_ELSEWHERE: 409,
     RefusalCode.EVENTS_GONE: 410,
     RefusalCode.STREAM_CANCELLED: 410,
     RefusalCode.STREAM_DROPPED: 410,
@@ -93,6 +95,7 @@ RETRYABLE = frozenset(
         ErrorCode.DRAINING,
         ErrorCode.UNAVAILABLE,
         RefusalCode.RATE_LIMITED,
+        RefusalCode.STREAM_ELSEWHERE,
     }
 )
 """Codes that say when to retry: nothing is wrong with the request."""

@@ -1,4 +1,5 @@
-"""Child process of `bench/scale_out/ray_node_loss.py`: `baton worker` whose scripted model takes its time.
+"""Child process of `bench/scale_out/ray_node_loss.py`: `baton worker` whose scripted model takes its time. Also one of
+`gateway_loss.py`.
 
 Run as `python bench/scale_out/paced_worker.py` with the arguments of `baton`.
 """

@@ -93,7 +93,8 @@ class EventStream:
                 if answer.status_code == httpx.codes.NO_CONTENT:
                     self._done = True
                     return
-                try_again = answer.is_server_error and time.monotonic() - broken < RESUME_S
+                later = answer.is_server_error or "retry-after" in answer.headers
+                try_again = later and time.monotonic() - broken < RESUME_S
                 if answer.is_error:
                     answer.read()
                 if not try_again:

@@ -1,7 +1,7 @@
 """Parsed output of a sequence on its way from segments to deltas."""
 
-import secrets
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import groupby
 
 from gateway.generation.delta import OutputDelta, ReasoningDelta, Stopper, StopReason, TextDelta, ToolCallDelta
@@ -26,11 +26,13 @@ def parsed_deltas(
     logprobs: Sequence[Logprobs],
     stop: StopReason | None,
     stopped_by: Stopper | None = None,
+    call_key: str = "",
 ) -> list[OutputDelta]:
     """Return what sequence `index` has generated since its client last took: one delta for each run of one kind.
 
     `ends` are the numbers of tokens when each part of the output was complete. The tokens and log-probabilities of a
-    delta are those since the delta before; those after the last part go with the last delta.
+    delta are those since the delta before; those after the last part go with the last delta. The ids of calls are a
+    function of `call_key`.
     """
     runs = [list(run) for _, run in groupby(range(len(output)), key=lambda at: _kind(output[at]))]
     if not runs:
@@ -43,7 +45,7 @@ def parsed_deltas(
         end = max(len(tokens), len(logprobs)) if last else ends[run[-1]]
         why = (stop, stopped_by) if last else (None, None)
         given = tuple(tokens[begin:end]), tuple(logprobs[begin:end]), *why
-        deltas.append(_delta(index, [output[at] for at in run], *given))
+        deltas.append(_delta(index, [output[at] for at in run], *given, call_key))
         begin = end
     return deltas
 
@@ -59,13 +61,14 @@ def _delta(
     logprobs: tuple[Logprobs, ...],
     stop: StopReason | None,
     stopped_by: Stopper | None,
+    call_key: str,
 ) -> OutputDelta:
     calls = [each for each in run if isinstance(each, ToolCallSegment)]
     if calls:
         name = calls[0].name
         arguments = "".join([each.arguments for each in calls])
         # The name comes once, whatever worker continues the call, and so the id is made once.
-        ident = f"call_{secrets.token_hex(12)}" if name else ""
+        ident = _call_id(call_key, index, calls[0].call) if name else ""
         return ToolCallDelta(index, calls[0].call, ident, name, arguments, tokens, logprobs, stop, stopped_by)
     thoughts = [each.text for each in run if isinstance(each, ReasoningSegment)]
     if thoughts:
@@ -73,3 +76,8 @@ def _delta(
     return TextDelta(
         index, "".join([each for each in run if isinstance(each, str)]), tokens, logprobs, stop, stopped_by
     )
+
+
+def _call_id(key: str, index: int, call: int) -> str:
+    digest = blake2b(f"{key}-{index}-{call}".encode(), digest_size=12)
+    return f"call_{digest.hexdigest()}"

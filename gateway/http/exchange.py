@@ -60,6 +60,12 @@ class HttpExchange:
         self._watchdog: asyncio.TimerHandle | None = None
 
     @property
+    def path(self) -> str:
+        """The path of the URL."""
+        path: str = self._scope["path"]
+        return path
+
+    @property
     def query(self) -> str:
         """The query string of the URL."""
         query: bytes = self._scope.get("query_string", b"")
@@ -212,12 +218,17 @@ class HttpExchange:
             await work(group.cancel_scope)
             group.cancel_scope.cancel()
 
-    async def start_events(self, scope: anyio.CancelScope, content_type: bytes, stream_id: str = "") -> None:
+    async def start_events(
+        self, scope: anyio.CancelScope, content_type: bytes, stream_id: str = "", *, anywhere: bool = False
+    ) -> None:
         """Start an event stream. `scope` is cancelled when the client takes nothing for too long. `stream_id` is the id
-        of a resumable one."""
+        of a resumable one, which other gateways can continue if it is resumable `anywhere`."""
         self._watch(scope, -1)
         self.begun = True
-        more = [(b"x-stream-id", stream_id.encode())] if stream_id else []
+        more = []
+        if stream_id:
+            gateways = b"any" if anywhere else b"one"
+            more = [(b"x-stream-id", stream_id.encode()), (b"x-stream-gateways", gateways)]
         await self._start(200, [(b"content-type", content_type), *_EVENT_HEADERS], more)
 
     async def events(self, chunk: bytes, more: bool = True) -> None:

@@ -54,6 +54,11 @@ class Metrics:
             ["model", "outcome"],
             registry=self._registry,
         )
+        self._records = Gauge(
+            "baton_streams_resumable_anywhere",
+            "Streams that another gateway can continue",
+            registry=self._registry,
+        )
         self._prefix_tokens = Counter(
             "baton_prefix_routed_tokens",
             "Prompt tokens that were not computed because the router preferred a worker that had them",
@@ -152,6 +157,10 @@ class Metrics:
     def watch_limits(self, shared: Callable[[], bool]) -> None:
         """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
         self._limits_shared.set_function(lambda: float(shared()))
+
+    def watch_records(self, count: Callable[[], float]) -> None:
+        """Set the function that counts the streams that another gateway can continue; it is called at every scrape."""
+        self._records.set_function(count)
 
     def watch_fronts(self, samples: Callable[[], Sequence[FrontSample]]) -> None:
         """Set the function that returns the fronts, which is called at every scrape."""

@@ -66,6 +66,7 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.STREAM_CANCELLED,
     RefusalCode.STREAM_TAKEN,
     RefusalCode.STREAM_LOST,
+    RefusalCode.STREAM_ELSEWHERE,
 )
 _GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED, *_RESUMING)
 _QUERYING: tuple[Code, ...] = (
@@ -194,7 +195,9 @@ OPERATIONS: Operations = {
         ),
     ),
     ("DELETE", "/v1/streams/{id}"): ApiOperation(
-        summary="Cancel a stream", answers={204: {}}, errors=(RefusalCode.STREAM_NOT_FOUND, RefusalCode.STREAM_LOST)
+        summary="Cancel a stream",
+        answers={204: {}},
+        errors=(RefusalCode.STREAM_NOT_FOUND, RefusalCode.STREAM_LOST, ErrorCode.UNAVAILABLE),
     ),
     ("POST", "/v1/messages"): ApiOperation(
         summary="Continue a chat, whole or streamed, in the format of Anthropic's API",

@@ -98,7 +98,7 @@ class ResponseService:
         )
         if body.background:
             return Decoded(request, answer, respond=self._in_background(body, owner, answer, recording))
-        return Decoded(request, answer, None if recording is None else recording.keep)
+        return Decoded(request, answer, None if recording is None else recording.keep, portable=not _refers(body))
 
     def _in_background(
         self, body: ResponsesBody, owner: str, answer: ResponseAnswer, recording: Recording | None
@@ -270,6 +270,12 @@ class ResponseService:
             raise invalid(field, f"`{field}`: the responses referred to have over {most} bytes (max_body_bytes)")
         held.grow(stored.conversation_size)
         return {item.id: item for item in self._items(stored)}
+
+
+def _refers(body: ResponsesBody) -> bool:
+    """Return whether a body refers to what this gateway has stored."""
+    items = () if isinstance(body.input, str) else body.input
+    return body.previous_response_id is not None or any(kind_of(item) == "item_reference" for item in items)
 
 
 def not_found(response: str, field: str) -> RequestError:

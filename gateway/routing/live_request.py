@@ -1,6 +1,7 @@
 """State that the live sequences of one request share, and the wake-up of its client."""
 
 import asyncio
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -29,6 +30,8 @@ class LiveRequest(ABC):
         """The failure of the first sequence that failed; the request fails with it."""
         self.streamed = output.stream
         """Its client takes the answer while it is generated."""
+        self.call_key = secrets.token_hex(12)
+        """The ids of tool calls are made of it. Another gateway that computes the same answer sets the same one."""
         self._live = count
         self._on_ended: Callable[[], None] | None = None
         self._waiting = 0

@@ -329,7 +329,8 @@ class LiveSequence:
         if self._parsed:
             size = output_bytes(output)
             ends = [each - begin for each in output_ends]
-            deltas += parsed_deltas(self.index, output, ends, tokens, logprobs, reason, stopped_by)
+            key = self.request.call_key
+            deltas += parsed_deltas(self.index, output, ends, tokens, logprobs, reason, stopped_by, key)
         else:
             text = "".join(output)  # type: ignore[arg-type]  # only text, as nothing was parsed
             size = TEXT_BYTES * len(output) + len(text)

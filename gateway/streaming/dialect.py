@@ -7,7 +7,7 @@ A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from starlette.routing import Route
 
@@ -52,6 +52,14 @@ class EventRenderer(Protocol):
         """Render the last events of an answer that failed."""
 
 
+@runtime_checkable
+class NumberedEvents(Protocol):
+    """An `EventRenderer` whose events have numbers of their own."""
+
+    def continue_after(self, number: int) -> None:
+        """Number the next event as the one after this one, counted from 1."""
+
+
 class AnswerRenderer(Protocol):
     """Writes the answer to one request, as the options of that request ask. Made by the dialect's `Decode`."""
 
@@ -91,6 +99,8 @@ class Decoded(NamedTuple):
     respond: Respond | None = None
     admitted: Callable[[], None] | None = None
     """Called when the request was admitted."""
+    portable: bool = True
+    """Its body is all that another gateway needs to compute the same answer."""
 
 
 class AnsweredAtOnce(NamedTuple):

@@ -20,6 +20,7 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnsweredAtOnce, AnswerHead, Decode, Decoded, Keep, StatefulDecode
 from gateway.streaming.key_limits import KeyGate
+from gateway.streaming.moving.output_positions import OutputPositions
 from gateway.streaming.pieces import joined
 from gateway.streaming.reply import StreamedReply, failure_error
 from gateway.streaming.request_end import close_request
@@ -73,19 +74,19 @@ class GenerateEndpoint:
         if isinstance(admitted, AnsweredAtOnce):
             await self._at_once(exchange, admitted)
             return
-        group, decoded = admitted
+        group, decoded, positions = admitted
         if decoded.respond is not None:
             await decoded.respond(exchange, group)
         elif group.output.stream:
-            await self._stream(exchange, group, decoded)
+            await self._stream(exchange, group, decoded, positions)
         else:
             await self._whole(exchange, group, decoded)
 
     async def _admit(
         self, raw: bytes, body: HeldBody, exchange: HttpExchange
-    ) -> tuple[RequestGroup, Decoded] | AnsweredAtOnce | None:
-        """Admit a request. None for a client that repeats its request with a `Last-Event-ID`, as EventSource would: it
-        resumes its stream. Raises `RequestError`."""
+    ) -> tuple[RequestGroup, Decoded, OutputPositions | None] | AnsweredAtOnce | None:
+        """Admit a request. With positions another gateway can continue its stream. None for a client that repeats its
+        request with a `Last-Event-ID`, as EventSource would: it resumes its stream. Raises `RequestError`."""
         if exchange.last_event_id:
             return None
         decoded = await self._decode(raw, body, exchange.key)
@@ -102,7 +103,9 @@ class GenerateEndpoint:
         exchange.record.admitted = True
         if decoded.admitted is not None:
             decoded.admitted()
-        return group, decoded
+        mover = self._resume.mover
+        recorded = mover is not None and request.output.resume_s and mover.record(exchange, raw, decoded, group)
+        return group, decoded, OutputPositions(len(request.sequences)) if recorded else None
 
     async def _at_once(self, exchange: HttpExchange, answered: AnsweredAtOnce) -> None:
         async def answer(_: anyio.CancelScope) -> None:
@@ -160,10 +163,12 @@ class GenerateEndpoint:
             close_request(group, exchange.record)
             exchange.close()
 
-    async def _stream(self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded) -> None:
+    async def _stream(
+        self, exchange: HttpExchange, group: RequestGroup, decoded: Decoded, positions: OutputPositions | None
+    ) -> None:
         renderer, resume_s = decoded.renderer, group.output.resume_s
         log = self._resumables.new_log() if resume_s else None
-        reply = StreamedReply(group, renderer, exchange, self._settings, log, decoded.keep)
+        reply = StreamedReply(group, renderer, exchange, self._settings, log, decoded.keep, positions)
 
         async def answer(scope: anyio.CancelScope) -> None:
             # The status waits for the first event, so that a refusal by the worker is a 4xx and not a 200. A client
@@ -172,7 +177,9 @@ class GenerateEndpoint:
             if began and group.failure is not None:
                 await exchange.respond_error(failure_error(group.failure, group.output.fields, self._settings))
             else:
-                await exchange.start_events(scope, renderer.content_type, reply.id if log is not None else "")
+                stream_id = reply.id if log is not None else ""
+                anywhere = positions is not None and self._resumables.is_anywhere(stream_id)
+                await exchange.start_events(scope, renderer.content_type, stream_id, anywhere=anywhere)
                 await reply.send(exchange, began)
 
         if log is not None:

@@ -16,12 +16,13 @@ class EventsUnknown(Exception):
 class EventLog:
     """Events by their number, from 1. Keeps the newest `bound` bytes of them; the oldest are dropped first."""
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, last: int = 0) -> None:
+        """`last`: the number of the last event that was sent before the first that is kept."""
         self._bound = bound
         self._events: deque[bytes] = deque()
         self.size = 0
         """Bytes that are kept."""
-        self.last = 0
+        self.last = last
         """The number of the newest event."""
 
     def append(self, events: Sequence[bytes], *, at_least: int = 0) -> None:

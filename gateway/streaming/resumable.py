@@ -14,6 +14,8 @@ from gateway.errors import RefusalCode, RequestError, invalid
 from gateway.http.exchange import HttpExchange
 from gateway.metrics.metrics import Metrics
 from gateway.settings import GatewaySettings
+from gateway.streaming.moving.event_position import EventPosition
+from gateway.streaming.moving.record_store import RecordStore, StreamDemand
 from gateway.streaming.replay_buffer import EventLog, EventsGone, EventsUnknown
 from gateway.streaming.reply import StreamedReply
 from protocol.errors import ErrorCode
@@ -53,9 +55,9 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResumePosition:
-    """The number of the event after which a client resumes, and the request field that has it."""
+    """The event after which a client resumes, and the request field that has it."""
 
-    number: int
+    at: EventPosition
     field: str
 
 
@@ -79,10 +81,14 @@ class Reader:
 class ResumableStream:
     """One stream that is kept. Only `ResumableStreams` changes it."""
 
-    __slots__ = ("client", "log", "owner", "reader", "reply", "resume_s", "state", "timer")
+    __slots__ = ("client", "known", "log", "owner", "reader", "reply", "resume_s", "state", "timer")
 
-    def __init__(self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader) -> None:
+    def __init__(
+        self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader, *, known: bool = False
+    ) -> None:
         self.reply = reply
+        self.known = known
+        """Its client knows its id before it gets any event."""
         self.log = log
         self.owner = reader.exchange.key
         """The API key of the client that asked for it."""
@@ -97,12 +103,12 @@ class ResumableStream:
     def after(self, position: "ResumePosition") -> bytes:
         """The events after this position that were rendered so far. Raises `RequestError`."""
         try:
-            return self.log.after(position.number)
+            return self.log.after(position.at.number)
         except EventsUnknown:
             text = f"`{position.field}`: the last event of this stream so far is number {self.log.last}"
             raise invalid(position.field, text) from None
         except EventsGone:
-            text = f"the events after number {position.number} are no longer kept"
+            text = f"the events after number {position.at.number} are no longer kept"
             raise RequestError(RefusalCode.EVENTS_GONE, text, field=position.field) from None
 
 
@@ -115,9 +121,13 @@ class ResumableStreams:
     or else the oldest of the client that has the most. A new stream is refused if all of those are being read.
     """
 
-    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+    def __init__(self, settings: GatewaySettings, metrics: Metrics, records: RecordStore | None = None) -> None:
+        """`records` of the streams, by which other gateways continue them."""
         self._settings = settings
         self._metrics = metrics
+        self._records = records
+        if records is not None:
+            records.use(self.demand)
         self._streams: dict[str, ResumableStream] = {}
         """Ordered by the time at which they were begun or lost their last connection."""
         self._dropped: dict[str, bytes] = {}
@@ -149,13 +159,16 @@ class ResumableStreams:
         text = f"no more streams can be kept for clients that come back ({name}); without `resume_s` there may be room"
         raise RequestError(ErrorCode.OVERLOADED, text, retry_after_s=settings.retry_after_s)
 
-    def new_log(self) -> EventLog:
-        """Make a log for a reply that is to be kept."""
-        return EventLog(self._settings.resume_buffer_bytes)
+    def new_log(self, last: int = 0) -> EventLog:
+        """Make a log for a reply that is to be kept, whose client has had events up to number `last`."""
+        return EventLog(self._settings.resume_buffer_bytes, last)
 
-    def keep(self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader) -> ResumableStream:
-        """Keep a new stream, which `reader` reads. `check_room` must have allowed it."""
-        stream = ResumableStream(reply, log, resume_s, reader)
+    def keep(
+        self, reply: StreamedReply, log: EventLog, resume_s: float, reader: Reader, *, known: bool = False
+    ) -> ResumableStream:
+        """Keep a new stream, which `reader` reads, and whose client may know its id already. `check_room` must have
+        allowed it."""
+        stream = ResumableStream(reply, log, resume_s, reader, known=known)
         if (old := self._giving_way(stream.client)) is not None:
             self._drop(old, "dropped")
             self._dropped[old.reply.id] = old.owner
@@ -222,7 +235,7 @@ class ResumableStreams:
         reader.gone.set()
         if stream.state is None:
             return
-        if not reader.exchange.begun:
+        if not (reader.exchange.begun or stream.known):
             self._drop(stream, "")
             return
         self._streams[stream.reply.id] = self._streams.pop(stream.reply.id)
@@ -234,6 +247,32 @@ class ResumableStreams:
     def cancel(self, stream: ResumableStream) -> None:
         """Drop a stream, as its client asks."""
         self._drop(stream, "cancelled")
+
+    def demand(self, stream_id: str, demand: StreamDemand) -> None:
+        """Do what a client of another gateway has asked for."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if demand is StreamDemand.CANCEL:
+            self._drop(stream, "cancelled")
+            return
+        # Released after it was dropped: two gateways need not compute it.
+        self._drop(stream, "moved", RequestError(RefusalCode.STREAM_TAKEN, "another gateway continues the stream"))
+        if demand is StreamDemand.MOVE and self._records is not None:
+            self._records.release(stream_id)
+
+    def is_anywhere(self, stream_id: str) -> bool:
+        """Other gateways can continue this stream."""
+        return self._records is not None and self._records.has(stream_id)
+
+    def leave(self) -> None:
+        """Leave all streams that other gateways can continue to them, if their clients know the ids. Their connections
+        end without a last event, so that clients come back."""
+        for stream in tuple(self._streams.values()):
+            known = stream.known or stream.reader is None or stream.reader.exchange.begun
+            if self._records is not None and known and self.is_anywhere(stream.reply.id):
+                self._drop(stream, "moved", leaves=True)
+                self._records.release(stream.reply.id)
 
     def close(self) -> None:
         """Drop all streams."""
@@ -250,14 +289,22 @@ class ResumableStreams:
         while self._streams:
             await self._changed.wait()
 
-    def _drop(self, stream: ResumableStream, outcome: str) -> None:
+    def _drop(
+        self, stream: ResumableStream, outcome: str, eviction: RequestError | None = None, *, leaves: bool = False
+    ) -> None:
+        """Drop a stream. `eviction` is what its reader gets, by default that it was cancelled; with `leaves` the
+        connection ends."""
         del self._streams[stream.reply.id]
+        if self._records is not None and outcome != "moved":
+            self._records.forget(stream.reply.id)
         if stream.timer is not None:
             stream.timer.cancel()
         self._ended(stream, outcome)
         self._move(stream, None)
-        if stream.reader is not None:
-            stream.reader.evict(RequestError(RefusalCode.STREAM_CANCELLED, "the stream was cancelled"))
+        if stream.reader is not None and leaves:
+            stream.reader.scope.cancel()
+        elif stream.reader is not None:
+            stream.reader.evict(eviction or RequestError(RefusalCode.STREAM_CANCELLED, "the stream was cancelled"))
         stream.reply.close()
 
     def _ended(self, stream: ResumableStream, outcome: str) -> None:

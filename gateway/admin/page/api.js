@@ -121,7 +121,7 @@ export async function* chunks(body, id, signal) {
           yield chunk;
         }
       } catch (error) {
-        const lost = !(error instanceof Refused) || error.code === "connection_lost";
+        const lost = !(error instanceof Refused) || ["connection_lost", "stream_elsewhere"].includes(error.code);
         if (!stream || !RESUME_S || !lost || signal.aborted) throw error;
       }
       response = null;

@@ -10,7 +10,7 @@ from gateway.host_names import ANY, is_same_origin, parse_origin
 from gateway.settings import GatewaySettings
 
 METHODS = b"GET, POST, DELETE"
-EXPOSED = b"x-request-id, x-stream-id, retry-after"
+EXPOSED = b"x-request-id, x-stream-id, x-stream-gateways, retry-after"
 PREFLIGHT_S = b"600"
 """Time for which a browser may keep the response to a preflight request."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})

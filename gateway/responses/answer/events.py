@@ -44,6 +44,10 @@ class ResponseEvents:
         """Render the last events of a response that was cancelled."""
         return self._fail(ResponseEnd("cancelled"))
 
+    def continue_after(self, number: int) -> None:
+        """See `gateway.streaming.dialect.NumberedEvents`."""
+        self._number = number
+
     def under_way(self) -> bytes:
         """The response as JSON, before its end."""
         return self._response.under_way(self.status)

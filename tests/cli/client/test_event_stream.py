@@ -71,6 +71,7 @@ def test_it_resumes_after_the_last_complete_event() -> None:
         httpx.Response(200, headers=KEPT, stream=Broken(first, second[:9])),
         httpx.ConnectError("refused"),
         httpx.Response(503, json={"error": {"message": "later"}}),
+        httpx.Response(409, headers={"retry-after": "1"}, json={"error": {"message": "elsewhere"}}),
         httpx.Response(200, headers=KEPT, stream=Broken(second)),
         httpx.Response(200, headers=KEPT, content=event(3, {"n": 3}) + DONE),
         DELETED,
@@ -78,8 +79,8 @@ def test_it_resumes_after_the_last_complete_event() -> None:
     assert [chunk["n"] for chunk in script.chunks()] == [1, 2, 3]
     get = ("GET", "/v1/streams/x")
     delete = ("DELETE", "/v1/streams/x", "")
-    assert script.asked == [("POST", "/v1/completions", ""), *[(*get, "x-1")] * 3, (*get, "x-2"), delete]
-    assert script.pauses == [0.1, 0.2, 0.1], "a connection that brought something begins anew"
+    assert script.asked == [("POST", "/v1/completions", ""), *[(*get, "x-1")] * 4, (*get, "x-2"), delete]
+    assert script.pauses == [0.1, 0.2, 0.4, 0.1], "a connection that brought something begins anew"
 
 
 def test_a_stream_that_lacked_only_its_end_is_complete() -> None:

@@ -20,6 +20,7 @@ OF_NO_WORKER = {
     "baton_stream_detachments",
     "baton_link_refused_total",
     "baton_limits_shared",
+    "baton_streams_resumable_anywhere",
     "baton_body_bytes",
     "baton_answer_bytes",
     "baton_event_loop_lag_seconds",
