@@ -6,7 +6,7 @@ from cli.terminal.worker_table import show_workers
 
 WORKER = {
     "name": "w0",
-    "model": "m[red]",
+    "model": "m",
     "state": "given_up",
     "role": "standby",
     "circuit": "closed",
@@ -17,14 +17,14 @@ WORKER = {
     "slots_active": 1,
     "slots_total": 8,
     "queue_depth": 3,
-    "reason": "it [left] :cat:",
+    "reason": "it [left]",
     "last_failure": {"incarnation": 5, "origin": "within", "reason": "it [left] (internal_error)", "ago_s": 61.7},
 }
 
 
 def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    show_workers([WORKER])
+    show_workers([{**WORKER, "model": "m[red]", "reason": "it [left] :cat:"}])
     heading, line = capsys.readouterr().out.splitlines()
     assert line.split() == [
         "w0",
