@@ -64,7 +64,6 @@ OUTPUT: dict[str, list[str]] = {
         r"^lm_eval is not installed: |^\d+ log-likelihoods differ from those of /v1/score by "
     ],
     "bench/overhead/prefix_tiers.py": [
-        r"^ +100 tokens: without +\d+ +\d+ +with +\d+ +\d+ +[\d.]+ x +[\d.]+ x$",
         r"^tokens a second of 2 streams of 64 \+ 20 new tokens: without \d+, with \d+; ratio [\d.]+ \(",
     ],
     "bench/overhead/preemption.py": [
