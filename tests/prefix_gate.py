@@ -39,6 +39,7 @@ class CopySpy:
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
         self.logprobs, self.settle = runner.logprobs, runner.settle
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows
+        self.read_rows, self.write_rows = runner.read_rows, runner.write_rows
         self.in_place = self.copies = 0
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:

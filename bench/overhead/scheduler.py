@@ -66,6 +66,12 @@ class Constant:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
 
+    def read_rows(self, slot: int, start: int, end: int) -> bytes:
+        raise NotImplementedError
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        raise NotImplementedError
+
     def reset(self, slot: int) -> None: ...
 
     def memory(self) -> dict[str, int]:

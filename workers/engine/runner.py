@@ -41,6 +41,9 @@ class RunnerCapabilities:
     """Cache rows that fit into memory, in all slots together; 0 means the whole context of every slot."""
     quantization: str = ""
     """Quantization of the weights: "int8", "int4", or "int4+int8" if layers differ; empty if they are of `dtype`."""
+    rows_format: str = ""
+    """Identifies the bytes of cache rows: runners of one format compute the same bits for the same tokens, and store
+    them in the same layout, so that one can write what another has read. Empty if rows cannot be read."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -139,6 +142,38 @@ def check_copy(
         raise ValueError(f"length: {length} rows of a slot with {written(source)}")
 
 
+def check_read(
+    capabilities: RunnerCapabilities, written: Callable[[int], int], slot: int, start: int, end: int
+) -> None:
+    """Raise `ValueError` for a read of no rows, of rows that are not written, or of a slot that does not exist."""
+    if not 0 <= slot < capabilities.slots:
+        raise ValueError(f"slot: {slot} is not one of {capabilities.slots}")
+    if not 0 <= start < end:
+        raise ValueError(f"start: rows {start} to {end} are none")
+    if end > written(slot):
+        raise ValueError(f"end: row {end} of a slot with {written(slot)}")
+
+
+def check_write(
+    capabilities: RunnerCapabilities, written: Callable[[int], int], slot: int, start: int, size: int
+) -> int:
+    """Return the number of rows in `size` bytes that are written to a slot behind its first `start` rows.
+
+    Raises `ValueError` for a slot that does not exist or has another number of rows, for bytes that are not whole rows,
+    and for more rows than the slot has room for.
+    """
+    if not 0 <= slot < capabilities.slots:
+        raise ValueError(f"slot: {slot} is not one of {capabilities.slots}")
+    if start != written(slot):
+        raise ValueError(f"start: {start}, of a slot with {written(slot)} rows")
+    count, rest = divmod(size, capabilities.row_bytes)
+    if rest or not count:
+        raise ValueError(f"rows: {size} bytes are not rows of {capabilities.row_bytes}")
+    if start + count > capabilities.context:
+        raise ValueError(f"rows: {count} rows from {start} on, a slot has {capabilities.context}")
+    return count
+
+
 class Runner(Protocol):
     """A model on a device, with `capabilities.slots` KV slots. Used only by the thread that made it.
 
@@ -200,6 +235,19 @@ class Runner(Protocol):
         """Copy the first `length` rows of `source` to `target` on the device, and clear the other rows of `target`.
 
         If both are one slot, only its rows beyond `length` are cleared.
+        """
+
+    def read_rows(self, slot: int, start: int, end: int) -> bytes | memoryview:
+        """Return a copy of rows `start .. end` of a slot: `row_bytes` bytes for each.
+
+        Their order depends on `start` and `end`: they can be written only together, as rows `start .. end` of a slot of
+        a runner of the same `rows_format`. Raises `ValueError` (see `check_read`).
+        """
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        """Append rows that `read_rows` has returned for this `start`, to a slot with exactly `start` rows.
+
+        The caller vouches for the bytes: they are not checked. Raises `ValueError` (see `check_write`).
         """
 
     def reset(self, slot: int) -> None:

@@ -11,6 +11,9 @@ from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
+_NAN_BYTE = b"\xff"
+"""Fills numbers that are NaN in any format."""
+
 
 def with_faults(runner: Runner, faults: Sequence[Fault]) -> Runner:
     """Return the runner, wrapped if the plan has faults of calls."""
@@ -105,6 +108,17 @@ class FaultyRunner:
         self._corrupted.pop(target, None)
         if row is not None and row < length:
             self._corrupted[target] = row
+
+    def read_rows(self, slot: int, start: int, end: int) -> bytes | memoryview:
+        """Read rows. If one is corrupted, all have the bits of NaN."""
+        rows = self._runner.read_rows(slot, start, end)
+        return _NAN_BYTE * len(rows) if end > self._corrupted.get(slot, end) else rows
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        """Write rows. Those that were corrupted when they were read are so again."""
+        self._runner.write_rows(slot, start, rows)
+        if not bytes(rows).strip(_NAN_BYTE):
+            self._corrupt(slot, start)
 
     def reset(self, slot: int) -> None:
         """Reset the slot, which is not corrupted any more."""

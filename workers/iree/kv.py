@@ -6,7 +6,7 @@ when its slot is reset. So slots with room for long contexts share the memory th
 
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,9 @@ class HostKv:
         self._memory = memory
         self._window = window
         self._cache = cache
+        self._whole_parts = _parts(window, cache, packed)
         # Views [tiles, rows of a tile, layers, slots, ...]: row r of a slot is [r // rows, r % rows, :, slot].
-        self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in _parts(window, cache, packed)]
+        self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in self._whole_parts]
         segment = window[0, 0, 0].nbytes
         lanes = (cache.head_dim, packed[0])
         # Bytes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
@@ -72,6 +73,39 @@ class HostKv:
                 part[:whole, :, layer, target] = part[:whole, :, layer, source]
                 if rest:
                     part[whole, :rest, layer, target] = part[whole, :rest, layer, source]
+
+    def read(self, slot: int, start: int, end: int) -> memoryview:
+        """Return a copy of rows `start .. end`: the keys, then the values, of each the rows of the first tile that are
+        not all of it, of whole tiles, and of the last one, each in the order of the cache."""
+        rows = np.empty((end - start) * self._cache.row_values, self._window.dtype)
+        at = 0
+        for piece in self._pieces(slot, start, end):
+            rows[at : at + piece.size].reshape(piece.shape)[...] = piece
+            at += piece.size
+        return rows.data.cast("B")
+
+    def write(self, slot: int, start: int, end: int, data: bytes | memoryview) -> None:
+        """Write what `read` has returned for these rows."""
+        rows = np.frombuffer(data, self._window.dtype)
+        at = 0
+        for piece in self._pieces(slot, start, end):
+            piece[...] = rows[at : at + piece.size].reshape(piece.shape)
+            at += piece.size
+
+    def _pieces(self, slot: int, start: int, end: int) -> Iterator[NDArray[Any]]:
+        """Views of rows `start .. end`. Those of whole tiles lie together, and are copied fast."""
+        for part, (tile_axis, row_axis) in self._whole_parts:
+            size = part.shape[row_axis]
+            first, last = min(-(-start // size) * size, end), max(end // size * size, start)
+            for low, high in ((start, first), (first, last), (max(first, last), end)):
+                if low >= high:
+                    continue
+                index: list[int | slice] = [slice(None)] * part.ndim
+                index[1] = slot
+                index[tile_axis] = slice(low // size, -(-high // size))
+                if low % size or high % size:  # of one tile
+                    index[row_axis] = slice(low % size, low % size + high - low)
+                yield part[tuple(index)]
 
     def _zero(self, slot: int, start: int, end: int) -> None:
         for part in self._parts:

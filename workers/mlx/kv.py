@@ -4,6 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 GROWTH = 256
 """Rows by which a slot's capacity grows: at most 255 are unused. Whenever a slot joins or leaves a buffer, the rows of
@@ -38,6 +39,9 @@ class KvCache:
     def __init__(self, layers: int, slots: int, heads: int, width: int, dtype: mx.Dtype) -> None:
         self.lengths = [0] * slots
         self._layers, self._heads, self._width, self._dtype = layers, heads, width, dtype
+        # numpy has no bfloat16.
+        self._bits = np.dtype(np.uint32 if dtype.size == 4 else np.uint16)
+        self._bits_in_mlx = mx.uint32 if dtype.size == 4 else mx.uint16
         self._slabs: dict[int, Slab] = {}
         self._capacities = [0] * slots
 
@@ -76,6 +80,28 @@ class KvCache:
         """Make the first `length` rows of `source` those of `target`. Rows behind them are zero."""
         self._move({target: (source, length)}, capacity_for(length))
         self.lengths[target] = length
+
+    def read(self, slot: int, start: int, end: int) -> memoryview:
+        """Return the bits of rows `start .. end`: [layers, 2, kv_heads, rows, head_dim]."""
+        capacity, place = self.place(slot)
+        rows = np.empty((self._layers, 2, self._heads, end - start, self._width), self._bits)
+        for layer, buffers in enumerate(self._slabs[capacity].buffers):
+            for part, buffer in enumerate(buffers):
+                rows[layer, part] = np.array(buffer[place, :, start:end].view(self._bits_in_mlx))
+        return rows.reshape(-1).data.cast("B")
+
+    def write(self, slot: int, count: int, data: bytes | memoryview) -> None:
+        """Append `count` rows that `read` has returned."""
+        start = self.lengths[slot]
+        self.reserve({slot: (start, start + count)})
+        capacity, place = self.place(slot)
+        rows = np.frombuffer(data, self._bits).reshape(self._layers, 2, self._heads, count, self._width)
+        for layer, buffers in enumerate(self._slabs[capacity].buffers):
+            for part in (0, 1):
+                values = mx.array(rows[layer, part]).view(self._dtype)
+                buffers[part][place : place + 1, :, start : start + count] = values[None]
+            mx.eval(buffers)
+        self.lengths[slot] = start + count
 
     def reset(self, slot: int) -> None:
         """Clear a slot and free its memory."""

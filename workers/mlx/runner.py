@@ -23,8 +23,10 @@ from workers.engine.runner import (
     RunnerCapabilities,
     check_chunks,
     check_copy,
+    check_read,
     check_specs,
     check_targets,
+    check_write,
 )
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes
@@ -35,6 +37,7 @@ from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
+from workers.mlx.rows_format import rows_format
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import Quantize
 from workers.sampling.logit_edits import process_logits
@@ -119,6 +122,7 @@ class MlxRunner:
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
+            rows_format=rows_format(path, kind, quantize, context, name),
         )
         return cls(model, config, capabilities, chosen)
 
@@ -200,6 +204,16 @@ class MlxRunner:
         with self._owned():
             check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
             self._kv.copy_prefix(source, target, length)
+
+    def read_rows(self, slot: int, start: int, end: int) -> memoryview:
+        with self._owned():
+            check_read(self.capabilities, self._kv.lengths.__getitem__, slot, start, end)
+            return self._kv.read(slot, start, end)
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        with self._owned():
+            count = check_write(self.capabilities, self._kv.lengths.__getitem__, slot, start, len(rows))
+            self._kv.write(slot, count, rows)
 
     def reset(self, slot: int) -> None:
         with self._owned():

@@ -6,6 +6,7 @@ tokens.
 """
 
 import math
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,15 @@ from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities, check_copy, check_targets
+from workers.engine.runner import (
+    Chunk,
+    DecodeRow,
+    RunnerCapabilities,
+    check_copy,
+    check_read,
+    check_targets,
+    check_write,
+)
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
 
@@ -23,6 +32,10 @@ BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
 ALPHABET = tuple(b"abcdefghijklmnopqrstuvwxyz ")
 """Default tokens to sample: text that is valid UTF-8 and has no end-of-sequence token."""
+ROW_BYTES = 8
+"""Bytes of a row: its hash."""
+ROWS_FORMAT = "scripted-1"
+"""The same for all scripted runners: hashes depend on tokens and positions alone."""
 _MASK = (1 << 64) - 1
 
 
@@ -65,7 +78,8 @@ class ScriptedRunner:
             prefill_chunks=tuple(prefill_chunks),
             exact_rows=exact_rows,
             block_rows=block_rows,
-            row_bytes=1,
+            row_bytes=ROW_BYTES,
+            rows_format=ROWS_FORMAT,
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -172,6 +186,26 @@ class ScriptedRunner:
         if source in self._broken or (target in self._broken and source != target):
             raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
         self._history[target] = self._history[source][: length + 1]
+
+    def read_rows(self, slot: int, start: int, end: int) -> bytes:
+        """See `Runner.read_rows`. A row is a little-endian number of 64 bits."""
+        try:
+            check_read(self._capabilities, self._written, slot, start, end)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is read after a failure, without a reset")
+        return struct.pack(f"<{end - start}Q", *self._history[slot][start + 1 : end + 1])
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        """See `Runner.write_rows`."""
+        try:
+            count = check_write(self._capabilities, self._written, slot, start, len(rows))
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is used after a failure, without a reset")
+        self._history[slot] += struct.unpack(f"<{count}Q", rows)
 
     def reset(self, slot: int) -> None:
         """See `Runner.reset`."""

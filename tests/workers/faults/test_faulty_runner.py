@@ -113,3 +113,14 @@ def test_errors_of_the_runner_pass_through() -> None:
         one.prefill([Chunk(0, (1,), 0, 0)], [])
     with pytest.raises(ContractError, match="2 specs for 1 chunks"):
         one.prefill([Chunk(0, (1,), 0, 0)], [None, None])
+
+
+def test_rows_of_a_failed_call_stay_corrupted_where_they_are_written() -> None:
+    one = with_faults(scripted(), raising((2,)))
+    fill(one, 0, (1, 2, 3))
+    with pytest.raises(PlannedFault):
+        one.prefill([Chunk(0, (4, 5), 3, 3)], [None])
+    one.write_rows(1, 0, one.read_rows(0, 0, 3))
+    one.write_rows(2, 0, one.read_rows(0, 0, 4))
+    assert fill(one, 1, (6,), 3) == fill(scripted(), 0, (1, 2, 3, 6))
+    assert fill(one, 2, (6,), 4) is None, "it has a row of the call that failed"

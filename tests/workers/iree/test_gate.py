@@ -15,6 +15,7 @@ from tests.checkpoints import make_checkpoint
 from tests.failure_gate import run_failure_gate
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from tests.workers.iree.cpus import skip_unless_possible
@@ -324,3 +325,14 @@ def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.
     assert tokens == [greedy[20], greedy[29], None, greedy[40]]
     assert runner.prefill([Chunk(6, TOKENS[9:10], 9, 9)], [GREEDY]) == [greedy[9]]
     np.testing.assert_array_equal(spy.seen[-1][0], expected[9])
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_written_to_another_runner_are_as_good_as_computed_ones(load: Load, dtype: Dtype) -> None:
+    """Neither the number of slots nor of threads matters."""
+    one, other = load(dtype=dtype), load(dtype=dtype, slots=3, device="local-task", threads=2)
+    try:
+        run_rows_gate(one, other, 50, cuts=(1, 16, 19, 48))
+    finally:
+        one.close()
+        other.close()

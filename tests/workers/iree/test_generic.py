@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
+from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.checkpoints.checkpoint import CheckpointError
@@ -55,6 +56,9 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     assert min(report.grammars, report.complete) > 0
     assert min(report.cancelled, report.stopped, report.full, report.masked, report.reported) > 0
     assert report.prompts_reported > 3
+    for slot in range(4):
+        runner.reset(slot)
+    run_rows_gate(runner, runner, 40)
 
 
 @pytest.mark.slow

@@ -96,3 +96,17 @@ def resident(window: NDArray[Any]) -> int:
     with open("/proc/self/pagemap", "rb") as pages:
         entries = np.frombuffer(os.pread(pages.fileno(), window.nbytes // 4096 * 8, address * 8), np.uint64)
     return int((entries >> np.uint64(63)).sum()) * 4096
+
+
+@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 48), (3, 9), (5, 20), (16, 32), (17, 33), (31, 48)])
+def test_rows_are_read_and_written_elsewhere_and_no_others(packed: tuple[int, int], start: int, end: int) -> None:
+    host, window = make(packed)
+    window[...] = np.random.default_rng(0).integers(1, 60000, window.shape, np.uint16)
+    before, rows = window.copy(), row_of(packed)[None, :, None]
+    data = host.read(0, start, end)
+    assert data.nbytes == (end - start) * host._row_bytes
+    window[:, :, 0] = 0
+    host.write(2, start, end, bytes(data))
+    assert np.array_equal(window[:, :, 2], np.where((rows >= start) & (rows < end), before[:, :, 0], before[:, :, 2]))
+    assert np.array_equal(window[:, :, 1], before[:, :, 1])

@@ -18,6 +18,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.rows_gate import run_rows_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine
@@ -400,6 +401,16 @@ def test_progress_counts_every_tensor(path: Path, load: Load) -> None:
     assert seen[0] == ("weights", 0, total)
     assert seen[-1] == ("weights", total, total)
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_written_to_another_runner_are_as_good_as_computed_ones(path: Path, load: Load, dtype: str) -> None:
+    run_rows_gate(load(path, dtype=dtype), load(path, dtype=dtype, slots=2), 30)
+
+
+def test_rows_of_another_type_have_another_format(path: Path, load: Load) -> None:
+    formats = {load(path, dtype=dtype).capabilities.rows_format for dtype in ("float32", "bfloat16", "float32")}
+    assert len(formats) == 2
 
 
 def test_logits_that_are_not_finite_fail_the_call(path: Path, load: Load) -> None:

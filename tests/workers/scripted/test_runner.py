@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
+from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
@@ -169,3 +170,19 @@ def test_prompts_take_time_where_their_rate_is_limited() -> None:
     one.prefill([Chunk(1, (1, 2), 0, 0), Chunk(2, (4,), 0, 0)], [None, None])
     fill(runner(sleep=slept.append), 0, (1, 2, 3))
     assert slept == [pytest.approx(0.3), pytest.approx(0.3)]
+
+
+def test_rows_that_are_read_and_written_are_those_of_the_slot() -> None:
+    one, other = (ScriptedRunner(slots=2, context=64, prefill_chunks=(40,)) for _ in range(2))
+    run_rows_gate(one, other, 40)
+
+
+def test_a_broken_slot_is_not_read() -> None:
+    one = runner()
+    value = np.ones(1, np.float32)
+    edits = LogitEdits(np.array([5], np.int32), math.nan * value, value, value, value)
+    assert one.prefill([Chunk(0, (1, 2), 0, 0)], [SampleSpec(GREEDY, 2, edits)]) == [None]
+    with pytest.raises(ContractError, match="slot 0 is read after a failure"):
+        one.read_rows(0, 0, 2)
+    with pytest.raises(ContractError, match="slot 0 is used after a failure"):
+        one.write_rows(0, 2, bytes(8))

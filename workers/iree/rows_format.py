@@ -1,0 +1,49 @@
+"""The format of cache rows: which runners compute the same bits and store them alike."""
+
+import hashlib
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from workers.checkpoints.checkpoint import config_digest
+from workers.iree.build import graph_plan
+from workers.iree.build.graph_plan import GraphPlan
+from workers.iree.build.recipe import Recipe
+from workers.iree.build.source_digest import source_digest
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.drivers import LOCAL_DRIVERS, driver_of
+from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.tiled_ops import TiledOps
+
+LAYOUT = 1
+"""The version of the layout of `HostKv.read` and `DeviceRows.read`."""
+
+
+def rows_format(recipe: Recipe, plan: GraphPlan, device: str) -> str:
+    """Return `RunnerCapabilities.rows_format` of a runner on a device.
+
+    It covers the weights, the source of the graphs, the compiler, and of a CPU the instructions that determine the
+    rounding; numbers of threads and slots change no bits. The arithmetic of a GPU is not known, so each machine's is
+    its own kind.
+    """
+    tiled, cache = isinstance(plan.ops, TiledOps), plan.cache
+    computes = Cpu.named(recipe.cpu).kind if driver_of(device) in LOCAL_DRIVERS else f"{device} {platform.node()}"
+    tile = (plan.ops.arithmetic.k, repr(plan.ops.padding)) if isinstance(plan.ops, TiledOps) else ()
+    angles = b"".join(each.tobytes() for each in rope_frequencies(plan.config, recipe.context)).hex()
+    parts = [
+        LAYOUT,
+        config_digest(Path(recipe.model)),
+        plan.ops.dtype,
+        recipe.quantize,
+        (cache.layers, cache.heads, cache.head_dim),
+        (tiled, *tile),
+        angles,
+        source_digest(graph_plan.__name__),
+        metadata.version("iree-base-compiler"),
+        metadata.version("jax"),
+        sys.platform,
+        computes,
+    ]
+    return f"iree-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
