@@ -145,7 +145,9 @@ def check_copy(
 def check_read(
     capabilities: RunnerCapabilities, written: Callable[[int], int], slot: int, start: int, end: int
 ) -> None:
-    """Raise `ValueError` for a read of no rows, of rows that are not written, or of a slot that does not exist."""
+    """Raise `ValueError` for a read of no rows, of rows that are not written or of a slot that does not exist, and where
+    rows cannot be read at all."""
+    _check_format(capabilities)
     if not 0 <= slot < capabilities.slots:
         raise ValueError(f"slot: {slot} is not one of {capabilities.slots}")
     if not 0 <= start < end:
@@ -160,8 +162,9 @@ def check_write(
     """Return the number of rows in `size` bytes that are written to a slot behind its first `start` rows.
 
     Raises `ValueError` for a slot that does not exist or has another number of rows, for bytes that are not whole rows,
-    and for more rows than the slot has room for.
+    for more rows than the slot has room for, and where rows cannot be read.
     """
+    _check_format(capabilities)
     if not 0 <= slot < capabilities.slots:
         raise ValueError(f"slot: {slot} is not one of {capabilities.slots}")
     if start != written(slot):
@@ -172,6 +175,11 @@ def check_write(
     if start + count > capabilities.context:
         raise ValueError(f"rows: {count} rows from {start} on, a slot has {capabilities.context}")
     return count
+
+
+def _check_format(capabilities: RunnerCapabilities) -> None:
+    if not capabilities.rows_format:
+        raise ValueError(f"slot: rows cannot be read or written on {capabilities.device}")
 
 
 class Runner(Protocol):

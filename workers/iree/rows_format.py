@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import platform
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,23 +12,20 @@ from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.source_digest import source_digest
 from workers.iree.device.cpu import Cpu
-from workers.iree.device.drivers import LOCAL_DRIVERS, driver_of
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.tiled_ops import TiledOps
 
 LAYOUT = 1
-"""The version of the layout of `HostKv.read` and `DeviceRows.read`."""
+"""The version of the layout of `HostKv.read`."""
 
 
-def rows_format(recipe: Recipe, plan: GraphPlan, device: str) -> str:
-    """Return `RunnerCapabilities.rows_format` of a runner on a device.
+def rows_format(recipe: Recipe, plan: GraphPlan) -> str:
+    """Return `RunnerCapabilities.rows_format` of a runner whose cache is in the host's memory.
 
-    It covers the weights, the source of the graphs, the compiler, and of a CPU the instructions that determine the
-    rounding; numbers of threads and slots change no bits. The arithmetic of a GPU is not known, so each machine's is
-    its own kind.
+    It covers the weights, the source of the graphs, the compiler, and the instructions of the CPU that determine the
+    rounding. Numbers of threads and slots change no bits.
     """
-    tiled, cache = isinstance(plan.ops, TiledOps), plan.cache
-    computes = Cpu.named(recipe.cpu).kind if driver_of(device) in LOCAL_DRIVERS else f"{device} {platform.node()}"
+    cache = plan.cache
     tile = (plan.ops.arithmetic.k, repr(plan.ops.padding)) if isinstance(plan.ops, TiledOps) else ()
     angles = b"".join(each.tobytes() for each in rope_frequencies(plan.config, recipe.context)).hex()
     parts = [
@@ -38,12 +34,12 @@ def rows_format(recipe: Recipe, plan: GraphPlan, device: str) -> str:
         plan.ops.dtype,
         recipe.quantize,
         (cache.layers, cache.heads, cache.head_dim),
-        (tiled, *tile),
+        tile,
         angles,
         source_digest(graph_plan.__name__),
         metadata.version("iree-base-compiler"),
         metadata.version("jax"),
         sys.platform,
-        computes,
+        Cpu.named(recipe.cpu).kind,
     ]
     return f"iree-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"

@@ -35,7 +35,6 @@ from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archiv
 from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
-from workers.iree.device_rows import DeviceRows
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.kv_memory import host_kv, needed, row_bytes
 from workers.iree.model.decoder import rope_frequencies
@@ -65,7 +64,6 @@ class IreeRunner:
         self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
-        self._rows = self._host_kv or DeviceRows(device, self._kv.view, plan.cache, plan.ops.dtype)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
         """The inputs of prefill graphs, by their blocks and the rows of each; without the cache."""
@@ -88,7 +86,7 @@ class IreeRunner:
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
-            rows_format=rows_format(builder.recipe, plan, device.uri),
+            rows_format=rows_format(builder.recipe, plan) if self._host_kv is not None else "",
         )
 
     @classmethod
@@ -332,12 +330,14 @@ class IreeRunner:
 
     def read_rows(self, slot: int, start: int, end: int) -> memoryview:
         check_read(self.capabilities, self._written.__getitem__, slot, start, end)
-        return self._rows.read(slot, start, end)
+        assert self._host_kv is not None, "checked"
+        return self._host_kv.read(slot, start, end)
 
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         count = check_write(self.capabilities, self._written.__getitem__, slot, start, len(rows))
         self._written[slot] = start + count  # if the write fails half-way, a reset clears all of it
-        self._rows.write(slot, start, start + count, rows)
+        assert self._host_kv is not None, "checked"
+        self._host_kv.write(slot, start, start + count, rows)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._cache.slots:
@@ -362,7 +362,7 @@ class IreeRunner:
         self._sampler.forget()
         self._inputs_of.clear()
         self._decode_inputs.clear()
-        del self._rows, self._host_kv, self._kv, self._no_rows
+        del self._host_kv, self._kv, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.
         self._archive.close()

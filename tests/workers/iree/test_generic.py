@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
-from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.checkpoints.checkpoint import CheckpointError
@@ -47,6 +46,10 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     capabilities = runner.capabilities
     assert (capabilities.device, capabilities.exact_rows, capabilities.kv_rows) == (GENERIC_DEVICE, False, 0)
     assert runner._host_kv is None
+    assert capabilities.rows_format == ""
+    for refused in (lambda: runner.read_rows(0, 0, 1), lambda: runner.write_rows(0, 0, b"")):
+        with pytest.raises(ValueError, match="rows cannot be read or written on generic-task"):
+            refused()
     if sampling:
         fetch_all(runner, *sampling)
         assert {*sampling, "narrow_4", "mask_4"} <= runner.graphs.ready
@@ -56,9 +59,6 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     assert min(report.grammars, report.complete) > 0
     assert min(report.cancelled, report.stopped, report.full, report.masked, report.reported) > 0
     assert report.prompts_reported > 3
-    for slot in range(4):
-        runner.reset(slot)
-    run_rows_gate(runner, runner, 40)
 
 
 @pytest.mark.slow

@@ -239,37 +239,6 @@ class Device:
         numbers: list[int] = self.window(view).tolist()
         return numbers
 
-    def read_ranges(self, view: rt.HalBufferView, offsets: Sequence[int], size: int) -> memoryview:
-        """Copy `size` bytes from each of these offsets of a buffer to the host, one after the other."""
-        staging = self._device.allocator.allocate_buffer(
-            memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING_SCOPED),
-            allocation_size=len(offsets) * size,
-        )
-        commands = rt.HalCommandBuffer(self._device)
-        for index, offset in enumerate(offsets):
-            commands.copy(view.get_buffer(), staging, offset, index * size, size)
-        self._execute(commands)
-        values: NDArray[np.uint8] = np.array(staging.map().asarray([len(offsets) * size], np.dtype(np.uint8)))
-        return values.data
-
-    def write_ranges(
-        self, view: rt.HalBufferView, offsets: Sequence[int], size: int, values: NDArray[np.uint8]
-    ) -> None:
-        """Copy bytes of the host to a buffer on the device, `size` of them to each of these offsets."""
-        source = self.upload(values.view(np.int8)).get_buffer()
-        commands = rt.HalCommandBuffer(self._device)
-        for index, offset in enumerate(offsets):
-            commands.copy(source, view.get_buffer(), index * size, offset, size)
-        self._execute(commands)
-
-    def _execute(self, commands: rt.HalCommandBuffer) -> None:
-        """Run commands to the end, after the calls before."""
-        commands.end()
-        done = self._device.create_semaphore(0)
-        self._device.queue_execute([commands], wait_semaphores=[], signal_semaphores=[(done, 1)])
-        rt.HalFence.create_at(done, 1).wait()
-
     def _mapped(self, view: rt.HalBufferView) -> NDArray[Any]:
         """Return a result in place, valid as long as the view."""
         mapped: NDArray[Any] = view.map().asarray(view.shape, self._type(view))
