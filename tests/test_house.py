@@ -129,11 +129,13 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "build": {"kernels", "device", "model"},
         "kv": {"model"},
         "kv_memory": {"kernels", "device", "model", "build", "kv"},
+        "rows_format": {"device", "model", "build"},
         "probe": {"device"},
         "batch_inputs": {"device"},
         "graph_registry": {"device", "build"},
         "sampler": {"device", "build", "graph_registry"},
-        "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"},
+        "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"}
+        | {"rows_format"},
     },
     "workers.iree.kernels": {
         "ir": set(),

@@ -64,7 +64,7 @@ async def drain(found: Served, context: int, streams: int, grace_s: float, seed:
             body = {"model": NAME, "prompt": prompt, "max_tokens": ROOM - 20, "ignore_eos": True, "stream": True}
             answers.append(StreamedAnswer(time.perf_counter()))
             group.create_task(request(url, "/v1/completions", "", body, answers[-1]))
-        while any(len(answer.stamps) < 2 for answer in answers):
+        while any(len(answer.stamps) < 2 for answer in answers):  # noqa: ASYNC110  their stamps have no event
             await asyncio.sleep(POLL_S)
         began = time.perf_counter()
         admin = functools.partial(Administration(found.client).operate, say=lambda line: None)

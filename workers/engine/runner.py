@@ -145,8 +145,8 @@ def check_copy(
 def check_read(
     capabilities: RunnerCapabilities, written: Callable[[int], int], slot: int, start: int, end: int
 ) -> None:
-    """Raise `ValueError` for a read of no rows, of rows that are not written or of a slot that does not exist, and where
-    rows cannot be read at all."""
+    """Raise `ValueError` for a read of no rows, of rows that are not written or of a slot that does not exist, and
+    where rows cannot be read at all."""
     _check_format(capabilities)
     if not 0 <= slot < capabilities.slots:
         raise ValueError(f"slot: {slot} is not one of {capabilities.slots}")

@@ -36,6 +36,8 @@ RETRY_S = 0.5
 """Pause until a sequence is looked at again that has no rows yet, or for which no other worker had a slot."""
 MEASURED_S = 300.0
 """Time for which it counts how fast rows went last."""
+MIN_SPEED = 4.0
+"""Rows that are transferred while a sequence generates one: with fewer, too many would be left to compute."""
 ATTEMPTS = 2
 """Transfers of one sequence off one worker at most."""
 
@@ -242,7 +244,7 @@ class RowTransfers:
         if first and event.held < MIN_ROWS:
             return "early" if transfer.sequence.attempts[-1].started is None else "short"
         if first and not self._gains(transfer):
-            return "slower"
+            return "slow"
         if count < transfer.most:
             if not count or transfer.reads:  # it lost its rows meanwhile, as when it was preempted
                 return "unread"
@@ -273,12 +275,13 @@ class RowTransfers:
         return ""
 
     def _gains(self, transfer: _Transfer) -> bool:
-        """The rows arrive before they could be computed, as far as both was measured lately."""
-        ratio, at = self._rates.get(transfer.source.model, (None, 0.0))
-        prefill = self._placement.routing.prefill_rate(transfer.target)
-        if ratio is None or self._loop.time() - at > MEASURED_S or not prefill:
+        """Rows go fast enough, as far as that was measured lately. What a sequence generates meanwhile is computed
+        again: so rows must go faster than that, as in any live migration."""
+        sequence, (ratio, at) = transfer.sequence, self._rates.get(transfer.source.model, (None, 0.0))
+        took_s = sequence.last_at - sequence.first_at
+        if ratio is None or self._loop.time() - at > MEASURED_S or took_s <= 0:
             return True
-        return transfer.held * transfer.row_bytes / ratio.value(1.0) < transfer.held / prefill
+        return ratio.value(1.0) > MIN_SPEED * transfer.row_bytes * len(sequence.tokens) / took_s
 
     def _finish(self, transfer: _Transfer) -> None:
         """The target has all rows that the sequence had when the last part was sent."""
@@ -334,7 +337,7 @@ class RowTransfers:
             drain.stop()
             del self._drains[source.name]
             return
-        again = outcome not in ("moved", "short", "slower", "ended")
+        again = outcome not in ("moved", "short", "slow", "ended")
         if again and drain.attempts[sequence.order] < ATTEMPTS:
             drain.waiting.append(sequence)
         self._loop.call_soon(self._next, source)

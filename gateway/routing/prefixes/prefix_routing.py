@@ -238,11 +238,6 @@ class PrefixRouting:
             if usage.completion_tokens > 1 and not sequence.replays:
                 pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
 
-    def prefill_rate(self, handle: WorkerHandle) -> float:
-        """Return the prompt tokens that a worker computes in a second, as measured; 0 if nothing was."""
-        state = self._models[handle.model]
-        return state.loads[handle.name].pace.prefill.value(state.pace.prefill.value(0.0))
-
     def _chooses(self, model: str) -> bool:
         """Digests are needed: there is something to choose."""
         return self._routing == "prefix" and len(self._models[model].loads) > 1

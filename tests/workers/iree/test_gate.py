@@ -15,10 +15,10 @@ from tests.checkpoints import make_checkpoint
 from tests.failure_gate import run_failure_gate
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
 from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from tests.workers.iree.cpus import skip_unless_possible
+from tests.workers.rows_gate import run_rows_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.build.graph_plan import SAMPLE
 from workers.iree.runner import IreeRunner

@@ -18,8 +18,8 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.rows_gate import run_rows_gate
 from tests.workers.mlx.conftest import Load, load_runner
+from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest

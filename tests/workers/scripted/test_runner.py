@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from tests.rows_gate import run_rows_gate
 from tests.sampled import sampled
+from tests.workers.rows_gate import run_rows_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 from workers.scripted.runner import ALPHABET, ContractError, ScriptedRunner

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.placement import row_transfers
-from gateway.routing.placement.row_transfers import MIN_ROWS, RETRY_S, STALL_S, WINDOW
+from gateway.routing.placement.row_transfers import MIN_ROWS, MIN_SPEED, RETRY_S, STALL_S, WINDOW
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import LAST_MOVES_S, Router
 from gateway.settings import GatewaySettings
@@ -289,16 +289,31 @@ async def test_a_sequence_waits_for_a_slot_on_another_worker() -> None:
     assert pair.outcomes() == {"moved": 1}
 
 
-async def test_rows_that_would_arrive_later_than_they_are_computed_are_not_sent() -> None:
+async def test_nothing_moves_while_rows_go_little_faster_than_they_are_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_transfers, "CHUNK_BYTES", ROW_BYTES)
+    monkeypatch.setattr(row_transfers, "WINDOW", int(MIN_SPEED) - 1)
+    pair = Pair()
+    pair.b.change(state=WorkerState.DRAINING)  # so that both begin on the first one
+    groups = [pair.open("x" * MIN_ROWS, max_tokens=300), pair.open(max_tokens=300)]
+    pair.b.change(state=WorkerState.READY)
+    await pair.run(lambda: all(tokens(group) >= 5 for group in groups), pause_s=1.0)
+    pair.drain()
+    await pair.run_to_the_end(pause_s=1.0)
+    assert pair.outcomes() == {"moved": 1, "slow": 1}, "the first transfer has measured it"
+
+
+async def test_a_sequence_that_has_not_begun_is_looked_at_later() -> None:
     pair = Pair()
     group = await begun(pair)
     pair.drain()
-    await pair.run(lambda: group.sequences[0].worker == "b", pause_s=1.0)
-    assert pair.outcomes() == {"moved": 1}
+    await pair.run(lambda: group.sequences[0].worker == "b")
     pair.a.restart()
     pair.b.change(state=WorkerState.DRAINING)  # it has yet to begin with the sequence there
-    await pair.run_to_the_end(pause_s=0.1)
-    assert pair.outcomes() == {"moved": 1, "slower": 1}, "some rows in a second, and thousands computed"
+    await pair.run(lambda: group.sequences[0].worker == "a", pause_s=0.1)
+    await pair.run_to_the_end()
+    assert pair.outcomes() == {"moved": 2}
 
 
 @pytest.mark.parametrize("late", [False, True])
