@@ -60,8 +60,8 @@ class _Transfer:
     row_bytes: int
     began: float
     timer: asyncio.TimerHandle | None = None
-    held: int = 1
-    """Rows that the sequence had by the last answer; before the first one, there is one to ask for."""
+    goal: int = 1
+    """Rows that are to go: those that the sequence had by the first answer. Before that, there is one to ask for."""
     asked: int = 0
     """Rows that were asked for."""
     written: int = 0
@@ -151,7 +151,7 @@ class RowTransfers:
         outcome = self._pass_on(transfer, event) if isinstance(event, Rows) else self._note_written(transfer, event)
         if outcome:
             self._end(transfer, outcome)
-        elif transfer.asked < transfer.held:
+        elif transfer.asked < transfer.goal:
             self._ask(transfer)
         elif not transfer.reads and not transfer.writes:
             self._finish(transfer)
@@ -217,7 +217,7 @@ class RowTransfers:
     def _ask(self, transfer: _Transfer) -> bool:
         """Ask for further parts, up to the window. False if the source takes no question: the transfer has ended."""
         questions: list[ReadRows] = []
-        while transfer.asked < transfer.held and len(transfer.reads) + len(transfer.writes) < WINDOW:
+        while transfer.asked < transfer.goal and len(transfer.reads) + len(transfer.writes) < WINDOW:
             query = self._question(transfer)
             transfer.reads[query] = transfer.asked
             questions.append(ReadRows(query, transfer.number, transfer.stream, transfer.asked, transfer.most))
@@ -239,12 +239,14 @@ class RowTransfers:
     def _pass_on(self, transfer: _Transfer, event: Rows) -> str:
         """Give a part to the target. Returns why the transfer ends, or nothing."""
         start, count = transfer.reads.pop(event.query), len(event.tokens)
-        first = not start and not transfer.written
-        transfer.held = event.held
-        if first and event.held < MIN_ROWS:
-            return "early" if transfer.sequence.attempts[-1].started is None else "short"
-        if first and not self._gains(transfer):
-            return "slow"
+        if not start:
+            transfer.goal = event.held
+            if transfer.sequence.attempts[-1].started is None:
+                return "early"
+            if event.held < MIN_ROWS:
+                return "short"
+            if not self._gains(transfer):
+                return "slow"
         if count < transfer.most:
             if not count or transfer.reads:  # it lost its rows meanwhile, as when it was preempted
                 return "unread"
@@ -284,7 +286,7 @@ class RowTransfers:
         return ratio.value(1.0) > MIN_SPEED * transfer.row_bytes * len(sequence.tokens) / took_s
 
     def _finish(self, transfer: _Transfer) -> None:
-        """The target has all rows that the sequence had when the last part was sent."""
+        """The target has the rows."""
         model, now = transfer.source.model, self._loop.time()
         size = transfer.written * transfer.row_bytes
         ratio, _ = self._rates.get(model, (DecayedRatio(), 0.0))
