@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def shown(gaps: Sequence[float]) -> str:
     return f"{1e3 * statistics.median(gaps):.0f} / {1e3 * max(gaps):.0f}"
 
 
-def measure(args: argparse.Namespace, *, rows: bool) -> list[tuple[int, Drained]]:
+def measure(args: argparse.Namespace, *, rows: bool) -> Iterator[tuple[int, Drained]]:
     """Drain once for each context."""
     options: dict[str, Any] = {
         "model": str(make_model(args.cache_dir, args.model)),
@@ -104,10 +104,8 @@ def measure(args: argparse.Namespace, *, rows: bool) -> list[tuple[int, Drained]
     }
     with served(options) as found:
         found.client.timeout = httpx.Timeout(GRACE_S)
-        return [
-            (context, asyncio.run(drain(found, context, args.streams, GRACE_S if rows else 0.0, context)))
-            for context in args.contexts
-        ]
+        for context in args.contexts:
+            yield context, asyncio.run(drain(found, context, args.streams, GRACE_S if rows else 0.0, context))
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
