@@ -249,7 +249,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         if self._link is None:
             raise LinkClosed("the link is closed")
         self._link.send_nowait(encode_commands(commands))
-        self._link.expect(MAX_ROWS_BYTES * sum(isinstance(each, ReadRows) for each in commands))
+        if reads := sum(isinstance(each, ReadRows) for each in commands):
+            self._link.expect(MAX_ROWS_BYTES * reads)
 
     def _close(self, linger_s: float = 0.0) -> None:
         if self._link is not None:

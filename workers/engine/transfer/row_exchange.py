@@ -47,7 +47,7 @@ class _Incoming:
     slot: int
     tokens: list[int]
     cached: CachedRows
-    """What is retained in the slot: `tokens`, with as many rows."""
+    """The rows that are retained in the slot, as many as `tokens`."""
 
 
 RowsAnswer = RowsRead | RowsTaken
