@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Incremented when a frame changes in a way that an older peer would misread."""
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -31,6 +31,8 @@ MAX_GATEWAYS = 16
 MAX_SLOTS = 4096
 MAX_QUEUE = 1 << 20
 MAX_PREFIX_DIGESTS = 128
+MAX_ROWS_BYTES = 4 * 1024 * 1024
+ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20
 MAX_PENALTY = 2.0
@@ -59,6 +61,8 @@ StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Time = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]
+RowBytes = Annotated[bytes, Meta(max_length=MAX_ROWS_BYTES)]
+RowsDigest = Annotated[bytes, Meta(max_length=ROWS_DIGEST_BYTES)]
 
 
 def clip(text: str, limit: int = MAX_REASON) -> str:

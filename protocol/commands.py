@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from protocol.bounds import MAX_TOP_LOGPROBS, Label, Milliseconds, Name, Reason, StreamId, Tokens
+from protocol.bounds import (
+    MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
+    Count,
+    Label,
+    Milliseconds,
+    Name,
+    Reason,
+    RowBytes,
+    RowsDigest,
+    StreamId,
+    Tokens,
+)
 from protocol.request import Grammar, Input, Limits, Sampling
 from protocol.scheduling import MAX_PRIORITY, PriorityClass, Urgency
 
@@ -96,4 +108,40 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop", gc=False):
     """Fail running requests with `DRAINING`, send `Bye` and exit."""
 
 
-Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop
+class ReadRows(Struct, frozen=True, array_like=True, tag="read", gc=False):
+    """Ask for cache rows of a running sequence, to hand them over to another worker. The worker answers with one
+    `Rows`; also a draining one does."""
+
+    query: StreamId
+    """The gateway's number of this question. It is random, as that of a `Tokenize`."""
+    transfer: StreamId
+    """The gateway's number of the transfer, a random one, which the digest covers."""
+    stream: StreamId
+    """The sequence."""
+    start: Count
+    """The first row."""
+    most: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    """The number of rows; the answer has fewer where the sequence does, or where they are too many bytes."""
+
+
+class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
+    """Append cache rows that another worker has computed to those of a transfer, for reuse by sequences of the tenant
+    that begin with these tokens. The worker answers with one `RowsWritten`."""
+
+    query: StreamId
+    """The gateway's number of this question."""
+    transfer: StreamId
+    """The transfer: its rows follow one another."""
+    tenant: Label
+    """Owner of the rows."""
+    start: Count
+    """The first row; 0 begins a transfer."""
+    tokens: Tokens
+    """The tokens of the rows."""
+    rows: RowBytes
+    """The rows, in the format of both workers."""
+    digest: RowsDigest
+    """That of `Rows`."""
+
+
+Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop | ReadRows | WriteRows

@@ -19,6 +19,8 @@ from protocol.bounds import (
     Milliseconds,
     Name,
     Reason,
+    RowBytes,
+    RowsDigest,
     Stop,
     StreamId,
     Text,
@@ -156,6 +158,11 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     """Tokens that all sequences together can have in the KV cache; 0 if unknown."""
     memory_bytes: Count = 0
     """Bytes of its weights, and of its KV cache when that is full; 0 if unknown."""
+    rows_format: Label = ""
+    """Workers of equal formats compute the same bits for a cache row and store them in the same way, so that one can
+    take what another has computed: `ReadRows` and `WriteRows` are honoured. Empty if they are not."""
+    row_bytes: Count = 0
+    """Bytes of one cache row."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -341,6 +348,31 @@ class Tokenized(Struct, frozen=True, array_like=True, tag="tokenized", omit_defa
     """The request field at fault, when one is."""
 
 
+class Rows(Struct, frozen=True, array_like=True, tag="rows", omit_defaults=True, gc=False):
+    """The answer to a `ReadRows`: consecutive cache rows of a sequence, from `start` on."""
+
+    query: StreamId
+    held: Count = 0
+    """Rows that the sequence has now; 0 if there is no such sequence, or none whose rows can be read."""
+    tokens: Tokens = ()
+    """The tokens of the rows that are sent."""
+    rows: RowBytes = b""
+    """These rows."""
+    digest: RowsDigest = b""
+    """See `protocol.rows_digest`."""
+
+
+class RowsWritten(Struct, frozen=True, array_like=True, tag="written", omit_defaults=True, gc=False):
+    """The answer to a `WriteRows`."""
+
+    query: StreamId
+    rows: Count = 0
+    """Rows of the transfer that the worker holds now; 0 if it did not take these, and takes no more of the
+    transfer."""
+    text: Reason = ""
+    """Why not."""
+
+
 HEARTBEAT_S = 1.0
 """Time without another frame after which a worker sends a `Heartbeat`."""
 SILENT_S = 3 * HEARTBEAT_S
@@ -363,4 +395,17 @@ class Bye(Struct, frozen=True, array_like=True, tag="bye", gc=False):
     text: Reason
 
 
-Event = Hello | Loading | Ready | Step | PromptLogprobs | Finished | Failed | Tokenized | Heartbeat | Bye
+Event = (
+    Hello
+    | Loading
+    | Ready
+    | Step
+    | PromptLogprobs
+    | Finished
+    | Failed
+    | Tokenized
+    | Rows
+    | RowsWritten
+    | Heartbeat
+    | Bye
+)

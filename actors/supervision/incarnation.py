@@ -22,12 +22,27 @@ from actors.transport.rejections import Rejections
 from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
-from protocol.events import Bye, Event, Failed, Finished, Heartbeat, Hello, PromptLogprobs, Ready, Step, Tokenized
+from protocol.events import (
+    Bye,
+    Event,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    PromptLogprobs,
+    Ready,
+    Rows,
+    RowsWritten,
+    Step,
+    Tokenized,
+)
 
 EXIT_LAG_S = 1.0
 """Maximum time between the exit of a process and the end of its link. The exit tells who ended it; the link may still
 bring frames."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
+_FOR_WATCHERS = (Step, Heartbeat, PromptLogprobs, Finished, Failed, Tokenized, Rows, RowsWritten)
+"""Events that go on to the watchers."""
 LEFT = msg.Loss("stopped", Origin.OUTSIDE, asked=True)
 
 
@@ -141,7 +156,7 @@ class Incarnation:
             except PeerMisbehaved as error:
                 yield from self._reject(error, now)
                 return
-            if isinstance(event, Step | Heartbeat | PromptLogprobs | Finished | Failed | Tokenized):
+            if isinstance(event, _FOR_WATCHERS):
                 yield WorkerEvent(protocol.worker, protocol.number, event)
                 continue
             self._note(event)

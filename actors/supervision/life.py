@@ -19,7 +19,7 @@ from actors.supervision.protocol_state import ProtocolState
 from actors.supervision.restart_policy import FailureRecord, Restart, RestartPolicy
 from actors.supervision.worker import LastFailure, WorkerChanged, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.rejections import Rejection, Rejections
-from protocol.commands import Cancel, Command
+from protocol.commands import Cancel, Command, ReadRows
 
 TAKE_OVER_S = 5.0
 """A remote worker that has sent nothing for this long, although it sends a heartbeat each second, is replaced when it
@@ -101,12 +101,12 @@ class Life:
         return self.number != incarnation or current is None or current.loss is not None
 
     def check_sendable(self, commands: Sequence[Command]) -> None:
-        """Raises `WorkerUnavailable`. A draining worker takes cancels."""
+        """Raises `WorkerUnavailable`. A draining worker takes cancels, and gives cache rows away."""
         if self._current is None or self._current.loss is not None:
             status = self.status
             raise WorkerUnavailable(f"worker {self.name!r} is {status.state}: {status.reason or 'no process'}")
         state = self._current.protocol.state
-        drains = state is WorkerState.DRAINING and all(isinstance(each, Cancel) for each in commands)
+        drains = state is WorkerState.DRAINING and all(isinstance(each, Cancel | ReadRows) for each in commands)
         if state is not WorkerState.READY and not drains:
             raise WorkerUnavailable(f"worker {self.name!r} is {state}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from actors.supervision.asked_sequence import AskedSequence, PeerLied
-from protocol.commands import Cancel, Command, Submit, Tokenize
+from protocol.commands import Cancel, Command, ReadRows, Submit, Tokenize, WriteRows
 from protocol.errors import ErrorCode
 from protocol.events import (
     Event,
@@ -15,6 +15,8 @@ from protocol.events import (
     Loading,
     PromptLogprobs,
     Ready,
+    Rows,
+    RowsWritten,
     Step,
     Tokenized,
 )
@@ -31,7 +33,8 @@ class OutputCheck:
     def __init__(self) -> None:
         self._slots = self._context = 0
         self._open: dict[int, AskedSequence] = {}
-        self._queries: dict[int, Tokenize] = {}
+        self._row_bytes = 0
+        self._queries: dict[int, Tokenize | ReadRows | WriteRows] = {}
         self._cancelled: dict[int, float] = {}
         """Open sequences with a `Cancel` on its way, by its time."""
         self._complete: dict[int, float] = {}
@@ -44,7 +47,7 @@ class OutputCheck:
         for command in commands:
             if isinstance(command, Submit):
                 self._open[command.stream] = AskedSequence(command, self._context)
-            elif isinstance(command, Tokenize):
+            elif isinstance(command, Tokenize | ReadRows | WriteRows):
                 self._queries[command.query] = command
             elif isinstance(command, Cancel) and command.stream in self._open:
                 self._cancelled.setdefault(command.stream, now)
@@ -55,6 +58,8 @@ class OutputCheck:
             case Hello(slots=slots, context=context):
                 self._slots, self._context = slots, context
             case Loading(phase=label) | Ready(device=label):
+                if isinstance(event, Ready):
+                    self._row_bytes = event.row_bytes
                 if not label.isprintable():
                     raise PeerLied(f"{type(event).__name__} has a label with control characters")
             case Step():
@@ -73,6 +78,10 @@ class OutputCheck:
                     self._announced = now
             case Tokenized():
                 self._check_answer(event)
+            case Rows():
+                self._check_rows(event)
+            case RowsWritten():
+                self._check_written(event)
 
     def overdue(self, now: float, hang_s: float) -> str | None:
         """Describe an end that has not come in time, or return None."""
@@ -88,7 +97,7 @@ class OutputCheck:
 
     def _check_answer(self, event: Tokenized) -> None:
         asked = self._queries.pop(event.query, None)
-        if asked is None:
+        if not isinstance(asked, Tokenize):
             raise PeerLied(f"query {event.query} is not one that it has")
         wanted = asked.want if event.code is None else ""
         if event.tokens and wanted != "tokens":
@@ -97,6 +106,23 @@ class OutputCheck:
             raise PeerLied(f"query {event.query} got {len(event.tokens)} tokens, and the count {event.count}")
         if wanted in ("tokens", "count") and event.text:
             raise PeerLied(f"query {event.query} did not ask for a text")
+
+    def _check_rows(self, event: Rows) -> None:
+        asked = self._queries.pop(event.query, None)
+        if not isinstance(asked, ReadRows):
+            raise PeerLied(f"query {event.query} did not ask it for rows")
+        count = len(event.tokens)
+        if count > asked.most or (count and asked.start + count > event.held):
+            raise PeerLied(f"query {event.query} got {count} rows from {asked.start} on, of {event.held}")
+        if len(event.rows) != count * self._row_bytes or event.held > self._context:
+            raise PeerLied(f"query {event.query} got {len(event.rows)} bytes as {count} rows")
+
+    def _check_written(self, event: RowsWritten) -> None:
+        given = self._queries.pop(event.query, None)
+        if not isinstance(given, WriteRows):
+            raise PeerLied(f"query {event.query} did not give it rows")
+        if event.rows not in (0, given.start + len(given.tokens)):
+            raise PeerLied(f"query {event.query} gave it other rows than the {event.rows} that it has")
 
     def _check_step(self, step: Step, now: float) -> None:
         self._check_gauges(step.gauges)

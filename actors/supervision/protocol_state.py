@@ -22,6 +22,8 @@ from protocol.events import (
     Loading,
     PromptLogprobs,
     Ready,
+    Rows,
+    RowsWritten,
     Step,
     Tokenized,
 )
@@ -118,7 +120,7 @@ class ProtocolState:
                 if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
                     # Progress without a step: many refused prompts take long. A deadline passes by itself.
                     self._progress(now)
-            case Tokenized() | PromptLogprobs():
+            case Tokenized() | PromptLogprobs() | Rows() | RowsWritten():
                 self._expect(event, self.ready is not None)
             case Bye():
                 self.bye = event

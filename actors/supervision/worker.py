@@ -69,7 +69,7 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class WorkerEvent(Struct, frozen=True):
-    """A `Step`, `Heartbeat`, `PromptLogprobs`, `Finished`, `Failed` or `Tokenized` arrived."""
+    """A `Step`, `Heartbeat`, `PromptLogprobs`, `Finished`, `Failed`, `Tokenized`, `Rows` or `RowsWritten` arrived."""
 
     worker: str
     incarnation: int

@@ -24,8 +24,9 @@ from actors.supervision.remote import RemotePeer
 from actors.supervision.worker import WorkerEvent, WorkerState, WorkerStatus, WorkerUnavailable
 from actors.transport.endpoint import EndpointError
 from actors.transport.link import Link, LinkClosed, LinkFull, MessageRefused
+from protocol.bounds import MAX_ROWS_BYTES
 from protocol.codec import encode_commands
-from protocol.commands import Command
+from protocol.commands import Command, ReadRows
 
 MAX_DELAYS = 256
 """Turns of the event loop by which a deadline is delayed at most, for messages that had arrived before it."""
@@ -248,6 +249,8 @@ class WorkerActor(Actor[msg.WorkerMessage]):
         if self._link is None:
             raise LinkClosed("the link is closed")
         self._link.send_nowait(encode_commands(commands))
+        if reads := sum(isinstance(each, ReadRows) for each in commands):
+            self._link.expect(MAX_ROWS_BYTES * reads)
 
     def _close(self, linger_s: float = 0.0) -> None:
         if self._link is not None:

@@ -159,6 +159,10 @@ class Link:
         if self._lost:
             self._loop.call_soon(on_lost, _ENDED)
 
+    def expect(self, size: int) -> None:
+        """Do not count so many bytes, which the peer is asked for, against its rate."""
+        self._receiver.expect(size)
+
     def send_nowait(self, frames: Sequence[bytes]) -> None:
         """Send one message of `frames`. Raises `LinkFull`, `LinkClosed` or `MessageRefused`; then nothing was sent."""
         if self.closed:

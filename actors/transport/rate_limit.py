@@ -62,3 +62,7 @@ class PeerBudget:
         if not self._bytes.take(size, now):
             return f"more than {self._rate.bytes_per_s:g} bytes a second"
         return None
+
+    def expect(self, size: int) -> None:
+        """Let so many bytes more pass, which the peer was asked for."""
+        self._bytes.earn(size)

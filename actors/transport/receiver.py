@@ -43,6 +43,11 @@ class Receiver:
         self.dropped = 0
         """Messages that broke a bound."""
 
+    def expect(self, size: int) -> None:
+        """Do not count so many bytes, which the peer was asked for, against its limit."""
+        if self._budget is not None:
+            self._budget.expect(size)
+
     def receive(self) -> list[bytes]:
         """The next message, which must be there. Raises `MessageRejected`."""
         socket = self._socket

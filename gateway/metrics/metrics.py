@@ -48,6 +48,18 @@ class Metrics:
             ["model", "cause", "outcome"],
             registry=self._registry,
         )
+        self._row_transfers = Counter(
+            "baton_row_transfers",
+            "Sequences of draining workers whose cache rows were to go to another one, by outcome",
+            ["model", "outcome"],
+            registry=self._registry,
+        )
+        self._row_bytes = Counter(
+            "baton_row_transfer_bytes",
+            "Bytes of cache rows that other workers have taken",
+            ["model"],
+            registry=self._registry,
+        )
         self._detachments = Counter(
             "baton_stream_detachments",
             "Streams whose client's connection ended, by how that ended",
@@ -129,6 +141,14 @@ class Metrics:
     def replayed(self, model: str, cause: str, outcome: str) -> Counter:
         """The counter of replays with this cause and outcome."""
         return self._replays.labels(model, cause, outcome)
+
+    def row_transfer(self, model: str, outcome: str) -> Counter:
+        """The counter of transfers of cache rows with this outcome."""
+        return self._row_transfers.labels(model, outcome)
+
+    def rows_transferred(self, model: str) -> Counter:
+        """The counter of bytes of cache rows that another worker has taken."""
+        return self._row_bytes.labels(model)
 
     def replays(self) -> int:
         """Count the replays that have ended, well or not."""

@@ -18,6 +18,7 @@ from actors.supervision.worker import (
     WorkerChanged,
     WorkerEvent,
     WorkerNotice,
+    WorkerState,
     WorkerStatus,
 )
 from actors.supervision.worker_actor import WorkerRef
@@ -40,6 +41,7 @@ from gateway.routing.failure import Cause, RequestFailure
 from gateway.routing.model_catalog import Activity
 from gateway.routing.model_description import ModelDescription, capabilities, describe
 from gateway.routing.placement.placement import Placement
+from gateway.routing.placement.row_transfers import RowTransfers
 from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.routing.prompt_queries import PromptQueries
@@ -50,11 +52,14 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
-from protocol.events import Capabilities, Event, Tokenized
+from protocol.events import Capabilities, Event, Rows, RowsWritten, Tokenized
 from protocol.scheduling import PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
 """The worker ends a sequence at its deadline. If it does not, the gateway does so this much later."""
+
+LAST_MOVES_S = 3.0
+"""Time beyond the grace of a draining worker in which sequences are moved with their cache rows."""
 
 _log = structlog.get_logger("gateway.routing.router")
 _CAUSES = {Origin.OUTSIDE: Cause.KILLED, Origin.MISBEHAVED: Cause.MISBEHAVED}
@@ -93,6 +98,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
+        self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -324,7 +330,7 @@ class Router(Actor[WorkerNotice | Terminated]):
                 self.worker_lost(message)
             case GraceEnded(worker, incarnation):
                 if incarnation == self.pool[worker].incarnation:
-                    self.migrate(worker)
+                    self._end_grace(self.pool[worker])
             case Terminated(worker):
                 if self.pool.find(worker) is not None:  # its supervision has failed
                     self.migrate(worker)
@@ -336,6 +342,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             return
         if isinstance(event, Tokenized):
             self._queries.answered(event)
+        elif isinstance(event, Rows | RowsWritten):
+            self._transfers.take(handle, event)
         else:
             self._delivery.take(handle, event)
 
@@ -345,6 +353,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if status.incarnation != handle.incarnation:
             handle.forget()
             self._queries.lost(handle.name)
+            self._transfers.lost(handle)
             self._placement.lose(handle, Cause.DIED, f"worker {handle.name} was replaced")
             handle.incarnation = status.incarnation
             handle.breaker = Breaker()
@@ -353,6 +362,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)
         self._queries.model_changed()
+        if status.state is WorkerState.DRAINING:
+            self._transfers.drain(handle)
 
     def worker_lost(self, lost: IncarnationLost) -> None:
         """An incarnation is gone; what it held goes on elsewhere."""
@@ -363,13 +374,27 @@ class Router(Actor[WorkerNotice | Terminated]):
             cause = _CAUSES.get(lost.origin, Cause.DIED)
             handle.forget()
             self._queries.lost(handle.name)
+            self._transfers.lost(handle)
             reason = f"worker {lost.worker} was lost: {lost.reason}"
             self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)
+
+    def _end_grace(self, handle: WorkerHandle) -> None:
+        """Migrate what a draining worker has. While its sequences are moved with their rows, that may go on for some
+        time."""
+        if self._transfers.moves(handle):
+            self._loop.call_later(LAST_MOVES_S, self._migrate_left, handle, handle.incarnation)
+        else:
+            self.migrate(handle.name)
+
+    def _migrate_left(self, handle: WorkerHandle, incarnation: int) -> None:
+        if handle.incarnation == incarnation and self.pool.find(handle.name) is handle:
+            self.migrate(handle.name)
 
     def migrate(self, worker: str) -> None:
         """Take every live sequence off a worker, which gets nothing more until its next incarnation. They go on with
         other workers of the model, or wait for one."""
         handle = self.pool[worker]
+        self._transfers.lost(handle)
         handle.cancel(list(handle.live.values()))
         self._placement.lose(handle, Cause.MOVED, f"worker {worker} was to be free")
 

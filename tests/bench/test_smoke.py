@@ -180,6 +180,9 @@ OUTPUT: dict[str, list[str]] = {
         r"^redis(-server)? is not installed"
         rf"|^10 streams: 0 lost, 0 altered, 0 doubled; 8 moved after {P} tokens, gap p50 {P} s, p99 {P} s, .* {N} s$"
     ],
+    "bench/scale_out/kv_transfer.py": [
+        rf"^{how} +100 +{N} / {N} +{N} / {N} +{P} +{N} +[0-9]+$" for how in ("with rows", "recomputed")
+    ],
     "bench/scale_out/ray_node_loss.py": [
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
     ],

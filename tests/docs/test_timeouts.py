@@ -43,6 +43,7 @@ OTHERS = {
     "origins.PREFLIGHT_S": "for a browser's cache",
     "quarantine.REMEMBERED_S": "the memory of requests that killed workers",
     "time_limits.LEAST_S": "the least value of a header",
+    "row_transfers.MEASURED_S": "the memory of a measurement",
     "unix_socket.LOCK_S": "of the start alone",
     "wait_queue.CLOCK_RESOLUTION_S": "of the clock",
     "zmq_socket.NEVER_MS": "stands for never",

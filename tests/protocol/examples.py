@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
+from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
     Bye,
@@ -27,6 +27,8 @@ from protocol.events import (
     PromptToken,
     Ready,
     ReasoningSegment,
+    Rows,
+    RowsWritten,
     StartedStream,
     Step,
     TextSegment,
@@ -158,6 +160,8 @@ COMMANDS: dict[str, Command] = {
     "tokenize_count": Tokenize(9, "req-9", ChatInput((Message("user", "Hi"),))),
     "cancel": Cancel(3),
     "drain": Drain(30_000),
+    "read": ReadRows(10, 1 << 60, 3, 128, 64),
+    "write": WriteRows(11, 1 << 60, "team-a", 128, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
     "stop": Stop(),
 }
 
@@ -182,6 +186,7 @@ EVENTS: dict[str, Event] = {
     "hello_enrolling": Hello(PROTOCOL_VERSION, "w", 0, 4242, "m", "iree", "cuda", 8, 4096, key="5c" * 32),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
+    "ready_rows": Ready(Capabilities(), rows_format="iree-5f2a", row_bytes=24_576),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
@@ -213,6 +218,10 @@ EVENTS: dict[str, Event] = {
     "tokenized": Tokenized(8, 2, (9906, 13)),
     "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
+    "rows": Rows(10, 640, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
+    "rows_none": Rows(10),
+    "written": RowsWritten(11, 130),
+    "written_refused": RowsWritten(11, text="3 sequences wait"),
     "beat": Heartbeat(GAUGES),
     "beat_prefixes": Heartbeat(GAUGES, (HeldPrefix(0, 41, (77,)),)),
     "beat_malformed_calls": Heartbeat(Gauges(malformed_calls=2)),

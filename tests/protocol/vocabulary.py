@@ -89,7 +89,7 @@ def bound_text(info: types.Type) -> str:
 def default_text(field: types.Field) -> str:
     if field.required:
         return "required"
-    return {"()": "empty", "''": "empty", "None": "nil"}.get(repr(field.default), repr(field.default))
+    return {"()": "empty", "''": "empty", "b''": "empty", "None": "nil"}.get(repr(field.default), repr(field.default))
 
 
 def docstring(struct: type[msgspec.Struct]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from protocol.commands import ReadRows, WriteRows
 from protocol.events import Gauges
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy
@@ -29,6 +30,7 @@ from workers.engine.slot_reset import SlotResets
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, PrefixTier
+from workers.engine.transfer.row_exchange import RowExchange, RowsRead, RowsTaken
 from workers.sampling.logprobs import RowLogprobs
 
 REPORTED_ROW_COST = 2
@@ -78,6 +80,7 @@ class BatchEngine:
         self._stats = EngineStats()
         self._step = RunningStep()
         self._resets = SlotResets(runner, self._scheduler.slots, self._step.slot_failed)
+        self._exchange = RowExchange(runner, self._scheduler.slots, self._resets, prefixes or PrefixPolicy())
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -151,6 +154,19 @@ class BatchEngine:
         if self._tier is not None:
             self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle)
         return self._close_step(self._clock() - now)
+
+    @property
+    def rows_format(self) -> str:
+        """The format of cache rows that other workers can take, and that are taken of them; empty if none are."""
+        return self._exchange.rows_format
+
+    def read_rows(self, asked: ReadRows) -> RowsRead:
+        """Return cache rows of a running sequence, or none if there is no such sequence or row."""
+        return self._exchange.read(asked, self._scheduler.find(asked.stream))
+
+    def write_rows(self, given: WriteRows) -> RowsTaken:
+        """Retain cache rows that another worker has computed, unless there is no room beside the sequences here."""
+        return self._exchange.write(given, queued=self._scheduler.queued)
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """Return the log-likelihoods of tokens[1:], see `workers.engine.scoring`. Runs at once, in a separate slot.

@@ -220,6 +220,11 @@ class Scheduler:
         """The sequences that have a slot."""
         return chain(self._decoding.values(), self._prefilling.values(), self._reporting.values())
 
+    def find(self, stream: int) -> EngineSequence | None:
+        """Return a running sequence; None if it waits or is unknown."""
+        phases = (self._decoding, self._prefilling, self._reporting)
+        return next((phase[stream] for phase in phases if stream in phase), None)
+
     def evict_suspects(self, sequence: EngineSequence, *, non_finite: bool) -> None:
         """Evict retained rows that may be the cause of a failure, or corrupted like those of `sequence`: they become
         dirty, and no sequence starts with them."""

@@ -8,10 +8,12 @@ from typing import Protocol
 import structlog
 
 from protocol.bounds import MAX_REASON
+from protocol.commands import ReadRows, WriteRows
 from protocol.errors import ByeReason, ErrorCode
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure
+from workers.engine.transfer.row_exchange import RowsAnswer
 from workers.errors import LoadRefused
 from workers.load_options import Progress
 from workers.process.loading import Loaded
@@ -31,7 +33,7 @@ class RemoveSequence:
     finish: bool = False
 
 
-EngineInput = EngineRequest | RemoveSequence
+EngineInput = EngineRequest | RemoveSequence | ReadRows | WriteRows
 
 
 class EngineListener(Protocol):
@@ -142,6 +144,7 @@ class EngineThread:
         """Take all inputs, then run one step."""
         ends: list[SequenceEnd] = []
         failures: list[SequenceFailure] = []
+        answers: list[RowsAnswer] = []
         for engine_input in inputs:
             if isinstance(engine_input, EngineRequest):
                 try:
@@ -152,12 +155,17 @@ class EngineThread:
                     self._log.error("submit_failed", stream=engine_input.stream, exc_info=error)
                     text = f"the request could not be queued: {type(error).__name__}"
                     failures.append(SequenceFailure(engine_input.stream, ErrorCode.INTERNAL, text))
+            elif isinstance(engine_input, ReadRows):
+                answers.append(engine.read_rows(engine_input))
+            elif isinstance(engine_input, WriteRows):
+                answers.append(engine.write_rows(engine_input))
             else:
                 end = engine.finish(engine_input.stream) if engine_input.finish else engine.cancel(engine_input.stream)
                 if end is not None:
                     ends.append(end)
         step = None if engine.idle else engine.step()
-        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges(), engine.take_retention_changes())
+        retention = engine.take_retention_changes()
+        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges(), retention, tuple(answers))
 
     def _publish(self, output: EngineOutput) -> None:
         with self._changed:

@@ -10,9 +10,9 @@ from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailab
 from actors.transport.link import Link, LinkClosed, LinkFull, OnLost, OnMessage
 from protocol.bounds import clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
+from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import Bye, Event, Failed, Heartbeat, Hello, Loading, Tokenized
+from protocol.events import Bye, Event, Failed, Heartbeat, Hello, Loading, RowsWritten, Tokenized
 from workers.process.gateways.address import GatewayAddress
 from workers.process.gateways.shared_worker import SharedWorker
 
@@ -140,6 +140,10 @@ class GatewayLink:
                 self._submit(command)
             case Tokenize():
                 self._ask(command)
+            case ReadRows():
+                self._shared.ask_rows(self._gateway, command)
+            case WriteRows():
+                self._write(command)
             case Cancel():
                 self._cancel(command)
             case Drain(grace_ms):
@@ -169,6 +173,12 @@ class GatewayLink:
             self.send(Tokenized(asked.query, text="the worker leaves the gateway", code=ErrorCode.DRAINING))
         else:
             self._shared.ask(self._gateway, asked)
+
+    def _write(self, given: WriteRows) -> None:
+        if self._leaves:
+            self.send(RowsWritten(given.query, text="the worker leaves the gateway"))
+        else:
+            self._shared.ask_rows(self._gateway, given)
 
     def _cancel(self, cancel: Cancel) -> None:
         try:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from protocol.commands import Submit, Tokenize
+from protocol.commands import ReadRows, Submit, Tokenize, WriteRows
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.events import Event, Failed, Gauges, Heartbeat, Tokenized
+from workers.engine.transfer.row_frames import refusal, rows_frame
 from workers.process.engine_thread import EngineInput, RemoveSequence
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
@@ -94,6 +95,17 @@ class OpenRequests:
         if refusal is not None:
             effects.frames.append(refusal)
 
+    def read_rows(self, asked: ReadRows, effects: Effects) -> None:
+        """Take a question for cache rows."""
+        effects.inputs.append(asked)
+
+    def write_rows(self, given: WriteRows, effects: Effects) -> None:
+        """Take cache rows of another worker, if their digest is right."""
+        if (refused := refusal(given, self._engine.rows_format)) is None:
+            effects.inputs.append(given)
+        else:
+            effects.frames.append(refused)
+
     def cancel(self, stream: int, effects: Effects) -> None:
         """End a request. An unknown stream is ignored."""
         if self._output.is_live(stream):
@@ -107,6 +119,7 @@ class OpenRequests:
         for output in outputs:
             processed = self._output.process(output)
             effects.frames.extend(processed.frames)
+            effects.frames.extend(rows_frame(answer, self._engine.rows_format) for answer in output.rows)
             effects.inputs.extend(RemoveSequence(stream, finish=True) for stream in processed.finish)
             for stream, error in processed.text_errors.items():
                 self._log.error("text_failed", stream=stream, exc_info=error)

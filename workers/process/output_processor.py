@@ -34,6 +34,7 @@ from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.step_result import PromptPart, SequenceEnd, SequenceFailure, StepResult
+from workers.engine.transfer.row_exchange import RowsAnswer
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.process.logprob_labels import LogprobLabels
@@ -66,6 +67,8 @@ class EngineOutput:
     gauges: Gauges
     retention: tuple[RetentionChange, ...] = ()
     """Changes of the rows that are retained for reuse."""
+    rows: tuple[RowsAnswer, ...] = ()
+    """Answers to `ReadRows` and `WriteRows`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,21 @@ from msgspec.structs import replace
 from actors.transport.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, Stop, Submit, Tokenize, Welcome
+from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
-from protocol.events import HEARTBEAT_S, Bye, Capabilities, Event, Failed, Gauges, Heartbeat, Loading, Ready
+from protocol.events import (
+    HEARTBEAT_S,
+    Bye,
+    Capabilities,
+    Event,
+    Failed,
+    Gauges,
+    Heartbeat,
+    Loading,
+    Ready,
+    Rows,
+    RowsWritten,
+)
 from workers.faults.faulty_link import connect
 from workers.host.loop_calls import LoopCalls
 from workers.load_options import Progress
@@ -147,7 +159,17 @@ class WorkerService:
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
         memory = memory_bytes(loaded.engine.capabilities, loaded.engine.kv_capacity)
-        self._outbox.send_nowait([Ready(capabilities, load_ms, device, step_ms, loaded.engine.kv_capacity, memory)])
+        ready = Ready(
+            capabilities,
+            load_ms,
+            device,
+            step_ms,
+            loaded.engine.kv_capacity,
+            memory,
+            rows_format=clip(loaded.engine.rows_format, MAX_NAME),
+            row_bytes=loaded.engine.capabilities.row_bytes,
+        )
+        self._outbox.send_nowait([ready])
         # The gateway logs `worker_ready` at level info.
         self._log.debug("model_loaded", load_ms=load_ms, context=loaded.context, device=device, step_ms=step_ms)
 
@@ -255,6 +277,14 @@ class WorkerService:
                     self._requests.cancel(stream, effects)
             case Welcome():
                 self._welcome(command)
+            case ReadRows(query) if self._requests is None:
+                effects.frames.append(Rows(query))
+            case WriteRows(query) if self._requests is None:
+                effects.frames.append(RowsWritten(query, text="the worker has not loaded its model yet"))
+            case ReadRows() if self._requests is not None:
+                self._requests.read_rows(command, effects)
+            case WriteRows() if self._requests is not None:
+                self._requests.write_rows(command, effects)
             case Drain(grace_ms):
                 self._drain(grace_ms / 1000)
             case Stop():

@@ -284,6 +284,28 @@ class Placement:
         self._take_off(handle, sequence)
         self._lost.add([sequence], lambda each: self._move(each, cause, reason))
 
+    def has_slot(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
+        """A worker would run this sequence at once."""
+        full = handle.full(self._loop.time()) or len(handle.live) >= handle.slots
+        return not full and self._pool.admits(handle) and may_run(sequence, handle.live, handle.slots)
+
+    def move(self, sequence: LiveSequence, target: WorkerHandle, reason: str) -> bool:
+        """Let a running sequence continue on another worker. False, with nothing changed, if that has no slot for
+        it."""
+        if not self.has_slot(target, sequence):
+            return False
+        source = self._pool[sequence.worker]
+        source.cancel([sequence])
+        self._take_off(source, sequence)
+        self.settle(sequence, "lost_again")
+        sequence.begun = True
+        sequence.leave(Cause.MOVED, reason, self._loop.time())
+        if not self._send(target, [sequence]):
+            self._wait([sequence])
+        self.serve(source.model)
+        self.stirred()
+        return True
+
     def postpone(self, sequence: LiveSequence) -> None:
         """Return a sequence to the queue, as the worker that was to continue it had no room."""
         handle = self._pool[sequence.worker]

@@ -10,7 +10,7 @@ from msgspec import structs
 from actors.supervision.asked_sequence import HELD_BACK, PeerLied
 from actors.supervision.output_check import ANSWER_S, OutputCheck
 from protocol.bounds import MAX_PIECE_BYTES, PROTOCOL_VERSION
-from protocol.commands import Cancel, Submit, Tokenize
+from protocol.commands import Cancel, ReadRows, Submit, Tokenize, WriteRows
 from protocol.errors import ErrorCode
 from protocol.events import (
     Capabilities,
@@ -27,6 +27,8 @@ from protocol.events import (
     PromptToken,
     Ready,
     ReasoningSegment,
+    Rows,
+    RowsWritten,
     Segment,
     StartedStream,
     Step,
@@ -446,3 +448,54 @@ def test_a_first_token_is_reported_once_and_of_a_sequence_that_it_has() -> None:
         check.check(structs.replace(delta(), started=(StartedStream(1),)), 0.0)
     with pytest.raises(PeerLied, match="stream 2 is not one that it has"):
         check.check(structs.replace(delta(), started=(StartedStream(2),)), 0.0)
+
+
+ROWS_ASKED = ReadRows(7, 1, 1, start=10, most=4)
+ROWS_GIVEN = WriteRows(8, 1, "", 10, (5, 6), bytes(8), bytes(16))
+
+
+def with_rows() -> OutputCheck:
+    """A worker with four bytes a row, which was asked for rows and given some."""
+    check = asked()
+    check.check(Ready(Capabilities(), rows_format="f", row_bytes=4), 0.0)
+    check.sent([ROWS_ASKED, ROWS_GIVEN], 0.0)
+    return check
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Rows(7),
+        Rows(7, held=10),
+        Rows(7, held=12, tokens=(1, 2), rows=bytes(8)),
+        Rows(7, held=99, tokens=(1, 2, 3, 4), rows=bytes(16)),
+        RowsWritten(8, 12),
+        RowsWritten(8, text="no room"),
+    ],
+)
+def test_answers_about_rows_are_taken_once(answer: Rows | RowsWritten) -> None:
+    check = with_rows()
+    check.check(answer, 0.0)
+    with pytest.raises(PeerLied, match=f"query {answer.query}"):
+        check.check(answer, 0.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Rows(8),
+        Rows(9),
+        Rows(7, held=99, tokens=(1, 2, 3, 4, 5), rows=bytes(20)),
+        Rows(7, held=11, tokens=(1, 2), rows=bytes(8)),
+        Rows(7, held=99, tokens=(1, 2), rows=bytes(9)),
+        Rows(7, held=99, rows=bytes(4)),
+        Rows(7, held=CONTEXT + 1),
+        RowsWritten(7),
+        RowsWritten(8, 11),
+        RowsWritten(9, 12),
+        Tokenized(7, 1),
+    ],
+)
+def test_rows_that_were_not_asked_for_are_a_lie(answer: Rows | RowsWritten | Tokenized) -> None:
+    with pytest.raises(PeerLied, match="query"):
+        with_rows().check(answer, 0.0)

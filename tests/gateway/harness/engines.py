@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from actors.process.exit_cause import Origin
 from gateway.routing.sequence import LiveSequence
-from protocol.commands import Cancel, Command, Stop, Submit
+from protocol.commands import Cancel, Command, ReadRows, Stop, Submit, WriteRows
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished, Gauges, Heartbeat, Logprobs, Step
+from protocol.events import Capabilities, Event, Failed, Finished, Gauges, Heartbeat, Logprobs, Ready, Step
 from tests.gateway.harness.fakes import FakeWorker
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.runner import Runner
 from workers.engine.step_result import SequenceEnd, SequenceFailure
+from workers.engine.transfer.row_frames import refusal, rows_frame
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.scripted.runner import ScriptedRunner
@@ -56,6 +59,8 @@ class EngineWorker(FakeWorker):
     def _start(self) -> None:
         self.told_to_stop = False
         self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64, clock=self._clock)
+        rows = {"rows_format": self.engine.rows_format, "row_bytes": self.engine.capabilities.row_bytes}
+        self.status = replace(self.status, ready=replace(self.status.ready or Ready(Capabilities()), **rows))
         self._output = OutputProcessor(self._tokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
         self._answers: list[Event] = []
 
@@ -64,6 +69,12 @@ class EngineWorker(FakeWorker):
         for command in commands:
             if isinstance(command, Submit):
                 self._submit(command)
+            elif isinstance(command, ReadRows):
+                self._answers.append(rows_frame(self.engine.read_rows(command), self.engine.rows_format))
+            elif isinstance(command, WriteRows):
+                refused = refusal(command, self.engine.rows_format)
+                answer = refused or rows_frame(self.engine.write_rows(command), self.engine.rows_format)
+                self._answers.append(answer)
             elif isinstance(command, Stop):
                 self.told_to_stop = True
             elif isinstance(command, Cancel) and self._output.is_live(command.stream):

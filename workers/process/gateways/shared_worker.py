@@ -9,15 +9,28 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import IncarnationLost, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, clip
-from protocol.commands import Cancel, Submit, Tokenize
+from protocol.commands import Cancel, ReadRows, Submit, Tokenize, WriteRows
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Event, Failed, Finished, Heartbeat, PromptLogprobs, Step, Tokenized, Usage
+from protocol.events import (
+    Event,
+    Failed,
+    Finished,
+    Heartbeat,
+    PromptLogprobs,
+    Rows,
+    RowsWritten,
+    Step,
+    Tokenized,
+    Usage,
+)
 from workers.process.gateways.prefix_reports import PrefixReports
 from workers.process.gateways.shares import NoTurn, Shares
 
 MAX_QUERIES = 64
 """Queries of all gateways that the worker has not answered, of which each gateway has an equal share: as many as wait
 in `workers.process.prompts.tokenize_queue`."""
+MAX_ROW_QUESTIONS = 64
+"""Questions of all gateways about cache rows that the worker has not answered, of which each has an equal share."""
 _NOT_FOR_A_REQUEST = frozenset({Origin.OUTSIDE, Origin.MISBEHAVED})
 """Origins of an end that no request has caused."""
 
@@ -37,6 +50,8 @@ class SharedWorker:
         self._held = PrefixReports(prefixes)
         self._queries: dict[int, int] = {}
         """The gateways that sent queries, by the numbers of those."""
+        self._row_questions: dict[int, int] = {}
+        """The same for questions about cache rows."""
 
     @property
     def alone(self) -> bool:
@@ -95,10 +110,35 @@ class SharedWorker:
         else:
             self._queries[asked.query] = gateway
 
+    def ask_rows(self, gateway: int, asked: ReadRows | WriteRows) -> None:
+        """Pass a question about cache rows on. It is answered without any where the worker cannot be asked."""
+        whose = self._row_questions
+        refusal = Rows(asked.query) if isinstance(asked, ReadRows) else RowsWritten(asked.query, text="not passed on")
+        command = self._as_on_worker(gateway, asked)
+        full = sum(each == gateway for each in whose.values()) >= MAX_ROW_QUESTIONS // self.gateways
+        if command is None or full or asked.query in whose:
+            self._deliver(gateway, refusal)
+            return
+        try:
+            self.worker.send_nowait([command])
+        except WorkerUnavailable:
+            self._deliver(gateway, refusal)
+        else:
+            whose[asked.query] = gateway
+
+    def _as_on_worker(self, gateway: int, asked: ReadRows | WriteRows) -> ReadRows | WriteRows | None:
+        """The question with the worker's number of the sequence, or its name of the tenant; None if it has neither."""
+        if isinstance(asked, ReadRows):
+            number = self._shares.number(gateway, asked.stream)
+            return None if number is None else replace(asked, stream=number)
+        tenant = self._prefixes[gateway] + asked.tenant
+        return replace(asked, tenant=tenant) if len(tenant) <= MAX_NAME else None
+
     def leave(self, gateway: int) -> None:
         """Cancel all that a gateway has here, as it is gone. Raises `WorkerUnavailable` if the worker did not get the
         cancels."""
         self._queries = {query: whose for query, whose in self._queries.items() if whose != gateway}
+        self._row_questions = {query: whose for query, whose in self._row_questions.items() if whose != gateway}
         cancels = [Cancel(number) for number in self._shares.leave(gateway)]
         for start in range(0, len(cancels), MAX_FRAMES_PER_MESSAGE):
             self.worker.send_nowait(cancels[start : start + MAX_FRAMES_PER_MESSAGE])
@@ -135,6 +175,9 @@ class SharedWorker:
             case Tokenized(query):
                 if (asker := self._queries.pop(query, None)) is not None:
                     self._deliver(asker, event)
+            case Rows(query) | RowsWritten(query):
+                if (asker := self._row_questions.pop(query, None)) is not None:
+                    self._deliver(asker, event)
 
     def heartbeat(self, gateway: int, event: Heartbeat) -> Heartbeat:
         """A heartbeat of the worker, for a gateway."""
@@ -149,7 +192,7 @@ class SharedWorker:
     def lost(self, loss: IncarnationLost) -> list[ByeReason]:
         """The worker is gone, and all that it had; what had not gone there is returned. Returns the reason that each
         gateway is notified of: the end is attributed to the requests of all, or to those of the one with a suspect."""
-        suspected, self._queries = self._shares.suspected(), {}
+        suspected, self._queries, self._row_questions = self._shares.suspected(), {}, {}
         self._held.clear()
         for gateway, streams in self._shares.clear().items():
             for stream in streams:

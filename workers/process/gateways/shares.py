@@ -96,6 +96,10 @@ class Shares:
         share = self._shares[gateway]
         return [*share.numbers, *share.waiting]
 
+    def number(self, gateway: int, stream: int) -> int | None:
+        """The number on the worker of a gateway's sequence; None if the worker does not have it."""
+        return self._shares[gateway].numbers.get(stream)
+
     def add(self, gateway: int, submit: Submit, now: float) -> None:
         """Add a sequence, which waits for its turn. Raises `NoTurn`, and `ProtocolError` for one that is there."""
         share = self._shares[gateway]

@@ -18,16 +18,30 @@ from actors.transport import zmq_socket
 from actors.transport.link import CurveKeys, Link, LinkFull
 from protocol.bounds import MAX_NAME
 from protocol.codec import encode
-from protocol.commands import Cancel, Drain, Stop, Submit, Tokenize, Welcome
+from protocol.commands import Cancel, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Bye, Delta, Event, Failed, Finished, Gauges, Heartbeat, HeldPrefix, Step, Tokenized, Usage
+from protocol.events import (
+    Bye,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Gauges,
+    Heartbeat,
+    HeldPrefix,
+    Rows,
+    RowsWritten,
+    Step,
+    Tokenized,
+    Usage,
+)
 from protocol.request import TokensInput
 from tests.actors.join.entrance import Entrance, entrance
 from tests.actors.supervision.processes import submit
 from tests.workers.process.test_remote_agent import HELLO, READY, SERVES, Agent, Joined, Stub, address_of, agent
 from workers.process.gateways import connection
 from workers.process.gateways.address import GatewayAddress, tenant_prefixes
-from workers.process.gateways.shared_worker import MAX_QUERIES, SharedWorker
+from workers.process.gateways.shared_worker import MAX_QUERIES, MAX_ROW_QUESTIONS, SharedWorker
 from workers.process.prompts import tokenize_queue
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +150,29 @@ async def test_replicas_are_told_what_the_worker_holds_of_all_of_them() -> None:
         (0, Heartbeat, ()),
         (1, Heartbeat, held),
     ]
+
+
+async def test_rows_go_to_the_gateway_that_asked_for_them() -> None:
+    told: list[tuple[int, Event]] = []
+    stub = Stub()
+    worker = SharedWorker(stub, ["one/", "two/"], lambda: 0.0, lambda gateway, event: told.append((gateway, event)))
+    worker.describe(4)
+    worker.submit(0, submit(7))
+    worker.submit(1, submit(7))
+    first, second = (each.stream for each in stub.sent if isinstance(each, Submit))
+    worker.ask_rows(1, ReadRows(5, 1, 7, 0, 4))
+    worker.ask_rows(0, WriteRows(6, 1, "t", 0, (5,), b"row", b"digest"))
+    assert first != second
+    assert stub.sent[2:] == [ReadRows(5, 1, second, 0, 4), WriteRows(6, 1, "one/t", 0, (5,), b"row", b"digest")]
+    worker.pass_on(Rows(5))
+    worker.pass_on(RowsWritten(6, 1))
+    worker.pass_on(RowsWritten(6, 1))
+    assert told == [(1, Rows(5)), (0, RowsWritten(6, 1))]
+    worker.ask_rows(0, ReadRows(8, 1, 99, 0, 4))
+    assert told[2:] == [(0, Rows(8))], "a stream that is not its own"
+    for query in range(100, 101 + MAX_ROW_QUESTIONS // 2):
+        worker.ask_rows(0, ReadRows(query, 1, 7, 0, 4))
+    assert told[3:] == [(0, Rows(query))], "it has its share of the questions"
 
 
 def test_replicas_of_one_gateway_share_kv() -> None:

@@ -1,0 +1,359 @@
+"""Moves sequences off a draining worker together with their cache rows, so that no other worker computes them again.
+
+Rows go from one worker to the other through the gateway, part by part: it asks the one for a part and gives it to the
+other, with a few on their way at a time, so that it keeps none and tokens do not wait behind them. Meanwhile the
+sequence runs on. When the other worker has the rows, the sequence is resubmitted there, and finds them as it finds any
+prefix: what is missing is computed. So a transfer that fails costs nothing but the reuse.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+
+import structlog
+
+from actors.supervision.worker import WorkerState, WorkerUnavailable
+from gateway.metrics.metrics import Metrics
+from gateway.routing.placement.placement import Placement
+from gateway.routing.prefixes.pace import DecayedRatio
+from gateway.routing.sequence import LiveSequence
+from gateway.routing.worker_handle import WorkerHandle
+from gateway.routing.worker_pool import WorkerPool
+from protocol.bounds import MAX_COUNT
+from protocol.commands import ReadRows, WriteRows
+from protocol.events import Rows, RowsWritten
+
+CHUNK_BYTES = 256 * 1024
+"""Bytes of one part, but at least one row."""
+WINDOW = 8
+"""Parts of one transfer that are on their way at once, of which the gateway has one at most."""
+MIN_ROWS = 64
+"""Rows below which a sequence is not moved: to compute them is as fast."""
+STALL_S = 5.0
+"""Time for the next answer of a transfer."""
+RETRY_S = 0.5
+"""Pause until a sequence is looked at again that has no rows yet, or for which no other worker had a slot."""
+MEASURED_S = 300.0
+"""Time for which it counts how fast rows went last."""
+MIN_SPEED = 4.0
+"""Rows that are transferred while a sequence generates one: with fewer, too many would be left to compute."""
+ATTEMPTS = 2
+"""Transfers of one sequence off one worker at most."""
+
+_log = structlog.get_logger("gateway.routing.row_transfers")
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """The rows of one sequence on their way."""
+
+    number: int
+    source: WorkerHandle
+    target: WorkerHandle
+    target_incarnation: int
+    sequence: LiveSequence
+    stream: int
+    """Its number on the source."""
+    most: int
+    """Rows of one part."""
+    row_bytes: int
+    began: float
+    timer: asyncio.TimerHandle | None = None
+    goal: int = 1
+    """Rows that are to go: those that the sequence had by the first answer. Before that, there is one to ask for."""
+    asked: int = 0
+    """Rows that were asked for."""
+    written: int = 0
+    """Rows that the target has."""
+    reads: dict[int, int] = field(default_factory=dict)
+    """The first row of each part that the source was asked for, by the number of the question."""
+    writes: set[int] = field(default_factory=set)
+    """Parts that the target has not answered."""
+
+    @property
+    def concerned(self) -> WorkerHandle:
+        """The worker that has to answer next."""
+        return self.source if self.reads else self.target
+
+
+@dataclass(slots=True)
+class _Drain:
+    """A draining worker: its sequences that have not been looked at, and the one that is on its way."""
+
+    incarnation: int
+    waiting: deque[LiveSequence]
+    attempts: dict[int, int] = field(default_factory=dict)
+    transfer: _Transfer | None = None
+    retry: asyncio.TimerHandle | None = None
+
+    def stop(self) -> None:
+        """Cancel its timers."""
+        for timer in (self.retry, None if self.transfer is None else self.transfer.timer):
+            if timer is not None:
+                timer.cancel()
+
+
+class RowTransfers:
+    """Synchronous, on the event loop. The router tells it of draining workers, of lost ones, and of their answers.
+
+    One sequence of a draining worker is moved at a time. Rows go between workers of one kind and one format of rows
+    alone, for one sequence and its tenant; both workers check their digest.
+    """
+
+    def __init__(self, pool: WorkerPool, placement: Placement, metrics: Metrics) -> None:
+        self._pool = pool
+        self._placement = placement
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._drains: dict[str, _Drain] = {}
+        self._questions: dict[int, _Transfer] = {}
+        """The transfers that wait for answers, by the number of the question."""
+        self._stalled: dict[str, int] = {}
+        """Incarnations of workers that did not answer in time: they are asked nothing any more."""
+        self._rates: dict[str, tuple[DecayedRatio, float]] = {}
+        """Bytes by seconds of the transfers between workers of each model, and the time of the last one."""
+
+    def drain(self, handle: WorkerHandle) -> None:
+        """Move the sequences of a worker that is to leave, as far as others have slots for them."""
+        drain = self._drains.get(handle.name)
+        if drain is not None and drain.incarnation == handle.incarnation:
+            return
+        if not _rows_format(handle) or self._stalled.get(handle.name) == handle.incarnation:
+            return
+        self._drains[handle.name] = _Drain(handle.incarnation, deque(handle.live.values()))
+        self._next(handle)
+
+    def moves(self, handle: WorkerHandle) -> bool:
+        """A sequence of the worker is on its way."""
+        drain = self._drains.get(handle.name)
+        return drain is not None and drain.transfer is not None
+
+    def lost(self, handle: WorkerHandle) -> None:
+        """Forget the transfers from and to a worker that is gone, or is given nothing any more."""
+        if (drain := self._drains.pop(handle.name, None)) is not None:
+            drain.stop()
+            if drain.transfer is not None:
+                self._forget(drain.transfer)
+        for drain in [*self._drains.values()]:
+            if drain.transfer is not None and drain.transfer.target is handle:
+                self._end(drain.transfer, "lost")
+
+    def take(self, handle: WorkerHandle, event: Rows | RowsWritten) -> None:
+        """Handle the answer of a worker. One that nobody waits for any more is ignored."""
+        transfer = self._questions.pop(event.query, None)
+        if transfer is None:
+            return
+        if not self._goes_on(transfer):
+            self._end(transfer, "ended")
+            return
+        self._watch(transfer)
+        outcome = self._pass_on(transfer, event) if isinstance(event, Rows) else self._note_written(transfer, event)
+        if outcome:
+            self._end(transfer, outcome)
+        elif transfer.asked < transfer.goal:
+            self._ask(transfer)
+        elif not transfer.reads and not transfer.writes:
+            self._finish(transfer)
+
+    def _next(self, source: WorkerHandle) -> None:
+        """Begin with the next sequence of a draining worker for which another one has a slot."""
+        drain = self._drains.get(source.name)
+        if drain is None or drain.transfer is not None or drain.incarnation != source.incarnation:
+            return
+        drain.stop()
+        drain.retry = None
+        while drain.waiting:
+            sequence = drain.waiting[0]
+            if sequence.ended or sequence.worker != source.name:
+                drain.waiting.popleft()
+                continue
+            target = self._target(source, sequence)
+            if target is None:
+                drain.retry = self._loop.call_later(RETRY_S, self._next, source)
+                return
+            drain.waiting.popleft()
+            if self._begin(drain, source, target, sequence):
+                return
+        del self._drains[source.name]
+
+    def _target(self, source: WorkerHandle, sequence: LiveSequence) -> WorkerHandle | None:
+        like = (
+            handle
+            for handle in self._pool.candidates(source.model, with_room=True)
+            if handle is not source
+            and handle.kind == source.kind
+            and _rows_format(handle) == _rows_format(source)
+            and self._stalled.get(handle.name) != handle.incarnation
+        )
+        return next((handle for handle in like if self._placement.has_slot(handle, sequence)), None)
+
+    def _begin(self, drain: _Drain, source: WorkerHandle, target: WorkerHandle, sequence: LiveSequence) -> bool:
+        ready = source.status.ready
+        assert ready is not None, "a format of rows is known"
+        now, number = self._loop.time(), secrets.randbelow(MAX_COUNT)
+        most = max(1, CHUNK_BYTES // max(1, ready.row_bytes))
+        transfer = _Transfer(
+            number,
+            source,
+            target,
+            target.incarnation,
+            sequence,
+            sequence.submit.stream,
+            most,
+            ready.row_bytes,
+            now,
+        )
+        self._watch(transfer)
+        drain.transfer = transfer
+        drain.attempts[sequence.order] = drain.attempts.get(sequence.order, 0) + 1
+        return self._ask(transfer)
+
+    def _goes_on(self, transfer: _Transfer) -> bool:
+        sequence, target = transfer.sequence, transfer.target
+        on_source = sequence.worker == transfer.source.name and sequence.submit.stream == transfer.stream
+        return on_source and not sequence.ended and target.incarnation == transfer.target_incarnation
+
+    def _ask(self, transfer: _Transfer) -> bool:
+        """Ask for further parts, up to the window. False if the source takes no question: the transfer has ended."""
+        questions: list[ReadRows] = []
+        while transfer.asked < transfer.goal and len(transfer.reads) + len(transfer.writes) < WINDOW:
+            query = self._question(transfer)
+            transfer.reads[query] = transfer.asked
+            questions.append(ReadRows(query, transfer.number, transfer.stream, transfer.asked, transfer.most))
+            transfer.asked += transfer.most
+        if not questions:
+            return True
+        try:
+            transfer.source.worker.send_nowait(questions)
+        except WorkerUnavailable as error:
+            self._end(transfer, "unavailable", reason=str(error))
+            return False
+        return True
+
+    def _question(self, transfer: _Transfer) -> int:
+        query = secrets.randbelow(MAX_COUNT)
+        self._questions[query] = transfer
+        return query
+
+    def _pass_on(self, transfer: _Transfer, event: Rows) -> str:
+        """Give a part to the target. Returns why the transfer ends, or nothing."""
+        start, count = transfer.reads.pop(event.query), len(event.tokens)
+        if not start:
+            transfer.goal = event.held
+            if transfer.sequence.attempts[-1].started is None:
+                return "early"
+            if event.held < MIN_ROWS:
+                return "short"
+            if not self._gains(transfer):
+                return "slow"
+        if count < transfer.most:
+            if not count or transfer.reads:  # it lost its rows meanwhile, as when it was preempted
+                return "unread"
+            transfer.asked = start + count
+        write = WriteRows(
+            self._question(transfer),
+            transfer.number,
+            transfer.sequence.submit.tenant,
+            start,
+            event.tokens,
+            event.rows,
+            event.digest,
+        )
+        try:
+            transfer.target.worker.send_nowait([write])
+        except WorkerUnavailable as error:
+            _log.info("rows_not_sent", worker=transfer.target.name, reason=str(error))
+            return "unavailable"
+        transfer.writes.add(write.query)
+        return ""
+
+    def _note_written(self, transfer: _Transfer, event: RowsWritten) -> str:
+        transfer.writes.discard(event.query)
+        if not event.rows:
+            _log.info("rows_refused", worker=transfer.target.name, reason=event.text)
+            return "refused"
+        transfer.written = event.rows
+        return ""
+
+    def _gains(self, transfer: _Transfer) -> bool:
+        """Rows go fast enough, as far as that was measured lately. What a sequence generates meanwhile is computed
+        again: so rows must go faster than that, as in any live migration."""
+        sequence, (ratio, at) = transfer.sequence, self._rates.get(transfer.source.model, (None, 0.0))
+        took_s = sequence.last_at - sequence.first_at
+        if ratio is None or self._loop.time() - at > MEASURED_S or took_s <= 0:
+            return True
+        return ratio.value(1.0) > MIN_SPEED * transfer.row_bytes * len(sequence.tokens) / took_s
+
+    def _finish(self, transfer: _Transfer) -> None:
+        """The target has the rows."""
+        model, now = transfer.source.model, self._loop.time()
+        size = transfer.written * transfer.row_bytes
+        ratio, _ = self._rates.get(model, (DecayedRatio(), 0.0))
+        ratio.add(size, max(now - transfer.began, 1e-6))
+        self._rates[model] = ratio, now
+        self._metrics.rows_transferred(model).inc(size)
+        reason = f"worker {transfer.source.name} leaves, and {transfer.target.name} has its rows"
+        moved = self._placement.move(transfer.sequence, transfer.target, reason)
+        self._end(transfer, "moved" if moved else "full")
+
+    def _stall(self, transfer: _Transfer) -> None:
+        self._stalled[transfer.concerned.name] = transfer.concerned.incarnation
+        self._end(transfer, "stalled")
+
+    def _watch(self, transfer: _Transfer) -> None:
+        """Set the time for its next answer."""
+        if transfer.timer is not None:
+            transfer.timer.cancel()
+        transfer.timer = self._loop.call_later(STALL_S, self._stall, transfer)
+
+    def _forget(self, transfer: _Transfer) -> None:
+        if transfer.timer is not None:
+            transfer.timer.cancel()
+        for query in (*transfer.reads, *transfer.writes):
+            self._questions.pop(query, None)
+
+    def _end(self, transfer: _Transfer, outcome: str, *, reason: str = "") -> None:
+        """End a transfer, and begin the next one of its worker. The sequence gets one more attempt where another target
+        or moment may do."""
+        self._forget(transfer)
+        source, sequence = transfer.source, transfer.sequence
+        if outcome == "early":  # its prompt is yet to be computed
+            self._wait(source, sequence)
+            return
+        self._metrics.row_transfer(source.model, outcome).inc()
+        _log.info(
+            "rows_transferred",
+            request=sequence.request.request_id,
+            worker=source.name,
+            target=transfer.target.name,
+            outcome=outcome,
+            rows=transfer.written,
+            reason=reason,
+        )
+        drain = self._drains.get(source.name)
+        if drain is None or drain.transfer is not transfer:
+            return
+        drain.transfer = None
+        if self._stalled.get(source.name) == source.incarnation or source.status.state is not WorkerState.DRAINING:
+            drain.stop()
+            del self._drains[source.name]
+            return
+        again = outcome not in ("moved", "short", "slow", "ended")
+        if again and drain.attempts[sequence.order] < ATTEMPTS:
+            drain.waiting.append(sequence)
+        self._loop.call_soon(self._next, source)
+
+    def _wait(self, source: WorkerHandle, sequence: LiveSequence) -> None:
+        """Look at a sequence again later, after the others of its worker."""
+        drain = self._drains.get(source.name)
+        if drain is not None:
+            drain.transfer = None
+            drain.attempts[sequence.order] -= 1
+            drain.waiting.append(sequence)
+            drain.retry = self._loop.call_later(RETRY_S, self._next, source)
+
+
+def _rows_format(handle: WorkerHandle) -> str:
+    ready = handle.status.ready
+    return "" if ready is None else ready.rows_format

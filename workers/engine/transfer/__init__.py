@@ -1,0 +1,1 @@
+"""Cache rows that go from one worker to another."""
