@@ -96,6 +96,12 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Times that a running sequence gave its slot or its KV room to another one. It continues later."""
     others: Count = 0
     """Sequences that a remote worker has for other gateways, running or waiting."""
+    drafts: Count = 0
+    """Drafts of tokens that were verified, in speculative decoding."""
+    draft_tokens: Count = 0
+    """Tokens of these drafts."""
+    accepted_tokens: Count = 0
+    """Those of them that became tokens of answers."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

@@ -23,9 +23,11 @@ from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.engine.scoring import score
-from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end, sequence_start
+from workers.engine.sequence import EngineSequence, ScheduledChunk, sequence_end, sequence_start
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
+from workers.engine.speculation.speculator import NO_DRAFT, Speculator
+from workers.engine.speculation.verification import VerifiedRows, verify
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
 from workers.sampling.logprobs import RowLogprobs
@@ -40,8 +42,8 @@ class BatchEngine:
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
     from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
-    room for tokens to come (see `Scheduler`). `clock` gives seconds, for the times in `SequenceEnd`, the longest step,
-    and the policy.
+    room for tokens to come (see `Scheduler`). A `speculator`, of the same runner, drafts tokens. `clock` gives seconds,
+    for the times in `SequenceEnd`, the longest step, the policy, and whether drafts pay.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BatchEngine:
         prefixes: PrefixPolicy | None = None,
         policy: SchedulerPolicy = "fifo",
         reserved_rows: int = RESERVED_ROWS,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -69,6 +72,7 @@ class BatchEngine:
             policy=policy,
             reserved_rows=reserved_rows,
         )
+        self._speculator = speculator
         self._clock = clock
         self._log = structlog.get_logger()
         self._stats = EngineStats()
@@ -190,7 +194,7 @@ class BatchEngine:
                 for scheduled, token in zip(call, tokens, strict=True)
                 if scheduled.sample is not None
             ]
-            logprobs = iter(self._logprobs([sequence for sequence, _ in sampled], [token for _, token in sampled]))
+            logprobs = iter(self._logprobs(sampled))
         except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
             for scheduled in call:
                 self._fail(scheduled.sequence, "prefill", error)
@@ -218,7 +222,7 @@ class BatchEngine:
             token, values = self._runner.prefill_reported(chunk, scheduled.sample, targets)
             if len(values) != len(targets):
                 raise RuntimeError(f"the runner returned {len(values)} log-probabilities for {len(targets)} tokens")
-            (row_logprobs,) = self._logprobs([sequence], [token])
+            (row_logprobs,) = self._logprobs([(sequence, token)])
         except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
             self._fail(sequence, "prefill", error)
             return
@@ -290,45 +294,81 @@ class BatchEngine:
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
         began = self._clock()
+        drafts = [NO_DRAFT] * len(decoding)
+        if self._speculator is not None:
+            drafts = self._speculator.plan(decoding, prompts=self._scheduler.prompts)
         try:
-            tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
-            if len(tokens) != len(decoding):
-                raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
-            logprobs = self._logprobs(decoding, tokens)
+            pairs = zip(decoding, drafts, strict=True)
+            rows = [row for sequence, draft in pairs for row in draft.rows(sequence)]
+            verified = verify(decoding, drafts, self._runner.decode(rows))
+            sampled = [(each.sequence, token) for each in verified for token in each.tokens]
+            indices = [each.first_row + at for each in verified for at in range(len(each.tokens))]
+            logprobs = iter(self._logprobs(sampled, indices))
         except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
             for sequence in decoding:
                 self._fail(sequence, "decode", error)
             return
-        self._scheduler.decoded(decoding)
         now = self._clock()
-        if self._budget is not None:
+        if self._budget is not None and len(rows) == len(decoding):
             self._budget.record_decode(now - began)
-        for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
+        self._scheduler.decoded([each.sequence for each in verified if each.tokens])
+        for each in verified:
+            self._verified(each, [next(logprobs) for _ in each.tokens], now)
+        if self._speculator is not None:
+            self._speculator.record_step(len(rows), self._clock() - began)
+
+    def _verified(self, rows: VerifiedRows, logprobs: list[RowLogprobs | None], now: float) -> None:
+        """Append the tokens of a sequence, whose first row is recorded as written already."""
+        sequence, drafted = rows.sequence, len(rows.draft.tokens)
+        if drafted and self._speculator is not None:
+            accepted = max(0, len(rows.tokens) - 1)
+            self._stats.record_draft(drafted, accepted)
+            self._speculator.verified(sequence, rows.draft, accepted)
+        if not rows.tokens:
+            self._drop_draft(sequence)
+        for at, (token, row_logprobs) in enumerate(zip(rows.tokens, logprobs, strict=True)):
+            if at:
+                self._scheduler.decoded([sequence])
             if token is None:
                 self._fail(sequence, "decode", NotFiniteError())
-            else:
-                self._accept(sequence, token, row_logprobs, now)
+            elif not self._accept(sequence, token, row_logprobs, now):
+                break
 
-    def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
-        """Return the log-probabilities of rows that the last call sampled, where the request asks for them."""
+    def _drop_draft(self, sequence: EngineSequence) -> None:
+        """Clear the rows of a draft that has led to non-finite logits: without it they may be finite. No further tokens
+        are drafted for this sequence."""
+        if sequence.drafts is not None:
+            sequence.drafts.off = True
+        try:
+            self._runner.copy_prefix(sequence.slot, sequence.slot, sequence.cached.rows)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+            self._fail(sequence, "decode", error)
+
+    def _logprobs(
+        self, sampled: Sequence[tuple[EngineSequence, int | None]], rows: Sequence[int] | None = None
+    ) -> list[RowLogprobs | None]:
+        """Return the log-probabilities of tokens that the last call sampled, where the request asks for them. `rows`
+        are their indices in that call; None if these are all."""
         wanted = [
-            row
-            for row, sequence in enumerate(sampled)
-            if sequence.request.sampling.logprobs is not None and tokens[row] is not None
+            index
+            for index, (sequence, token) in enumerate(sampled)
+            if sequence.request.sampling.logprobs is not None and token is not None
         ]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
-            for row, row_logprobs in zip(wanted, self._runner.logprobs(wanted), strict=True):
-                out[row] = row_logprobs
+            reported = self._runner.logprobs(wanted if rows is None else [rows[index] for index in wanted])
+            for index, row_logprobs in zip(wanted, reported, strict=True):
+                out[index] = row_logprobs
         return out
 
-    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> None:
+    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> bool:
+        """Append a token to a sequence. False if that has ended."""
         if not 0 <= token < self._vocab_size:
             self._fail(sequence, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
-            return
+            return False
         if sequence.processors is not None and sequence.processors.late_end is not None:
             self._end_late(sequence, sequence.processors.late_end, now)
-            return
+            return False
         self._stats.decode_tokens += 1
         self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
         try:
@@ -337,11 +377,12 @@ class BatchEngine:
             self._scheduler.remove(sequence.request.stream)
             self._resets.reset_dirty()
             self._step.constraint_failed(sequence.request.stream, error)
-            return
+            return False
         if reason is not None:
             self._scheduler.remove(sequence.request.stream)
             self._resets.reset_dirty()
             self._end(sequence, reason, now)
+        return reason is None
 
     def _end_late(self, sequence: EngineSequence, end: Exception | Literal["stop"], now: float) -> None:
         """End a sequence whose late mask allows no token, without the token that was sampled."""

@@ -23,6 +23,11 @@ class EngineStats:
     prefix_tokens: int = 0
     preemptions: int = 0
     """Times that a running sequence was preempted."""
+    drafts: int = 0
+    """Drafts that were verified."""
+    draft_tokens: int = 0
+    """Drafted tokens that were verified, of which so many were accepted:"""
+    accepted_tokens: int = 0
     slowest_s: float = 0.0
     """Duration of the longest step."""
 
@@ -37,6 +42,12 @@ class EngineStats:
         """Count a sequence that started with `tokens` rows of another one."""
         self.prefix_hits += 1
         self.prefix_tokens += tokens
+
+    def record_draft(self, drafted: int, accepted: int) -> None:
+        """Count a draft, and its accepted tokens."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
 
     def gauges(self, slots: SlotTable, queued: int, graphs_failed: int) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
@@ -57,4 +68,7 @@ class EngineStats:
             prefix_tokens=self.prefix_tokens,
             graphs_failed=graphs_failed,
             preemptions=self.preemptions,
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )

@@ -15,6 +15,7 @@ from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.speculation.speculator import Speculator
 from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
@@ -75,6 +76,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             progress("warm-up", 0, 1)
             step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
             progress("warm-up", 1, 1)
+        speculator = make_speculator(spec, runner.capabilities)
         engine = BatchEngine(
             with_faults(runner, spec.faults),  # call 1 of the plan is the first call of the first request
             max_queue=spec.max_queue,
@@ -82,6 +84,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             kv_tokens=kv_tokens(spec, runner.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
+            speculator=speculator,
         )
         undo.pop_all()  # the engine owns the runner now
     vocab_size = runner.capabilities.vocab_size
@@ -112,6 +115,20 @@ def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixP
     """Return what to retain of ended sequences."""
     most = spec.prefix_bytes // max(capabilities.row_bytes, 1) if spec.prefix_bytes else None
     return PrefixPolicy(spec.prefix_cache, most, headroom=spec.scheduler_headroom)
+
+
+def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Speculator | None:
+    """Return what drafts tokens, if the setting asks for it. Raises `LoadRefused` where drafts cannot be verified."""
+    if spec.speculate == "off":
+        return None
+    if not capabilities.exact_rows:
+        raise LoadRefused(
+            f"speculate: on {capabilities.device} ({capabilities.backend}) a row of several in a step may have other "
+            "bits than one alone, and drafts would change answers: leave it off, or choose a CPU as the device"
+        )
+    if capabilities.decode_rows < 2:
+        raise LoadRefused("speculate: a step has as many rows as max_batch_size, which must be 2 at least")
+    return Speculator(capabilities)
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:
