@@ -23,10 +23,10 @@ from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
 from workers.engine.scoring import score
-from workers.engine.sequence import EngineSequence, ScheduledChunk, sequence_end, sequence_start
+from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end, sequence_start
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
-from workers.engine.speculation.speculator import NO_DRAFT, Speculator
+from workers.engine.speculation.speculator import Draft, Speculator
 from workers.engine.speculation.verification import VerifiedRows, verify
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
@@ -194,7 +194,7 @@ class BatchEngine:
                 for scheduled, token in zip(call, tokens, strict=True)
                 if scheduled.sample is not None
             ]
-            logprobs = iter(self._logprobs(sampled))
+            logprobs = iter(self._logprobs([sequence for sequence, _ in sampled], [token for _, token in sampled]))
         except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
             for scheduled in call:
                 self._fail(scheduled.sequence, "prefill", error)
@@ -222,7 +222,7 @@ class BatchEngine:
             token, values = self._runner.prefill_reported(chunk, scheduled.sample, targets)
             if len(values) != len(targets):
                 raise RuntimeError(f"the runner returned {len(values)} log-probabilities for {len(targets)} tokens")
-            (row_logprobs,) = self._logprobs([(sequence, token)])
+            (row_logprobs,) = self._logprobs([sequence], [token])
         except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
             self._fail(sequence, "prefill", error)
             return
@@ -294,44 +294,65 @@ class BatchEngine:
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
         began = self._clock()
-        drafts = [NO_DRAFT] * len(decoding)
         if self._speculator is not None:
             drafts = self._speculator.plan(decoding, prompts=self._scheduler.prompts)
+            if drafts is not None:
+                self._decode_drafts(self._speculator, decoding, drafts, began)
+                return
+        try:
+            tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
+            if len(tokens) != len(decoding):
+                raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(decoding)} rows")
+            logprobs = self._logprobs(decoding, tokens)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
+            for sequence in decoding:
+                self._fail(sequence, "decode", error)
+            return
+        self._scheduler.decoded(decoding)
+        now = self._clock()
+        if self._budget is not None:
+            self._budget.record_decode(now - began)
+        if self._speculator is not None:
+            self._speculator.record_step(now - began, len(decoding))
+        for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
+            if token is None:
+                self._fail(sequence, "decode", NotFiniteError())
+            else:
+                self._accept(sequence, token, row_logprobs, now)
+
+    def _decode_drafts(
+        self, speculator: Speculator, decoding: list[EngineSequence], drafts: list[Draft], began: float
+    ) -> None:
+        """Decode with a draft of each sequence, some of which are empty."""
         try:
             pairs = zip(decoding, drafts, strict=True)
             rows = [row for sequence, draft in pairs for row in draft.rows(sequence)]
             verified = verify(decoding, drafts, self._runner.decode(rows))
             sampled = [(each.sequence, token) for each in verified for token in each.tokens]
             indices = [each.first_row + at for each in verified for at in range(len(each.tokens))]
-            logprobs = iter(self._logprobs(sampled, indices))
+            logprobs = iter(self._logprobs([each for each, _ in sampled], [token for _, token in sampled], indices))
         except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
             for sequence in decoding:
                 self._fail(sequence, "decode", error)
             return
         now = self._clock()
-        if self._budget is not None and len(rows) == len(decoding):
-            self._budget.record_decode(now - began)
-        self._scheduler.decoded([each.sequence for each in verified if each.tokens])
+        speculator.record_drafts(now - began, len(decoding), len(rows), len(sampled))
         for each in verified:
+            if drafted := len(each.draft.tokens):
+                accepted = max(0, len(each.tokens) - 1)
+                self._stats.record_draft(drafted, accepted)
+                speculator.verified(each.sequence, each.draft, accepted)
             self._verified(each, [next(logprobs) for _ in each.tokens], now)
-        if self._speculator is not None:
-            self._speculator.record_step(len(rows), self._clock() - began)
 
     def _verified(self, rows: VerifiedRows, logprobs: list[RowLogprobs | None], now: float) -> None:
-        """Append the tokens of a sequence, whose first row is recorded as written already."""
-        sequence, drafted = rows.sequence, len(rows.draft.tokens)
-        if drafted and self._speculator is not None:
-            accepted = max(0, len(rows.tokens) - 1)
-            self._stats.record_draft(drafted, accepted)
-            self._speculator.verified(sequence, rows.draft, accepted)
+        """Append the tokens that a sequence gets from its rows, up to one that ends it."""
         if not rows.tokens:
-            self._drop_draft(sequence)
-        for at, (token, row_logprobs) in enumerate(zip(rows.tokens, logprobs, strict=True)):
-            if at:
-                self._scheduler.decoded([sequence])
+            self._drop_draft(rows.sequence)
+        for token, row_logprobs in zip(rows.tokens, logprobs, strict=True):
+            self._scheduler.decoded([rows.sequence])
             if token is None:
-                self._fail(sequence, "decode", NotFiniteError())
-            elif not self._accept(sequence, token, row_logprobs, now):
+                self._fail(rows.sequence, "decode", NotFiniteError())
+            elif not self._accept(rows.sequence, token, row_logprobs, now):
                 break
 
     def _drop_draft(self, sequence: EngineSequence) -> None:
@@ -345,20 +366,20 @@ class BatchEngine:
             self._fail(sequence, "decode", error)
 
     def _logprobs(
-        self, sampled: Sequence[tuple[EngineSequence, int | None]], rows: Sequence[int] | None = None
+        self, sampled: list[EngineSequence], tokens: Sequence[int | None], rows: Sequence[int] | None = None
     ) -> list[RowLogprobs | None]:
         """Return the log-probabilities of tokens that the last call sampled, where the request asks for them. `rows`
         are their indices in that call; None if these are all."""
         wanted = [
-            index
-            for index, (sequence, token) in enumerate(sampled)
-            if sequence.request.sampling.logprobs is not None and token is not None
+            row
+            for row, sequence in enumerate(sampled)
+            if sequence.request.sampling.logprobs is not None and tokens[row] is not None
         ]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
-            reported = self._runner.logprobs(wanted if rows is None else [rows[index] for index in wanted])
-            for index, row_logprobs in zip(wanted, reported, strict=True):
-                out[index] = row_logprobs
+            reported = self._runner.logprobs(wanted if rows is None else [rows[row] for row in wanted])
+            for row, row_logprobs in zip(wanted, reported, strict=True):
+                out[row] = row_logprobs
         return out
 
     def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> bool:

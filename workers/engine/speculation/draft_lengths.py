@@ -26,12 +26,14 @@ def draft_lengths(costs: StepCosts, drafts: Sequence[tuple[int, float]], most: i
     heapq.heapify(waiting)
     lengths = list(lengths)
     while waiting and rows < most:
-        likely, at = heapq.heappop(waiting)
+        likely, at = waiting[0]
         lengths[at] += 1
         rows, tokens = rows + 1, tokens - likely
         length, rate = drafts[at]
         if lengths[at] < length:
-            heapq.heappush(waiting, (likely * rate, at))
-        if tokens / costs.of(rows) > best:
-            best, chosen = tokens / costs.of(rows), list(lengths)
+            heapq.heapreplace(waiting, (likely * rate, at))
+        else:
+            heapq.heappop(waiting)
+        if (speed := tokens / costs.of(rows)) > best:
+            best, chosen = speed, list(lengths)
     return chosen

@@ -7,6 +7,43 @@ from workers.engine.speculation.drafter import Drafter
 
 UNVERIFIED = 4
 """Tokens of a draft that is not verified, which are compared with those that the sequence gets."""
+MAX_PAUSE = 64
+"""The most tokens between two drafts of a drafter whose drafts are not verified."""
+
+
+class _Source:
+    """A drafter, the acceptance of its drafts, and the one that is compared."""
+
+    def __init__(self, drafter: Drafter, others: Acceptance) -> None:
+        self.drafter = drafter
+        self.acceptance = Acceptance(others)
+        self.next_at = 0
+        """The length of the sequence at which it drafts next."""
+        self._unverified: Sequence[int] = ()
+        """A draft that is not verified, for the tokens before `next_at`."""
+        self._pause = 1
+
+    def compare_with(self, tokens: Sequence[int]) -> None:
+        """Compare the draft that was not verified with what the sequence has got, if that is complete. After one that
+        would have been rejected, the drafter pauses: twice as long each time."""
+        if not self._unverified:
+            return
+        count, draft = len(self._unverified), self._unverified
+        got = tokens[self.next_at - count : self.next_at]
+        accepted = next((at for at, token in enumerate(got) if token != draft[at]), count)
+        self.acceptance.record(count, accepted)
+        self._unverified = ()
+        self._pause = 1 if accepted == count else min(2 * self._pause, MAX_PAUSE)
+        self.next_at = len(tokens) + self._pause - 1
+
+    def not_verified(self, draft: Sequence[int], length: int) -> None:
+        """Note that a draft at this length of the sequence is not verified."""
+        self._unverified = draft[:UNVERIFIED]
+        self.next_at = length + len(self._unverified)
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        self.acceptance.record(drafted, accepted)
+        self._pause = 1
 
 
 class SequenceDrafts:
@@ -20,12 +57,9 @@ class SequenceDrafts:
         """`tokens` are those of the sequence. The first of the `drafters` that has a draft is used. `rates` are those
         of all sequences by the name of the drafter's class, with which new ones begin."""
         self._tokens = tokens
-        self._drafters = [(each, Acceptance(rates.setdefault(type(each).__name__, Acceptance()))) for each in drafters]
-        self._acceptance = Acceptance()
-        """That of the last draft's drafter."""
-        self._unverified: Sequence[int] = ()
-        """A draft that is compared, which began at this length of the sequence:"""
-        self._began = 0
+        self._sources = [_Source(each, rates.setdefault(type(each).__name__, Acceptance())) for each in drafters]
+        self._source = self._sources[0]
+        """That of the last draft."""
         self.off = False
         """Nothing is drafted any more, because a draft has failed."""
         self.drafted = 0
@@ -35,36 +69,26 @@ class SequenceDrafts:
     @property
     def rate(self) -> float:
         """The rate at which the tokens of the last draft may be accepted."""
-        return self._acceptance.rate
+        return self._source.acceptance.rate
 
     def draft(self, most: int) -> Sequence[int]:
-        """Return a draft of up to `most` tokens; none while another one is compared."""
-        if self.off or most < 1 or self._compares():
-            return ()
-        for drafter, acceptance in self._drafters:
-            if draft := drafter.draft(most):
-                self._acceptance = acceptance
+        """Return a draft of up to `most` tokens."""
+        length = len(self._tokens)
+        for source in self._sources:
+            if length < source.next_at:
+                continue
+            source.compare_with(self._tokens)
+            if length >= source.next_at and (draft := source.drafter.draft(most)):
+                self._source = source
                 return draft
         return ()
 
     def not_verified(self, draft: Sequence[int]) -> None:
         """Note that the last draft is not verified in this step."""
-        self._unverified, self._began = draft[:UNVERIFIED], len(self._tokens)
+        self._source.not_verified(draft, len(self._tokens))
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Record the last draft, of which so many tokens were verified."""
         self.drafted += drafted
         self.accepted += accepted
-        self._acceptance.record(drafted, accepted)
-
-    def _compares(self) -> bool:
-        """Compare the draft that is not verified with the tokens since then. True if there are more to come."""
-        if not self._unverified:
-            return False
-        got = self._tokens[self._began : self._began + len(self._unverified)]
-        same = next((at for at, token in enumerate(got) if token != self._unverified[at]), len(got))
-        if same == len(got) < len(self._unverified):
-            return True
-        self._acceptance.record(len(self._unverified), same)
-        self._unverified = ()
-        return False
+        self._source.verified(drafted, accepted)

@@ -5,6 +5,7 @@ one that was sampled: the tokens are those of decoding without drafts, greedy an
 drafted without probabilities no other rule accepts more (https://arxiv.org/abs/2211.17192).
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from workers.engine.speculation.acceptance import Acceptance
 from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.forced_tokens import ForcedTokens
+from workers.engine.speculation.loss_budget import LossBudget
 from workers.engine.speculation.prompt_lookup import PromptLookup
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.speculation.step_costs import StepCosts
@@ -65,9 +67,10 @@ class Speculator:
         choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float]], int], list[int]] = draft_lengths,
         *,
         beside_prompts: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. Raises `ValueError` for
-        a runner that takes one row a slot."""
+        """`beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
+        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         self._most = capabilities.decode_rows
@@ -75,51 +78,78 @@ class Speculator:
         self._make_drafters = make_drafters
         self._choose_lengths = choose_lengths
         self._beside_prompts = beside_prompts
+        self._clock = clock
+        self._budget = LossBudget()
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
-    def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft]:
-        """Return the draft of each sequence in this step. `prompts`: some wait, or are prefilled."""
+    def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
+        """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
+        prefilled."""
         room = self._most - len(decoding)
-        if room < 1 or (prompts and not self._beside_prompts):
-            return [NO_DRAFT] * len(decoding)
-        drafts = [self._draft(sequence, room) for sequence in decoding]
-        rates = [0.0 if each.drafts is None else each.drafts.rate for each in decoding]
-        offers = [(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
-        lengths = self._choose_lengths(self._costs, offers, self._most)
-        planned = []
-        for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
-            if draft and not length and sequence.drafts is not None:
-                sequence.drafts.not_verified(draft)
-            planned.append(self._with_specs(sequence, draft[:length]) if length else NO_DRAFT)
+        if room < 1 or self._budget.spent or (prompts and not self._beside_prompts):
+            return None
+        began = self._clock()
+        planned = self._plan(decoding, room)
+        self._budget.pay(self._clock() - began)
         return planned
+
+    def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
+        drafts = [self._draft(sequence, room) for sequence in decoding]
+        if not any(drafts):
+            return None
+        rates = [each.drafts.rate if each.drafts is not None else 0.0 for each in decoding]
+        offers = [(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
+        planned = [NO_DRAFT] * len(decoding)
+        for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
+            if length:
+                planned[at] = self._with_specs(decoding[at], drafts[at][:length])
+            elif drafts[at]:
+                self._not_verified(decoding[at], drafts[at])
+        return planned if any(each.tokens for each in planned) else None
 
     def verified(self, sequence: EngineSequence, draft: Draft, accepted: int) -> None:
         """Record that so many tokens of a draft were accepted."""
-        if sequence.drafts is not None and draft.tokens:
+        if sequence.drafts is not None:
             sequence.drafts.verified(len(draft.tokens), accepted)
 
-    def record_step(self, rows: int, seconds: float) -> None:
-        """Record how long a step of so many rows took."""
+    def record_step(self, seconds: float, sequences: int) -> None:
+        """Record how long a step without drafts took."""
+        self._costs.record(sequences, seconds)
+        self._budget.step(seconds)
+
+    def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
+        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
+        alone = self._costs.measured(sequences) or 0.0
         self._costs.record(rows, seconds)
+        # By what such steps usually take: a single one may have waited for the CPU.
+        self._budget.step(seconds, alone * tokens / sequences - self._costs.of(rows))
+
+    @staticmethod
+    def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:
+        if sequence.drafts is not None:
+            sequence.drafts.not_verified(draft)
 
     def _draft(self, sequence: EngineSequence, room: int) -> Sequence[int]:
         """Return a draft that fits into the step, the reserved rows and the maximum length, without a token that would
         end the sequence: nothing is sampled after it."""
-        request = sequence.request
+        request, known = sequence.request, sequence.drafts
+        if not request.speculate or (known is not None and known.off):
+            return ()
         reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
         most = min(room, reserved - 1, wanted - 1)
-        if not request.speculate or most < 1:
+        if most < 1:
             return ()
-        if sequence.drafts is None:
-            sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        if known is None:
+            known = sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
         try:
-            draft = sequence.drafts.draft(most)
+            draft = known.draft(most)
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
             self._failed(sequence, error)
             return ()
-        end = next((at for at, token in enumerate(draft) if token in request.eos), len(draft))
-        return draft[:end]
+        if not draft or request.eos.isdisjoint(draft):
+            return draft
+        return draft[: next(at for at, token in enumerate(draft) if token in request.eos)]
 
     def _with_specs(self, sequence: EngineSequence, tokens: Sequence[int]) -> Draft:
         """Return the first tokens of a draft with which the sequence may go on."""
