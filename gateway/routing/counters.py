@@ -15,6 +15,9 @@ COUNTED = (
     "graphs_failed",
     "malformed_calls",
     "preemptions",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

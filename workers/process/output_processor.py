@@ -237,6 +237,7 @@ class OutputProcessor:
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,
             urgency=Urgency(LEVELS[submit.priority_class], submit.priority),
+            speculate=limits.speculate,
             queue_s=queue_s,
         )
         return SubmitResult(request, None)

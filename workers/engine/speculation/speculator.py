@@ -120,10 +120,10 @@ class Speculator:
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
         """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
-        alone = self._costs.measured(sequences) or 0.0
         self._costs.record(rows, seconds)
         # By what such steps usually take: a single one may have waited for the CPU.
-        self._budget.step(seconds, alone * tokens / sequences - self._costs.of(rows))
+        alone = self._costs.measured(sequences)
+        self._budget.step(seconds, 0.0 if alone is None else alone * tokens / sequences - self._costs.of(rows))
 
     @staticmethod
     def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:

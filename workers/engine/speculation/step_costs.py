@@ -52,12 +52,16 @@ class StepCosts:
         return self._costs[rows].median if rows in self._costs else None
 
     def of(self, rows: int) -> float:
-        """Return the cost of a step, as measured, or estimated by those of more and of fewer rows. The cost of at least
-        one number of fewer rows must be measured."""
-        known = self._costs.get(rows)
+        """Return the cost of a step, as measured, or estimated by those of more and of fewer rows: at least that of the
+        next fewer rows. The cost of at least one number of fewer rows must be measured."""
+        known, below = self._costs.get(rows), self._below(rows)
         if known is None:
-            return self._estimate(rows)
-        return known.median if len(known.seconds) >= ENOUGH else min(known.median, self._estimate(rows))
+            return max(below, self._estimate(rows))
+        few = len(known.seconds) < ENOUGH
+        return max(below, min(known.median, self._estimate(rows)) if few else known.median)
+
+    def _below(self, rows: int) -> float:
+        return self._costs[max(each for each in self._costs if each < rows)].median
 
     def _estimate(self, rows: int) -> float:
         fewer = max(each for each in self._costs if each < rows)
