@@ -12,8 +12,8 @@ from protocol.bounds import MAX_REASON
 from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
-from tests.undrafted import Undrafted
 from tests.workers.engine.harness.scripted_bench import make
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.engine.step_result import SequenceFailure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_BIASES
 from protocol.errors import ErrorCode
 from protocol.request import Bias, Sampling
-from tests.undrafted import Undrafted
+from tests.workers.engine.harness.undrafted import Undrafted
 from tests.workers.engine.scheduler.test_scheduler import refusal, request, scheduler
 from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
 from workers.engine.request import EngineRequest

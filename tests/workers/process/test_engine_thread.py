@@ -12,7 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from protocol.errors import ByeReason, ErrorCode
-from tests.undrafted import Undrafted
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, Runner

@@ -14,7 +14,7 @@ _STEPS = 1024
 """Steps for which measurements hold: contexts grow, graphs become ready, and others take the CPU."""
 
 
-class _Measured:
+class _RowsCost:
     """The measurements of one number of rows."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._costs: dict[int, _Measured] = {}
+        self._costs: dict[int, _RowsCost] = {}
         """By rows, in the order of their last measurements."""
 
     def record(self, rows: int, seconds: float) -> None:
@@ -43,7 +43,7 @@ class StepCosts:
         if known is not None and len(known.seconds) == _WINDOW and self._steps % _EVERY:
             return
         self._forget()
-        measured = self._costs.pop(rows, None) or _Measured()
+        measured = self._costs.pop(rows, None) or _RowsCost()
         measured.add(self._steps, seconds)
         self._costs[rows] = measured
 

@@ -14,7 +14,8 @@ from protocol.events import Gauges
 from protocol.request import Bias, Sampling
 from tests.gate import SAMPLINGS
 from tests.grammar_matchers import matcher_of
-from tests.undrafted import Undrafted
+from tests.workers.engine.harness.drafting import always
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.edits.dry import Breakers
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
@@ -22,7 +23,7 @@ from workers.engine.request import Constraint, EngineRequest
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.drafter import Drafter
-from workers.engine.speculation.speculator import Speculator, drafters
+from workers.engine.speculation.speculator import Speculator
 from workers.engine.step_result import SequenceEnd, SequenceFailure, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
@@ -36,20 +37,6 @@ CONTEXT = 96
 def runner(alphabet: Sequence[int] = (97, 98), **options: Any) -> ScriptedRunner:
     fields: dict[str, Any] = {"slots": 4, "context": CONTEXT, "prefill_chunks": (4, 16), "decode_rows": 12}
     return ScriptedRunner(vocab_size=VOCAB, alphabet=alphabet, **(fields | options))
-
-
-def always(device: ScriptedRunner, make: Any = drafters) -> Speculator:
-    """A speculator to which all drafts are worth it: steps of any number of rows take the same time."""
-    return Speculator(device.capabilities, make, lambda _, drafts, most: _share(drafts, most), clock=lambda: 0.0)
-
-
-def _share(drafts: Sequence[tuple[int, float]], most: int) -> list[int]:
-    room = most - len(drafts)
-    lengths = []
-    for length, _ in drafts:
-        lengths.append(min(length, room))
-        room -= lengths[-1]
-    return lengths
 
 
 class Outcome:
@@ -133,12 +120,7 @@ def test_drafts_change_nothing(seed: int, room: dict[str, Any]) -> None:
     requests = [some(randomness, stream) for stream in range(12)]
     plain = run(runner(), [with_grammar(each) for each in requests], None, **room)
     device = runner()
-    speculator = Speculator(
-        device.capabilities,
-        choose_lengths=lambda _, drafts, most: _share(drafts, most),
-        beside_prompts=True,
-        clock=lambda: 0.0,
-    )
+    speculator = always(device.capabilities, beside_prompts=True)
     drafted = run(device, [with_grammar(each) for each in requests], speculator, **room)
     assert drafted.gauges.accepted_tokens > 10
     assert drafted.gauges.draft_tokens > drafted.gauges.accepted_tokens
@@ -149,12 +131,12 @@ def test_drafts_change_nothing(seed: int, room: dict[str, Any]) -> None:
 def test_a_repetition_takes_fewer_steps() -> None:
     request = EngineRequest(1, (97, 98) * 8, max_tokens=60)
     device = runner(alphabet=(97,))
-    outcome = run(device, [request], always(device))
+    outcome = run(device, [request], always(device.capabilities))
     assert [token.token for token in outcome.tokens[1]] == [97] * 60
     assert outcome.gauges.decode_steps < 10
     assert outcome.gauges.accepted_tokens > 45
     device = runner(alphabet=(97,))
-    assert run(device, [replace(request, speculate=False)], always(device)).gauges.decode_steps == 59
+    assert run(device, [replace(request, speculate=False)], always(device.capabilities)).gauges.decode_steps == 59
 
 
 def test_costs_and_rates_decide_by_themselves() -> None:
@@ -171,7 +153,7 @@ def test_costs_and_rates_decide_by_themselves() -> None:
 def test_nothing_is_drafted_while_prompts_wait() -> None:
     device = runner(alphabet=(97,), slots=1, decode_rows=9)
     requests = [EngineRequest(stream, (97, 98, 97), max_tokens=30) for stream in (1, 2)]
-    outcome = run(device, requests, always(device))
+    outcome = run(device, requests, always(device.capabilities))
     ends = outcome.ends
     assert ends[1].decode_s > 2 * ends[2].decode_s, "only the last one is drafted for"
 
@@ -180,7 +162,7 @@ def test_nothing_is_drafted_while_prompts_wait() -> None:
 def test_a_draft_ends_before_the_last_token(most: int) -> None:
     """The scripted runner refuses rows beyond the context; rows beyond `max_tokens` would be in vain."""
     device = runner(alphabet=(97,), slots=1, context=12)
-    outcome = run(device, [EngineRequest(1, (97,) * 7, max_tokens=most)], always(device))
+    outcome = run(device, [EngineRequest(1, (97,) * 7, max_tokens=most)], always(device.capabilities))
     assert len(outcome.tokens[1]) == most
     assert outcome.gauges.draft_tokens <= max(0, most - 2)
 
@@ -211,7 +193,7 @@ def test_a_token_that_ends_the_answer_is_not_a_row() -> None:
     assert answer[-1] == 98
     assert len(answer) > 2
     device = runner(alphabet=(97,) * 6 + (98,))
-    drafted = run(device, [request], always(device, known([*answer, 97, 97, 97])))
+    drafted = run(device, [request], always(device.capabilities, known([*answer, 97, 97, 97])))
     assert drafted.of(1) == plain.of(1)
     assert drafted.gauges.draft_tokens == len(answer) - 2, "neither the first token nor the last one"
 
@@ -241,7 +223,7 @@ def test_a_draft_with_logits_that_are_not_finite_is_taken_back() -> None:
     )
     answer = [token.token for token in plain.tokens[1]]
     wrong = [*answer[:5], 99, *answer[6:]]
-    drafted = run(device, [request], always(device, known(wrong)))
+    drafted = run(device, [request], always(device.capabilities, known(wrong)))
     assert drafted.of(1) == plain.of(1)
     assert drafted.gauges.drafts == 1, "nothing is drafted after it"
     assert drafted.gauges.steps_failed == 0
@@ -250,7 +232,7 @@ def test_a_draft_with_logits_that_are_not_finite_is_taken_back() -> None:
 def test_a_step_with_drafts_that_raises_ends_its_sequences() -> None:
     device = runner(alphabet=(97,))
     request = EngineRequest(1, (97, 98) * 3, max_tokens=40)
-    outcome = run(device, [request], always(device), faults=[Fault("raise", call=4)])
+    outcome = run(device, [request], always(device.capabilities), faults=[Fault("raise", call=4)])
     assert outcome.gauges.drafts > 0
     assert list(outcome.failures) == [1]
     got = [token.token for token in outcome.tokens[1]]
@@ -260,7 +242,7 @@ def test_a_step_with_drafts_that_raises_ends_its_sequences() -> None:
 def test_a_step_with_drafts_and_logits_that_are_not_finite_is_repeated_without() -> None:
     device = runner(alphabet=(97,))
     request = EngineRequest(1, (97, 98) * 3, max_tokens=40)
-    outcome = run(device, [request], always(device), faults=[Fault("nan", call=4)])
+    outcome = run(device, [request], always(device.capabilities), faults=[Fault("nan", call=4)])
     assert not outcome.failures
     assert [token.token for token in outcome.tokens[1]] == [97] * 40
     assert outcome.gauges.decode_steps > 15, "and nothing is drafted afterwards"
@@ -273,7 +255,7 @@ def test_a_drafter_that_raises_is_not_asked_again() -> None:
 
     device = runner()
     request = EngineRequest(1, (97, 98), max_tokens=20)
-    outcome = run(device, [request], always(device, lambda _: [Broken()]))
+    outcome = run(device, [request], always(device.capabilities, lambda _: [Broken()]))
     assert outcome.of(1) == run(runner(), [request], None).of(1)
 
 
@@ -292,7 +274,9 @@ class Odd(Undrafted):
 def test_a_constraint_that_cannot_be_copied_has_no_drafts() -> None:
     device = runner(alphabet=(97,))
     constraint: Constraint = Odd()
-    outcome = run(device, [EngineRequest(1, (97, 98) * 4, max_tokens=20, constraint=constraint)], always(device))
+    outcome = run(
+        device, [EngineRequest(1, (97, 98) * 4, max_tokens=20, constraint=constraint)], always(device.capabilities)
+    )
     assert outcome.gauges.draft_tokens == 0
     assert len(outcome.tokens[1]) == 20
 
@@ -302,7 +286,7 @@ def test_the_tokens_that_a_grammar_forces_are_drafted() -> None:
     request = EngineRequest(1, (97,), max_tokens=60, eos=frozenset({VOCAB - 1}))
     plain = run(runner(), [replace(request, constraint=matcher_of(2, VOCAB))], None)
     device = runner()
-    drafted = run(device, [replace(request, constraint=matcher_of(2, VOCAB))], always(device))
+    drafted = run(device, [replace(request, constraint=matcher_of(2, VOCAB))], always(device.capabilities))
     assert drafted.of(1) == plain.of(1)
     assert drafted.gauges.accepted_tokens >= len(plain.tokens[1]) // 2
     assert drafted.gauges.decode_steps < plain.gauges.decode_steps
@@ -317,7 +301,7 @@ def test_rows_of_a_draft_are_retained_as_far_as_they_were_accepted() -> None:
     """A second request that goes on after the answer of the first one reads them."""
     device = runner(alphabet=(97, 98))
     engine = BatchEngine(
-        device, max_queue=9, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1), speculator=always(device)
+        device, max_queue=9, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1), speculator=always(device.capabilities)
     )
     prompt = (97, 98) * 5
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from tests.undrafted import Undrafted
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import ConstraintFailed
 from workers.process.prompts.allowed_tokens import RestrictedConstraint, check_allowed, restricted
