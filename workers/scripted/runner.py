@@ -79,7 +79,7 @@ class ScriptedRunner:
         self._broken: set[int] = set()
         """Slots whose last call failed."""
         self._kept: dict[int, int] = {}
-        """Of slots whose last call was a decode step, how many rows there are at least if its drafts are rejected."""
+        """Rows that a slot has at least if the drafts of its last decode step are rejected."""
         self._sampled: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []

@@ -7,7 +7,7 @@ CREDIT_STEPS = 32
 
 
 class LossBudget:
-    """What drafting has gained, less what it has cost. Nothing is drafted while that is more than the budget."""
+    """Balance of what drafting has gained and what it has cost. Nothing is drafted while it is negative."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

@@ -30,7 +30,7 @@ class PromptLookup:
         """Tokens until the next look-up if this one finds nothing, and the length of the sequence then."""
 
     def draft(self, most: int) -> Sequence[int]:
-        """See `Drafter.draft`. A draft that gets to the end of the sequence goes on with its own first tokens."""
+        """See `Drafter.draft`. A draft that reaches the end of the sequence repeats its own first tokens."""
         if len(self._tokens) < self._next_at:
             return ()
         self._index()

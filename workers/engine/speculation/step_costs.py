@@ -9,7 +9,7 @@ ENOUGH = 3
 _WINDOW = 9
 """Number of measurements of which the median is used."""
 _EVERY = 8
-"""Of numbers of rows with enough measurements, one of so many steps is measured: it takes some microseconds."""
+"""One of so many steps is measured where there are enough measurements: it takes some microseconds."""
 _STEPS = 1024
 """Steps for which measurements hold: contexts grow, graphs become ready, and others take the CPU."""
 

@@ -1,4 +1,4 @@
-"""How many drafted tokens a step verifies, by costs and rates."""
+"""Lengths of drafts follow from costs and rates."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def runner(alphabet: Sequence[int] = (97, 98), **options: Any) -> ScriptedRunner
 
 
 class Outcome:
-    """What came of some requests."""
+    """Tokens and ends of some requests."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[Token]] = {}
