@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 SIZES = (4, 2)
 """Tokens by which a place is found, the first of which is preferred."""
-MAX_PAUSE = 8
-"""The most tokens from one that is not found to the next that is looked up."""
 MAX_INDEXED = 1 << 15
 """Tokens whose places are known, the last ones. The index of one takes some 300 bytes."""
 
@@ -26,21 +24,14 @@ class PromptLookup:
         """The places after these tokens are in the index, up to the second one."""
         self._source = self._length = 0
         """The place of the last draft, and the length of the sequence then. 0 for none."""
-        self._pause, self._next_at = 1, 0
-        """Tokens until the next look-up if this one finds nothing, and the length of the sequence then."""
 
     def draft(self, most: int) -> Sequence[int]:
         """See `Drafter.draft`. A draft that reaches the end of the sequence repeats its own first tokens."""
-        if len(self._tokens) < self._next_at:
-            return ()
         self._index()
         source = self._find()
         self._source, self._length = source, len(self._tokens)
         if not source:
-            self._next_at = self._length + self._pause
-            self._pause = min(2 * self._pause, MAX_PAUSE)
             return ()
-        self._pause = 1
         draft = self._tokens[source : source + most]
         for at in range(most - len(draft)):
             draft.append(draft[at])

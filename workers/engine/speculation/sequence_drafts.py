@@ -24,8 +24,8 @@ class _Source:
         self._pause = 1
 
     def compare_with(self, tokens: Sequence[int]) -> None:
-        """Compare the draft that was not verified with what the sequence has got, if that is complete. After one that
-        would have been rejected, the drafter pauses: twice as long each time."""
+        """Compare the draft that was not verified with what the sequence has got, if that is complete. After one of
+        which nothing would have been accepted, the drafter pauses: twice as long each time."""
         if not self._unverified:
             return
         count, draft = len(self._unverified), self._unverified
@@ -33,7 +33,7 @@ class _Source:
         accepted = next((at for at, token in enumerate(got) if token != draft[at]), count)
         self.acceptance.record(count, accepted)
         self._unverified = ()
-        self._pause = 1 if accepted == count else min(2 * self._pause, MAX_PAUSE)
+        self._pause = 1 if accepted else min(2 * self._pause, MAX_PAUSE)
         self.next_at = len(tokens) + self._pause - 1
 
     def not_verified(self, draft: Sequence[int], length: int) -> None:

@@ -55,11 +55,13 @@ def test_a_sequence_that_repeats_itself_is_continued_beyond_its_end() -> None:
     assert PromptLookup([7, 1, 2, 1, 2]).draft(5) == [1, 2, 1, 2, 1]
 
 
-def test_nothing_is_drafted_without_a_repetition_and_look_ups_pause() -> None:
+def test_nothing_is_drafted_without_a_repetition() -> None:
     tokens = [1, 2, 3]
     lookup = PromptLookup(tokens)
     assert lookup.draft(3) == ()
-    tokens += [1, 2]
+    tokens += [1]
+    assert lookup.draft(3) == ()
+    tokens += [2]
     assert lookup.draft(2) == [3, 1]
 
 
