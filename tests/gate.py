@@ -156,6 +156,7 @@ def guessing(
         lambda each: [_Guess(each, references[each.request.stream], randomness, capabilities.vocab_size)],
         lengths,
         beside_prompts=True,
+        clock=lambda: 0.0,
     )
 
 
@@ -284,6 +285,7 @@ def _batch(
     room: dict[str, Any] = {"kv_tokens": runner.capabilities.context, "reserved_rows": 2} if preempts else {}
     if speculates:
         room["speculator"] = guessing(runner.capabilities, references, randomness)
+        room["clock"] = lambda: 0.0  # drafts take no time, and no budget ends them
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}

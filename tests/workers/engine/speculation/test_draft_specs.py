@@ -36,7 +36,7 @@ def processors(request: EngineRequest, *tokens: int, grammar: int | None = None)
 
 
 def content(spec: SampleSpec) -> dict[str, Any]:
-    """What a sample is, with its mask, whatever the order of edits."""
+    """Return the parts of a sample, with its mask, whatever the order of edits."""
     (spec,) = with_masks([spec])
     edits: dict[int, tuple[float, ...]] = {}
     if spec.edits is not None:

@@ -1,5 +1,6 @@
 """Output processor with an engine that is stepped by hand, or with given engine outputs."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class Worker:
             max_queue=64,
             step_tokens=64,
             speculator=always(self.runner.capabilities) if drafts else None,
+            clock=(lambda: 0.0) if drafts else time.monotonic,
         )
         self.processor = processor(tokenizer)
         self.frames: list[Event] = []
