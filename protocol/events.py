@@ -106,6 +106,12 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Bytes of the prefix tier, which all workers of a machine share."""
     stored_failures: Count = 0
     """Blocks of it that could not be written, or were damaged."""
+    drafts: Count = 0
+    """Drafts of tokens that were verified, in speculative decoding."""
+    draft_tokens: Count = 0
+    """Tokens of these drafts."""
+    accepted_tokens: Count = 0
+    """Those of them that became tokens of answers."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

@@ -199,7 +199,7 @@ class Sampling(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
 
 
 class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Conditions that end the answer."""
+    """Conditions that end the answer, and what it may cost."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     """Maximum number of generated tokens; None means up to the end of the context. 0 computes the prompt alone."""
@@ -221,6 +221,8 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     queue_ms: Milliseconds = 0
     """Milliseconds from receipt by the worker until the request fails with `QUEUE_TIMEOUT`, unless its prompt is being
     prefilled by then; 0 means that it may wait up to its deadline."""
+    speculate: bool = True
+    """Tokens of the answer may be drafted by a worker that does so. They change nothing but its speed."""
 
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]

@@ -9,7 +9,7 @@ difference.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -26,6 +26,9 @@ from workers.engine.logits_processors import AllowedTokens
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.runner import Chunk, Runner, RunnerCapabilities
+from workers.engine.sequence import EngineSequence
+from workers.engine.speculation.speculator import Speculator
+from workers.engine.speculation.step_costs import StepCosts
 from workers.engine.step_result import PromptPart, Token
 from workers.sampling.logprobs import RowLogprobs, report_rows
 
@@ -73,6 +76,9 @@ class GateReport:
     """Prefill calls with chunks of several requests."""
     preemptions: int
     """Times that a request gave its slot or its room to another one."""
+    drafted: int
+    """Drafted tokens that were verified, of which so many were accepted:"""
+    accepted: int
 
 
 def run_gate(
@@ -87,6 +93,7 @@ def run_gate(
     seed: int = 0,
     before_step: Callable[[], None] = lambda: None,
     preempts: bool = False,
+    speculates: bool = False,
 ) -> GateReport:
     """Run the gate.
 
@@ -94,7 +101,8 @@ def run_gate(
     `longest` bounds the prompts (default: the context). `resume` includes requests that resume tokens of their
     reference run, for which prefill and decode must be bit-exact. `before_step` is called before each step of the
     batch, to change how the runner computes. With `preempts`, which needs bit-exact rows as well, the batch has too
-    little room, and some requests are more urgent than others: requests are preempted within prompts and answers.
+    little room, and some requests are more urgent than others: requests are preempted within prompts and answers. With
+    `speculates` the batch verifies drafts, of any number of tokens, some of which are wrong.
     """
     randomness = random.Random(seed)
     runner = make_runner()
@@ -106,12 +114,50 @@ def run_gate(
         planned = [_vary(request, expected[request.stream], resume, vocab) for request in planned]
         prompts = {each.stream: plain_report(reference, each.prompt) for each in planned if each.prompt_logprobs}
         with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
-            report = _batch(runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts)
+            report = _batch(
+                runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts, speculates
+            )
         return replace(report, shared=sum(len(call.args[0]) > 1 for call in prefill.call_args_list))
     finally:
         runner.close()
         if reference is not runner:
             reference.close()
+
+
+class _Guess:
+    """Drafts the tokens that a sequence had before, and here and there another one."""
+
+    def __init__(self, sequence: EngineSequence, reference: list[Token], randomness: random.Random, vocab: int) -> None:
+        self._sequence = sequence
+        self._tokens = [token.token for token in reference]
+        self._randomness = randomness
+        self._vocab = vocab
+
+    def draft(self, most: int) -> list[int]:
+        at = self._sequence.completion_tokens
+        draft = self._tokens[at : at + most]
+        return [each if self._randomness.random() < 0.8 else self._randomness.randrange(self._vocab) for each in draft]
+
+
+def guessing(
+    capabilities: RunnerCapabilities, references: dict[int, list[Token]], randomness: random.Random
+) -> Speculator:
+    """Return a speculator that mostly drafts the tokens of the reference runs, whatever it costs."""
+
+    def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float]], most: int) -> list[int]:
+        chosen, room = [], most - len(drafts)
+        for length, _ in drafts:
+            chosen.append(randomness.randint(0, min(length, room)))
+            room -= chosen[-1]
+        return chosen
+
+    return Speculator(
+        capabilities,
+        lambda each: [_Guess(each, references[each.request.stream], randomness, capabilities.vocab_size)],
+        lengths,
+        beside_prompts=True,
+        clock=lambda: 0.0,
+    )
 
 
 def alone(runner: Runner, request: EngineRequest) -> list[int]:
@@ -234,8 +280,12 @@ def _batch(
     step_tokens: int,
     before_step: Callable[[], None],
     preempts: bool,
+    speculates: bool,
 ) -> GateReport:
     room: dict[str, Any] = {"kv_tokens": runner.capabilities.context, "reserved_rows": 2} if preempts else {}
+    if speculates:
+        room["speculator"] = guessing(runner.capabilities, references, randomness)
+        room["clock"] = lambda: 0.0  # drafts take no time, and no budget ends them
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}
@@ -289,6 +339,8 @@ def _batch(
         most_active=most_active,
         shared=0,
         preemptions=gauges.preemptions,
+        drafted=gauges.draft_tokens,
+        accepted=gauges.accepted_tokens,
     )
 
 

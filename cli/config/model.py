@@ -78,6 +78,7 @@ def worker_spec(
         scheduler_headroom=settings.scheduler_headroom,
         step_tokens=settings.step_tokens,
         kv_bytes=settings.kv_bytes,
+        speculate=settings.speculate,
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         prefix_cache_bytes=settings.prefix_cache_bytes,

@@ -106,6 +106,12 @@ class Settings(BaseSettings):
         ge=0,
         le=MAX_COUNT,
     )
+    speculate: Literal["auto", "off"] = _field(
+        "off",
+        ENGINE,
+        "Speculative decoding. auto: draft tokens that repeat the prompt or the answer, or that a grammar forces, "
+        "where verifying them is worth it. Answers are the same.",
+    )
     prefix_cache: bool = _field(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
     prefix_bytes: int = _field(
         0,

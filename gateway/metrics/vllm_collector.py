@@ -47,6 +47,9 @@ COUNTERS = (
     ),
     _VllmCounter("vllm:generation_tokens", "Generated tokens", lambda s: s.counts("decode_tokens")),
     _VllmCounter("vllm:num_preemptions", "Preemptions of sequences", lambda s: s.counts("preemptions")),
+    _VllmCounter("vllm:spec_decode_num_drafts", "Verified drafts", lambda s: s.counts("drafts")),
+    _VllmCounter("vllm:spec_decode_num_draft_tokens", "Tokens of verified drafts", lambda s: s.counts("draft_tokens")),
+    _VllmCounter("vllm:spec_decode_num_accepted_tokens", "Accepted tokens", lambda s: s.counts("accepted_tokens")),
 )
 HISTOGRAMS = (
     # (name, field of `Observed`, help)

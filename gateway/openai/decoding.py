@@ -134,6 +134,7 @@ class RequestDecoder:
                 stop_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
                 keep_stop=bool(body.include_stop_str_in_output),
                 reasoning_tokens=_reasoning_limit(body),
+                speculate=body.speculate is not False,
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,

@@ -18,6 +18,9 @@ COUNTED = (
     "stored_hits",
     "stored_tokens",
     "stored_failures",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

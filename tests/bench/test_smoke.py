@@ -148,6 +148,9 @@ OUTPUT: dict[str, list[str]] = {
         rf"^noticed {N} % of 2 mutants, seed 12, {N} min$",
     ],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
+    "bench/overhead/speculation.py": [
+        rf"^{load} +1( +{P}){{3}} +{N} +{N}%$" for load in ("quote", "records", "edit", "chat")
+    ],
     "bench/overhead/worker.py": [
         r"^4 streams x 50 tokens: 200 token events in [1-9]\d* steps$",
         rf"^whole process +{P} tokens/s +{P} messages/s$",

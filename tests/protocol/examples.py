@@ -72,6 +72,7 @@ COMMANDS: dict[str, Command] = {
         tenant="team-a",
     ),
     "submit_allowed": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(allowed_tokens=(7, 50256)), Limits()),
+    "submit_without_drafts": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(speculate=False)),
     "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(
         4,
@@ -228,6 +229,7 @@ EVENTS: dict[str, Event] = {
     "beat_others": Heartbeat(Gauges(others=5)),
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
     "beat_stored": Heartbeat(Gauges(stored_hits=2, stored_tokens=96, stored_bytes=1 << 20, stored_failures=1)),
+    "beat_drafts": Heartbeat(Gauges(drafts=4, draft_tokens=20, accepted_tokens=11)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

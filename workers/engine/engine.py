@@ -27,6 +27,8 @@ from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end, sequence_start
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
+from workers.engine.speculation.speculator import Draft, Speculator
+from workers.engine.speculation.verification import VerifiedRows, verify
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, PrefixTier
@@ -43,9 +45,9 @@ class BatchEngine:
     `max_queue` limits the sequences that wait for a slot. `step_tokens` is the token budget of a step; None derives it
     from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
-    room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine.
-    `clock` gives seconds, for the times in `SequenceEnd`, the longest step,
-    and the policy.
+    room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine. A
+    `speculator`, of the same runner, drafts tokens. `clock` gives seconds, for the times in `SequenceEnd`, the longest
+    step, the policy, and whether drafts pay.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class BatchEngine:
         policy: SchedulerPolicy = "fifo",
         reserved_rows: int = RESERVED_ROWS,
         tier: PrefixTier | None = None,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -75,6 +78,7 @@ class BatchEngine:
             reserved_rows=reserved_rows,
         )
         self._tier = tier
+        self._speculator = speculator
         self._clock = clock
         self._log = structlog.get_logger()
         self._stats = EngineStats()
@@ -344,6 +348,11 @@ class BatchEngine:
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
         began = self._clock()
+        if self._speculator is not None:
+            drafts = self._speculator.plan(decoding, prompts=self._scheduler.prompts)
+            if drafts is not None:
+                self._decode_drafts(self._speculator, decoding, drafts, began)
+                return
         try:
             tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
             if len(tokens) != len(decoding):
@@ -357,14 +366,64 @@ class BatchEngine:
         now = self._clock()
         if self._budget is not None:
             self._budget.record_decode(now - began)
+        if self._speculator is not None:
+            self._speculator.record_step(now - began, len(decoding))
         for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
                 self._fail(sequence, "decode", NotFiniteError())
             else:
                 self._accept(sequence, token, row_logprobs, now)
 
-    def _logprobs(self, sampled: list[EngineSequence], tokens: Sequence[int | None]) -> list[RowLogprobs | None]:
-        """Return the log-probabilities of rows that the last call sampled, where the request asks for them."""
+    def _decode_drafts(
+        self, speculator: Speculator, decoding: list[EngineSequence], drafts: list[Draft], began: float
+    ) -> None:
+        """Decode with a draft of each sequence, some of which are empty."""
+        try:
+            pairs = zip(decoding, drafts, strict=True)
+            rows = [row for sequence, draft in pairs for row in draft.rows(sequence)]
+            verified = verify(decoding, drafts, self._runner.decode(rows))
+            sampled = [(each.sequence, token) for each in verified for token in each.tokens]
+            indices = [each.first_row + at for each in verified for at in range(len(each.tokens))]
+            logprobs = iter(self._logprobs([each for each, _ in sampled], [token for _, token in sampled], indices))
+        except Exception as error:  # noqa: BLE001 - any error of a device must end these requests only
+            for sequence in decoding:
+                self._fail(sequence, "decode", error)
+            return
+        now = self._clock()
+        speculator.record_drafts(now - began, len(decoding), len(rows), len(sampled))
+        for each in verified:
+            if drafted := len(each.draft.tokens):
+                accepted = max(0, len(each.tokens) - 1)
+                self._stats.record_draft(drafted, accepted)
+                speculator.verified(each.sequence, each.draft, accepted)
+            self._verified(each, [next(logprobs) for _ in each.tokens], now)
+
+    def _verified(self, rows: VerifiedRows, logprobs: list[RowLogprobs | None], now: float) -> None:
+        """Append the tokens that a sequence gets from its rows, up to one that ends it."""
+        if not rows.tokens:
+            self._drop_draft(rows.sequence)
+        for token, row_logprobs in zip(rows.tokens, logprobs, strict=True):
+            self._scheduler.decoded([rows.sequence])
+            if token is None:
+                self._fail(rows.sequence, "decode", NotFiniteError())
+            elif not self._accept(rows.sequence, token, row_logprobs, now):
+                break
+
+    def _drop_draft(self, sequence: EngineSequence) -> None:
+        """Clear the rows of a draft that has led to non-finite logits: without it they may be finite. No further tokens
+        are drafted for this sequence."""
+        if sequence.drafts is not None:
+            sequence.drafts.off = True
+        try:
+            self._runner.copy_prefix(sequence.slot, sequence.slot, sequence.cached.rows)
+        except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
+            self._fail(sequence, "decode", error)
+
+    def _logprobs(
+        self, sampled: list[EngineSequence], tokens: Sequence[int | None], rows: Sequence[int] | None = None
+    ) -> list[RowLogprobs | None]:
+        """Return the log-probabilities of tokens that the last call sampled, where the request asks for them. `rows`
+        are their indices in that call; None if these are all."""
         wanted = [
             row
             for row, sequence in enumerate(sampled)
@@ -372,17 +431,19 @@ class BatchEngine:
         ]
         out: list[RowLogprobs | None] = [None] * len(sampled)
         if wanted:
-            for row, row_logprobs in zip(wanted, self._runner.logprobs(wanted), strict=True):
+            reported = self._runner.logprobs(wanted if rows is None else [rows[row] for row in wanted])
+            for row, row_logprobs in zip(wanted, reported, strict=True):
                 out[row] = row_logprobs
         return out
 
-    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> None:
+    def _accept(self, sequence: EngineSequence, token: int, logprobs: RowLogprobs | None, now: float) -> bool:
+        """Append a token to a sequence. False if that has ended."""
         if not 0 <= token < self._vocab_size:
             self._fail(sequence, "sampling", ValueError(f"the runner sampled token {token} of {self._vocab_size}"))
-            return
+            return False
         if sequence.processors is not None and sequence.processors.late_end is not None:
             self._end_late(sequence, sequence.processors.late_end, now)
-            return
+            return False
         self._stats.decode_tokens += 1
         self._step.tokens.append(Token(sequence.request.stream, token, logprobs))
         try:
@@ -391,11 +452,12 @@ class BatchEngine:
             self._scheduler.remove(sequence.request.stream)
             self._resets.reset_dirty()
             self._step.constraint_failed(sequence.request.stream, error)
-            return
+            return False
         if reason is not None:
             self._scheduler.remove(sequence.request.stream)
             self._resets.reset_dirty()
             self._end(sequence, reason, now)
+        return reason is None
 
     def _end_late(self, sequence: EngineSequence, end: Exception | Literal["stop"], now: float) -> None:
         """End a sequence whose late mask allows no token, without the token that was sampled."""

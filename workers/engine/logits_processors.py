@@ -5,7 +5,7 @@ prompt and the delivered tokens, therefore continues unchanged.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from workers.engine.edits.banned_sequences import BannedSequences
 from workers.engine.edits.dry import DryPenalty
-from workers.engine.request import Constraint, EngineRequest
+from workers.engine.request import Constraint, ConstraintFailed, EngineRequest
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
 
 _SPARE = 64
@@ -37,6 +37,14 @@ class AllowedTokens:
 
     def accept(self, token: int) -> None:
         """Has no effect."""
+
+    def fork(self) -> Self:
+        """Return itself, which never changes."""
+        return self
+
+    def forced(self) -> Sequence[int]:
+        """Return no token."""
+        return ()
 
     def mask(self) -> NDArray[np.uint32]:
         """Return the mask, which never changes."""
@@ -90,6 +98,21 @@ class Penalties:
             sampling = self._sampling
             times = int(self._counts[column])
             self._values[_MINUS, column] = sampling.frequency_penalty * times + sampling.presence_penalty
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that returns to the present state."""
+        generated, count = self._generated, len(self._columns)
+        counts, values = self._counts[:count].copy(), self._values[:, :count].copy()
+
+        def restore() -> None:
+            self._generated = generated
+            now = len(self._columns)
+            for token in self._tokens[count:now].tolist():
+                del self._columns[token]
+            self._counts[:count], self._values[:, :count] = counts, values
+            self._counts[count:now], self._values[:, count:now] = 0, 0.0
+
+        return restore
 
     @property
     def banned(self) -> Collection[int]:
@@ -218,6 +241,41 @@ class LogitsProcessors:
         if self._known_end() is False:
             return SampleSpec(sampling, position, self._edits(), None, self._late_mask)
         return SampleSpec(sampling, position, self._edits(), self._allowed())
+
+    def draft_specs(self, sampling: Sampling, position: int, draft: Sequence[int]) -> list[SampleSpec]:
+        """Return how to sample after each of some drafted tokens, the first one of which would be at `position`, as far
+        as an answer may continue with them. The state is as before."""
+        fork = None if self._constraint is None else self._constraint.fork()
+        if self._constraint is not None and fork is None:
+            return []
+        specs: list[SampleSpec] = []
+        restore = self._checkpoint()
+        trial = type(self)(self._penalties, fork, self._sequences, self._dry)
+        try:
+            for number, token in enumerate(draft, 1):
+                trial.accept(token)
+                if trial.exhausted:
+                    break
+                specs.append(trial.sample_spec(sampling, position + number))
+        except ConstraintFailed:  # if the answer gets there, it fails then
+            pass
+        finally:
+            restore()
+        return specs
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must come next by the constraint, as far as it knows any."""
+        return () if self._constraint is None else self._constraint.forced()
+
+    def _checkpoint(self) -> Callable[[], None]:
+        """Return a function that returns to the present state, but for the constraint."""
+        parts = [each.checkpoint() for each in (self._penalties, self._sequences, self._dry) if each is not None]
+
+        def restore() -> None:
+            for each in parts:
+                each()
+
+        return restore
 
     def _known_end(self) -> bool | None:
         """Return what the constraint knows of its end without the mask, unless that is computed or is not all."""

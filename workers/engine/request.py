@@ -40,6 +40,12 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Append a token to the answer. Raises `ConstraintFailed`."""
 
+    def fork(self) -> "Constraint | None":
+        """Return a copy, to which drafted tokens are appended. None if it has a state that cannot be copied now."""
+
+    def forced(self) -> Sequence[int]:
+        """Return the tokens of the text that must come next, which may have others as well. None if it cannot tell."""
+
     @property
     def ended(self) -> bool | None:
         """True when the answer is complete. None if only the mask shows it; otherwise the mask can be computed later,
@@ -83,6 +89,8 @@ class EngineRequest:
     """Report the log-probabilities of the prompt's tokens; not those of a sequence that resumes tokens."""
     urgency: Urgency = NORMAL
     """Decides which sequence preempts which."""
+    speculate: bool = True
+    """Tokens may be drafted for it. They change nothing but the speed."""
     queue_s: float = math.inf
     """Seconds after which it fails, unless its prompt is being prefilled by then."""
 

@@ -44,6 +44,9 @@ class RunnerCapabilities:
     rows_format: str = ""
     """Identifies the bytes of cache rows: runners of one format compute the same bits for the same tokens, and store
     them in the same layout, so that one can write what another has read. Empty if rows cannot be read."""
+    decode_rows: int = 0
+    """Most rows of a decode step that has several rows of one slot; 0 if a step takes one row a slot. More than 0 only
+    if rows are exact."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -61,7 +64,9 @@ class Chunk(Struct, frozen=True, gc=False):
 class DecodeRow(Struct, frozen=True, gc=False):
     """One row of a decode step.
 
-    It writes `token` to cache row `start` of `slot`, at RoPE position `position`, and samples the next token.
+    It writes `token` to cache row `start` of `slot`, at RoPE position `position`, and samples the next token. In
+    speculative decoding, a slot has several rows side by side, in consecutive cache rows and at consecutive positions:
+    those after the first have drafted tokens.
     """
 
     slot: int
@@ -111,8 +116,28 @@ def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: S
         for row in rows
     ):
         return
-    chunks = [Chunk(row.slot, (row.token,), row.start, row.position) for row in rows]
+    chunks = chunks_of(rows)
+    if len(rows) > max(len(chunks), capabilities.decode_rows):
+        most = capabilities.decode_rows
+        raise ValueError(f"rows: {len(rows)} for {len(chunks)} slots, a step takes {most or 'one row a slot'}")
     check_chunks(capabilities, written.__getitem__, chunks)  # raises the error
+
+
+def chunks_of(rows: Sequence[DecodeRow]) -> list[Chunk]:
+    """Return decode rows as chunks: one for the rows of a slot that lie side by side in consecutive cache rows."""
+    chunks: list[Chunk] = []
+    for row in rows:
+        last = chunks[-1] if chunks else None
+        offset = 0 if last is None else len(last.tokens)
+        if last is not None and (row.slot, row.start, row.position) == (
+            last.slot,
+            last.start + offset,
+            last.position + offset,
+        ):
+            chunks[-1] = Chunk(last.slot, (*last.tokens, row.token), last.start, last.position)
+        else:
+            chunks.append(Chunk(row.slot, (row.token,), row.start, row.position))
+    return chunks
 
 
 def check_specs(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
@@ -210,10 +235,11 @@ class Runner(Protocol):
         """
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
-        """Run one ragged decode step with at most one row per slot, in any order. Returns the sampled tokens in row
-        order.
+        """Run one ragged decode step: at most one row a slot, in any order, or as many as `decode_rows` allows. Returns
+        the sampled tokens in row order. Every row samples what it would in a step of its own.
 
-        None stands for a row with non-finite logits: only this row failed, and its slot must be reset.
+        None stands for a row with non-finite logits: only its slot failed, and must be reset. If the slot has several
+        rows, it is enough to truncate it to those before the step.
         """
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
@@ -244,7 +270,7 @@ class Runner(Protocol):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` rows of `source` to `target` on the device, and clear the other rows of `target`.
 
-        If both are one slot, only its rows beyond `length` are cleared.
+        If both are one slot, only its rows beyond `length` are cleared: it is truncated.
         """
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes | memoryview:

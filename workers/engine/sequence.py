@@ -7,6 +7,7 @@ from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.step_result import SequenceEnd, SequenceStart
 from workers.sampling.sample_spec import SampleSpec
 
@@ -62,6 +63,8 @@ class EngineSequence:
     """The number of rows behind which those of the prefix tier begin."""
     restores_to: int = 0
     """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
+    drafts: SequenceDrafts | None = None
+    """None until tokens are drafted for it."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     _waited_s: float = 0.0

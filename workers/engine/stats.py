@@ -24,6 +24,11 @@ class EngineStats:
     prefix_tokens: int = 0
     preemptions: int = 0
     """Times that a running sequence was preempted."""
+    drafts: int = 0
+    """Drafts that were verified."""
+    draft_tokens: int = 0
+    """Drafted tokens that were verified, of which so many were accepted:"""
+    accepted_tokens: int = 0
     slowest_s: float = 0.0
     """Duration of the longest step."""
 
@@ -38,6 +43,12 @@ class EngineStats:
         """Count a sequence that started with `tokens` rows of another one."""
         self.prefix_hits += 1
         self.prefix_tokens += tokens
+
+    def record_draft(self, drafted: int, accepted: int) -> None:
+        """Count a draft, and its accepted tokens."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
 
     def gauges(self, slots: SlotTable, queued: int, graphs_failed: int, tier: PrefixTier | None = None) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
@@ -62,4 +73,7 @@ class EngineStats:
             stored_tokens=0 if tier is None else tier.tokens,
             stored_bytes=0 if tier is None else tier.used_bytes,
             stored_failures=0 if tier is None else tier.failures,
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )

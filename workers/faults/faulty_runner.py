@@ -67,7 +67,7 @@ class FaultyRunner:
         for row in rows:
             self._look(row.slot, row.start, (row.token,))
         tokens = self._runner.decode([replace(row, sample=self._seen(row.slot, row.sample)) for row in rows])
-        self._leave({row.slot: row.start for row in rows}, given)
+        self._leave({row.slot: row.start for row in reversed(rows)}, given)  # the first row of each slot
         return tokens
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:

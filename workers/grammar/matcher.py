@@ -1,6 +1,7 @@
 """The state of one answer in its grammar."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -32,6 +33,18 @@ class GrammarMatcher:
         if not self._matcher.consume_token(token):
             raise self._failed(dead_end(self._matcher.get_error()) or f"token {token} is not part of it")
         self._check_time(began)
+
+    def fork(self) -> "GrammarMatcher":
+        """See `Constraint.fork`. Takes about a microsecond."""
+        fork = GrammarMatcher(self._matcher.deep_copy(), self._eos, self._field, ignore_eos=self._ignore_eos)
+        fork._accepted = self._accepted
+        return fork
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint.forced`."""
+        if self._matcher.is_error() or self._matcher.is_stopped():
+            return ()
+        return self._matcher.compute_ff_tokens()
 
     @property
     def ended(self) -> bool | None:

@@ -82,6 +82,7 @@ class IreeRunner:
             vocab_size=plan.config.vocab_size,
             prefill_chunks=plan.chunks,
             exact_rows=isinstance(plan.ops, TiledOps),
+            decode_rows=plan.buckets[-1] if isinstance(plan.ops, TiledOps) else 0,
             block_rows=plan.block or 1,
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
@@ -303,7 +304,8 @@ class IreeRunner:
         return self._decode_rows(rows)
 
     def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
-        """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact."""
+        """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact: the KV of all of
+        them is written in each layer before any of them attends."""
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]

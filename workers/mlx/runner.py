@@ -27,6 +27,7 @@ from workers.engine.runner import (
     check_specs,
     check_targets,
     check_write,
+    chunks_of,
 )
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes
@@ -48,6 +49,8 @@ from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
 from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 PREFILL_CHUNKS = (32, 128, 512)
+DRAFTED_ROWS = 8
+"""Rows of drafted tokens that a decode step may have beside one of each slot."""
 REPORTED_ROWS = 32
 """Rows whose logits are computed at once for their log-probabilities."""
 CPU_PADDING = 64
@@ -118,6 +121,7 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
+            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
@@ -149,7 +153,7 @@ class MlxRunner:
         if not rows:
             return []
         with self._owned():
-            hidden = self._forward([Chunk(row.slot, (row.token,), row.start, row.position) for row in rows])
+            hidden = self._forward(chunks_of(rows))
             logits, specs = self._head(hidden), [row.sample for row in rows]
             if any(spec.late_mask is not None for spec in specs):
                 mx.async_eval(logits)  # type: ignore[no-untyped-call]  # while the masks are computed

@@ -133,6 +133,19 @@ class ReasoningConstraint:
             self._check_limit()
         self._in_answer = self._in_answer or (self._parser.answering and not self._unwritten)
 
+    def fork(self) -> Constraint | None:
+        """See `Constraint.fork`. None where the parser of the reasoning gets the next token as well."""
+        return self._inner.fork() if self._inner is not None and self._is_inner_alone else None
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint.forced`."""
+        return self._inner.forced() if self._inner is not None and self._is_inner_alone else ()
+
+    @property
+    def _is_inner_alone(self) -> bool:
+        """Nothing but the inner constraint changes with the next token."""
+        return self._in_answer and not (self._first or self._unwritten or self._with_reasoning or self._forced)
+
     @property
     def ended(self) -> bool | None:
         """See `Constraint.ended`."""

@@ -28,6 +28,8 @@ PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core"
 SCRIPTED_CONTEXT = 4096
 LOAD_TICKS = 20
 """Progress reports of a scripted load."""
+SCRIPTED_DRAFTS = 8
+"""Rows of drafted tokens in a step of the scripted runner, beside one of each slot."""
 
 
 class BackendMissing(LoadRefused):
@@ -173,6 +175,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
         prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
+        decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS,
     )
 
 

@@ -17,6 +17,7 @@ from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.speculation.speculator import Speculator
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
@@ -81,6 +82,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
+        speculator = make_speculator(spec, runner.capabilities)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -89,6 +91,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
             tier=prefix_tier(spec, served),
+            speculator=speculator,
         )
         undo.pop_all()  # the engine owns the runner now
     vocab_size = runner.capabilities.vocab_size
@@ -136,6 +139,20 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
         log.warning("prefix_tier_off", reason=str(error))
         return None
     return PrefixTier(store, runner)
+
+
+def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Speculator | None:
+    """Return what drafts tokens, if the setting asks for it. Raises `LoadRefused` where drafts cannot be verified."""
+    if spec.speculate == "off":
+        return None
+    if not capabilities.exact_rows:
+        raise LoadRefused(
+            f"speculate: on {capabilities.device} ({capabilities.backend}) a row of several in a step may have other "
+            "bits than one alone, and drafts would change answers: leave it off, or choose a CPU as the device"
+        )
+    if capabilities.decode_rows < 2:
+        raise LoadRefused("speculate: a step has as many rows as max_batch_size, which must be 2 at least")
+    return Speculator(capabilities)
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -239,6 +239,7 @@ class OutputProcessor:
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,
             urgency=submit.urgency,
+            speculate=limits.speculate,
             queue_s=queue_s,
         )
         return SubmitResult(request, None)

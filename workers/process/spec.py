@@ -14,6 +14,7 @@ from workers.precision import CpuTarget, Dtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 GenerationConfig = Literal["auto", "none"]
+Speculate = Literal["auto", "off"]
 
 
 class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +55,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the KV cache that a further sequence may not reserve while others run."""
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
+    speculate: Speculate = "off"
+    """`auto` drafts tokens where that makes answers faster."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

@@ -24,6 +24,7 @@ from workers.engine.runner import (
     check_read,
     check_targets,
     check_write,
+    chunks_of,
 )
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
@@ -48,9 +49,9 @@ class ScriptedRunner:
 
     Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
-    `exact_rows` and `block_rows` are reported as capabilities. A sample with a NaN bias returns no token, and its slot
-    must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s, because the engine
-    contains exceptions.
+    `exact_rows`, `block_rows` and `decode_rows` are reported as capabilities. A sample with a NaN bias returns no
+    token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
+    because the engine contains exceptions.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ScriptedRunner:
         prefill_chunks: tuple[int, ...] = (16, 64, 256),
         exact_rows: bool = True,
         block_rows: int = 1,
+        decode_rows: int = 0,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -80,6 +82,7 @@ class ScriptedRunner:
             block_rows=block_rows,
             row_bytes=ROW_BYTES,
             rows_format=ROWS_FORMAT,
+            decode_rows=decode_rows,
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -90,6 +93,8 @@ class ScriptedRunner:
         self._history: list[list[int]] = [[0] for _ in range(slots)]
         self._broken: set[int] = set()
         """Slots whose last call failed."""
+        self._kept: dict[int, int] = {}
+        """Rows that a slot has at least if the drafts of its last decode step are rejected."""
         self._sampled: list[int | None] = []
         self.calls = 0
         self.violations: list[str] = []
@@ -114,7 +119,7 @@ class ScriptedRunner:
         for chunk, spec in zip(chunks, specs, strict=True):
             for index, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, token, chunk.position + index)
-            tokens.append(None if spec is None else self._sample_or_none(chunk.slot, *with_masks([spec])))
+            tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
         return tokens
 
@@ -122,17 +127,27 @@ class ScriptedRunner:
         """See `Runner.decode`."""
         if not rows:
             raise self._violation("decode without rows")
-        if len({row.slot for row in rows}) != len(rows):
-            raise self._violation(f"two rows of one slot: {sorted(row.slot for row in rows)}")
+        chunks = chunks_of(rows)
+        if len({chunk.slot for chunk in chunks}) != len(chunks):
+            raise self._violation(f"rows of one slot that do not follow each other: {[row.slot for row in rows]}")
+        if len(rows) > max(len(chunks), self._capabilities.decode_rows):
+            raise self._violation(f"{len(rows)} rows of {len(chunks)} slots in a step")
+        for chunk in chunks:
+            self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
         for row in rows:
             self._check_row(row)
         self.calls += 1
         self._pace()
         self._sampled = []
+        for chunk in chunks:
+            del self._history[chunk.slot][chunk.start + 1 :]  # of rejected drafts
+            self._kept[chunk.slot] = chunk.start + 1
+        written: list[int] = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-        for row, spec in zip(rows, with_masks(row.sample for row in rows), strict=True):
-            self._sampled.append(self._sample_or_none(row.slot, spec))
+            written.append(self._history[row.slot][-1])
+        for row, spec, value in zip(rows, with_masks(row.sample for row in rows), written, strict=True):
+            self._sampled.append(self._sample_or_none(row.slot, spec, value))
         return list(self._sampled)
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
@@ -159,7 +174,7 @@ class ScriptedRunner:
             raise self._violation(str(error)) from error
         self.calls += 1
         values = self._logits(chunk)
-        token = None if spec is None else self._sample_or_none(chunk.slot, *with_masks([spec]))
+        token = None if spec is None else self._sample_last(chunk.slot, *with_masks([spec]))
         self._sampled = [] if spec is None else [token]
         return token, report_rows(values, targets)
 
@@ -174,7 +189,7 @@ class ScriptedRunner:
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
             greedy = SampleSpec(Sampling(), chunk.position + index + 1)
-            values[index, self._sample(chunk.slot, greedy)] = 4.0
+            values[index, self._sample(self._history[chunk.slot][-1], greedy)] = 4.0
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -183,9 +198,12 @@ class ScriptedRunner:
             check_copy(self._capabilities, self._written, source, target, length)
         except ValueError as error:
             raise self._violation(str(error)) from error
-        if source in self._broken or (target in self._broken and source != target):
+        if source in self._broken and source == target and length == self._kept.get(source, 0) - 1:
+            self._broken.discard(source)  # truncated to the rows before those that failed
+        if source in self._broken or target in self._broken:
             raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
         self._history[target] = self._history[source][: length + 1]
+        self._kept.pop(target, None)
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes:
         """See `Runner.read_rows`. A row is a little-endian number of 64 bits."""
@@ -213,6 +231,7 @@ class ScriptedRunner:
             raise self._violation(f"reset of slot {slot}")
         self._history[slot] = [0]
         self._broken.discard(slot)
+        self._kept.pop(slot, None)
 
     def memory(self) -> dict[str, int]:
         """Report 0 bytes."""
@@ -247,7 +266,6 @@ class ScriptedRunner:
             raise self._violation(f"chunk at position {chunk.position} in row {chunk.start}")
 
     def _check_row(self, row: DecodeRow) -> None:
-        self._check_slot(row.slot, row.start, 1, (row.token,))
         if row.start == 0:
             raise self._violation(f"decode of slot {row.slot}, which has no prompt")
         if row.position != row.start or row.sample.position != row.position + 1:
@@ -258,7 +276,7 @@ class ScriptedRunner:
             raise self._violation(f"slot {slot} of {self._capabilities.slots}")
         if slot in self._broken:
             raise self._violation(f"slot {slot} is used after a failure, without a reset")
-        if start != self._written(slot):
+        if not self._kept.get(slot, self._written(slot)) <= start <= self._written(slot):
             raise self._violation(f"slot {slot} has {self._written(slot)} rows, the call writes at {start}")
         if start + length > self._capabilities.context:
             raise self._violation(f"rows {start} to {start + length} of a context of {self._capabilities.context}")
@@ -272,15 +290,18 @@ class ScriptedRunner:
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
 
-    def _sample_or_none(self, slot: int, spec: SampleSpec) -> int | None:
+    def _sample_last(self, slot: int, spec: SampleSpec) -> int | None:
+        return self._sample_or_none(slot, spec, self._history[slot][-1])
+
+    def _sample_or_none(self, slot: int, spec: SampleSpec, value: int) -> int | None:
         """Return None for non-finite logits, after which the slot must be reset."""
         if spec.edits is None or not np.isnan(spec.edits.bias).any():
-            return self._sample(slot, spec)
+            return self._sample(value, spec)
         self._broken.add(slot)
         return None
 
-    def _sample(self, slot: int, spec: SampleSpec) -> int:
-        value = self._history[slot][-1]
+    def _sample(self, value: int, spec: SampleSpec) -> int:
+        """Sample after the row whose hash is `value`."""
         if spec.sampling.temperature > 0.0:
             value = _mix(value + spec.sampling.seed * 0xD6E8FEB86659FD93 + spec.position)
         if spec.edits is not None:

@@ -37,7 +37,7 @@ async def test_the_state_of_a_worker() -> None:
         worker = served.worker
         assert worker.status.ready is not None
         gauges = Gauges(queue_depth=1, kv_tokens=128, prefill_tokens=30, prefix_tokens=10, decode_tokens=7)
-        gauges = replace(gauges, preemptions=2)
+        gauges = replace(gauges, preemptions=2, drafts=3, draft_tokens=12, accepted_tokens=5)
         worker.say(Step((), gauges))
         worker.change(gauges=gauges, ready=replace(worker.status.ready, kv_capacity=512))
         async with anyio.create_task_group() as group:
@@ -61,6 +61,9 @@ async def test_the_state_of_a_worker() -> None:
         "vllm:prompt_tokens_total": 40,
         "vllm:generation_tokens_total": 7,
         "vllm:num_preemptions_total": 2,
+        "vllm:spec_decode_num_drafts_total": 3,
+        "vllm:spec_decode_num_draft_tokens_total": 12,
+        "vllm:spec_decode_num_accepted_tokens_total": 5,
     }
     config = (("block_size", "64"), *OF_ALL, ("num_gpu_blocks", "8"))
     assert seen["vllm:cache_config_info", config] == 1

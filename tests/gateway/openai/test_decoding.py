@@ -181,3 +181,9 @@ def test_the_bytes_of_a_fan_out_are_bounded() -> None:
     with pytest.raises(RequestError) as caught:
         RequestDecoder(GatewaySettings(max_fanout_bytes=4 * size - 1)).completion(body)
     assert caught.value.field == "n"
+
+
+@pytest.mark.parametrize("body", [completion, chat])
+def test_drafts_are_left_to_the_server_unless_they_are_refused(body: Any) -> None:
+    plans = [body(), body(speculate=None), body(speculate=True), body(speculate=False)]
+    assert [plan.sequences[0].limits.speculate for plan in plans] == [True, True, True, False]

@@ -100,6 +100,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation"),
     ("stream_options", {"other": True}, "stream_options.other"),
     ("ignore_eos", 1, "ignore_eos"),
+    ("speculate", "off", "speculate"),
     ("return_token_ids", "x", "return_token_ids"),
     ("user", "u" * (MAX_LABEL + 1), "user"),
     ("cache_salt", "s" * (MAX_NAME + 1), "cache_salt"),

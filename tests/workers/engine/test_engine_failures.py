@@ -13,6 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.gate import alone
 from tests.workers.engine.harness.scripted_bench import make
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.engine.step_result import SequenceFailure
@@ -44,7 +45,7 @@ def test_a_failing_prefill_fails_its_request_only() -> None:
     assert bench.runner.violations == []
 
 
-class FailingConstraint:
+class FailingConstraint(Undrafted):
     """Constraint that allows token 7, and fails when it has accepted two."""
 
     def __init__(self, error: Exception | None, ended: bool | None = None) -> None:

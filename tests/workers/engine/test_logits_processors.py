@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_BIASES
 from protocol.errors import ErrorCode
 from protocol.request import Bias, Sampling
+from tests.workers.engine.harness.undrafted import Undrafted
 from tests.workers.engine.scheduler.test_scheduler import refusal, request, scheduler
 from workers.engine.logits_processors import AllowedTokens, LogitsProcessors
 from workers.engine.request import EngineRequest
@@ -144,7 +145,7 @@ def test_allowed_tokens_are_some_of_the_vocabulary(wrong: list[int]) -> None:
         AllowedTokens(wrong, 100)
 
 
-class Countdown:
+class Countdown(Undrafted):
     """Constraint that allows one token less each time: 2, then 1, then 0, then none."""
 
     ended: bool | None = None
@@ -173,7 +174,7 @@ def test_a_constraint_has_seen_the_resumed_tokens_and_may_be_exhausted() -> None
     assert processors.exhausted
 
 
-class Endless:
+class Endless(Undrafted):
     """Constraint that knows that it has not ended, and counts its masks."""
 
     ended: bool | None = False

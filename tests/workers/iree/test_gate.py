@@ -143,12 +143,20 @@ def test_gate_while_requests_are_preempted(load: Load) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
+def test_gate_with_drafts(load: Load) -> None:
+    report = run_gate(load, speculates=True, max_tokens=40)
+    assert report.drafted > 50
+    assert report.drafted * 0.3 < report.accepted < report.drafted
+    assert min(report.grammars, report.reported, report.masked) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize) -> None:
     path = make_mixture(tmp_path / "model")
-    report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32)
+    report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32, speculates=True)
     assert report.requests >= 32
+    assert report.accepted > 20
     assert min(report.cancelled, report.resumed, report.stopped) > 0
 
 

@@ -94,6 +94,13 @@ def test_gate_while_requests_are_preempted(path: Path) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
+def test_gate_with_drafts(path: Path) -> None:
+    report = run_gate(lambda: load_runner(path, slots=6, context=96), longest=40, speculates=True)
+    assert report.drafted > 50
+    assert report.drafted * 0.3 < report.accepted < report.drafted
+    assert min(report.grammars, report.reported, report.masked) > 0
+
+
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_small_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
     path = make_checkpoint(tmp_path, **variant)

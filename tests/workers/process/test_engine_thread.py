@@ -12,6 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from protocol.errors import ByeReason, ErrorCode
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, Runner
@@ -181,7 +182,7 @@ def test_a_refused_request_is_a_failure() -> None:
 
 
 def test_a_bug_in_submit_fails_one_request_only() -> None:
-    class Defective:
+    class Defective(Undrafted):
         """Constraint with a bug."""
 
         ended: bool | None = None

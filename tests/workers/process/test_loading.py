@@ -1,15 +1,19 @@
 """Loading a scripted worker: what it needs, what it refuses, and the warm-up."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.workers.process.harness.gateway_peer import scripted
+from workers.engine.logits_processors import AllowedTokens
+from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.errors import LoadRefused
 from workers.process import loading
-from workers.process.loading import kv_tokens, load, warm_up
-from workers.process.spec import WorkerSpec
+from workers.process.loading import kv_tokens, load, make_speculator, warm_up
+from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -86,3 +90,35 @@ def test_a_refused_load_names_what_set_the_setting(monkeypatch: pytest.MonkeyPat
         spec = WorkerSpec("w0", "m", "/m", backend="scripted", sources=sources)
         with pytest.raises(LoadRefused, match=f"^{text}"):
             load(spec, lambda phase, done, total: None)
+
+
+def capabilities(**fields: Any) -> RunnerCapabilities:
+    return RunnerCapabilities("mlx", "gpu", "float16", 4, 64, 100, (4,), **fields)
+
+
+def test_nothing_drafts_unless_the_setting_asks_for_it() -> None:
+    assert make_speculator(scripted(), capabilities()) is None
+    assert make_speculator(scripted(), capabilities(exact_rows=True, decode_rows=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "on gpu .mlx. a row of several in a step may have other bits than one alone"),
+        ({"exact_rows": True, "decode_rows": 1}, "max_batch_size, which must be 2 at least"),
+    ],
+    ids=["rows are not exact", "a single row"],
+)
+def test_drafts_that_cannot_be_verified_are_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(LoadRefused, match=f"^speculate: .*{reason}"):
+        make_speculator(structs.replace(scripted(), speculate="auto"), capabilities(**fields))
+
+
+def test_a_worker_drafts_if_the_setting_asks_for_it() -> None:
+    """Steps take as long with more rows."""
+    spec = structs.replace(scripted(), speculate="auto", scripted=ScriptedSpec(tokens_per_second=500))
+    engine = load(spec, lambda *_: None).engine
+    engine.submit(EngineRequest(1, (97,) * 40, max_tokens=30, constraint=AllowedTokens((97,), 257)))
+    while not engine.idle:
+        engine.step()
+    assert engine.gauges().accepted_tokens > 0

@@ -28,6 +28,19 @@ def test_the_gate_passes_while_requests_are_preempted() -> None:
     assert min(report.reported, report.prompts_reported, report.grammars, report.complete) >= 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("preempts", [False, True])
+def test_the_gate_passes_with_drafts(preempts: bool, seed: int) -> None:
+    def make() -> ScriptedRunner:
+        return ScriptedRunner(slots=8, context=64, prefill_chunks=(4, 16, 32), decode_rows=20)
+
+    report = run_gate(make, preempts=preempts, max_tokens=40, speculates=True, seed=seed)
+    assert report.drafted > 30
+    assert report.drafted * 0.3 < report.accepted < report.drafted * 0.9
+    assert min(report.cancelled, report.resumed, report.stopped, report.full, report.masked) >= 1
+    assert min(report.reported, report.prompts_reported, report.grammars, report.complete) >= 1
+
+
 class Leaky(ScriptedRunner):
     """Runner whose samples depend on the batch size: more than four rows change them."""
 

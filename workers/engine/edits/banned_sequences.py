@@ -1,6 +1,6 @@
 """Token sequences that an answer may not contain: the token that would complete one is banned at that position."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 
 class BannedSequences:
@@ -28,6 +28,15 @@ class BannedSequences:
         self._last.append(token)
         if len(self._last) > self._longest:
             del self._last[0]
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that returns to the present state."""
+        last = list(self._last)
+
+        def restore() -> None:
+            self._last = last
+
+        return restore
 
     def banned(self) -> Collection[int]:
         """Return the tokens that may not come next."""

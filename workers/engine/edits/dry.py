@@ -6,7 +6,7 @@ multiplier * base ** (n - allowed_length), where n is at least `allowed_length`;
 token. Prompt and answer count. A repetition does not extend over a breaker, nor beyond the range.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -65,6 +65,17 @@ class DryPenalty:
         self._count += 1
         self._free = 0 if self._ends_with_breaker(self._count) else self._free + 1
         self._extend(token)
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that returns to the present state."""
+        count, free, ends, lengths = self._count, self._free, self._ends, self._lengths
+
+        def restore() -> None:
+            self._matched[self._ends] = 0
+            self._matched[ends] = lengths
+            self._count, self._free, self._ends, self._lengths = count, free, ends, lengths
+
+        return restore
 
     def penalties(self) -> Mapping[int, float]:
         """Return what is subtracted from the logits of tokens; others are not penalized."""

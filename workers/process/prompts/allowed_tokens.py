@@ -1,6 +1,6 @@
 """Constraints that the tokens of `Sampling.allowed_tokens` make, alone and together with a grammar."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,15 @@ class RestrictedConstraint:
     def accept(self, token: int) -> None:
         """Append a token. Raises `ConstraintFailed`."""
         self._constraint.accept(token)
+
+    def fork(self) -> "RestrictedConstraint | None":
+        """See `Constraint.fork`."""
+        fork = self._constraint.fork()
+        return None if fork is None else RestrictedConstraint(fork, self._allowed, self._eos)
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint.forced`."""
+        return self._constraint.forced()
 
     @property
     def ended(self) -> None:

@@ -1,11 +1,13 @@
 """Output processor with an engine that is stepped by hand, or with given engine outputs."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from protocol.commands import Submit
 from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
+from tests.workers.engine.harness.drafting import always
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure, SequenceStart, StepResult, Token
@@ -56,9 +58,17 @@ def spell(stream: int, text: bytes) -> list[tuple[int, int]]:
 class Worker:
     """Output processor and engine, stepped by hand: a worker without its process."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), **runner: Any) -> None:
-        self.runner = ScriptedRunner(slots=runner.pop("slots", 4), **runner)
-        self.engine = BatchEngine(with_faults(self.runner, faults), max_queue=64, step_tokens=64)
+    def __init__(
+        self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), *, drafts: bool = False, **runner: Any
+    ) -> None:
+        self.runner = ScriptedRunner(slots=runner.pop("slots", 4), decode_rows=16 if drafts else 0, **runner)
+        self.engine = BatchEngine(
+            with_faults(self.runner, faults),
+            max_queue=64,
+            step_tokens=64,
+            speculator=always(self.runner.capabilities) if drafts else None,
+            clock=(lambda: 0.0) if drafts else time.monotonic,
+        )
         self.processor = processor(tokenizer)
         self.frames: list[Event] = []
 

@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import ConstraintFailed
 from workers.process.prompts.allowed_tokens import RestrictedConstraint, check_allowed, restricted
@@ -14,7 +15,7 @@ VOCAB = 40
 EOS = frozenset({0})
 
 
-class Steps:
+class Steps(Undrafted):
     """Constraint that allows these tokens at each position."""
 
     ended = None

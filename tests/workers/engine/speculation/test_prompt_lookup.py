@@ -1,0 +1,80 @@
+"""Prompt lookup finds the last place where the last tokens occurred before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine.speculation import prompt_lookup
+from workers.engine.speculation.prompt_lookup import MAX_INDEXED, SIZES, PromptLookup
+
+
+def place_of(tokens: list[int]) -> int:
+    """The place, by its definition; 0 for none."""
+    end = len(tokens)
+    for size in SIZES:
+        for place in range(end - 1, size - 1, -1):
+            if tokens[place - size : place] == tokens[end - size :]:
+                return place
+    return 0
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))
+def test_the_first_draft_is_what_followed_the_last_tokens_before(tokens: list[int], most: int) -> None:
+    draft = list(PromptLookup(tokens).draft(most))
+    place = place_of(tokens)
+    expected = list(tokens)
+    for at in range(most if place else 0):
+        expected.append(expected[place + at])
+    assert draft == expected[len(tokens) :]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=20))
+def test_the_index_grows_with_the_sequence(parts: list[list[int]]) -> None:
+    """A draft that is followed stays at its place, so only those after another token are compared."""
+    tokens = [0, 1]
+    grown = PromptLookup(tokens)
+    for part in parts:
+        tokens += part
+        grown._index()
+        fresh = PromptLookup(list(tokens))
+        fresh._index()
+        assert grown._places == fresh._places
+
+
+def test_a_draft_stays_at_its_place_while_the_answer_follows_it() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 7, 8, 0, 1, 2]
+    lookup = PromptLookup(tokens)
+    assert lookup.draft(3) == [3, 7, 8], "the last place"
+    tokens += [3, 4]
+    assert lookup.draft(2) == [5, 6], "three tokens of another place"
+    tokens += [5, 6]
+    assert lookup.draft(3) == [9, 1, 2]
+
+
+def test_a_sequence_that_repeats_itself_is_continued_beyond_its_end() -> None:
+    assert PromptLookup([7, 1, 2, 1, 2]).draft(5) == [1, 2, 1, 2, 1]
+
+
+def test_nothing_is_drafted_without_a_repetition() -> None:
+    tokens = [1, 2, 3]
+    lookup = PromptLookup(tokens)
+    assert lookup.draft(3) == ()
+    tokens += [1]
+    assert lookup.draft(3) == ()
+    tokens += [2]
+    assert lookup.draft(2) == [3, 1]
+
+
+def test_the_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "MAX_INDEXED", 10)
+    tokens = list(range(100))
+    lookup = PromptLookup(tokens)
+    for token in range(100, 200):
+        tokens.append(token)
+        lookup._index()
+        assert all(len(places) <= 20 for places in lookup._places)
+    tokens += [195, 196, 197, 198]
+    assert lookup.draft(1) == [199]
+    tokens += [50, 51]
+    assert lookup.draft(1) == (), "too long ago"
+    assert MAX_INDEXED > 1000

@@ -1,0 +1,94 @@
+"""The drafts of one sequence: what drafts its tokens, and how often they were accepted. Pure."""
+
+from collections.abc import Sequence
+
+from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.drafter import Drafter
+
+UNVERIFIED = 4
+"""Tokens of a draft that is not verified, which are compared with those that the sequence gets."""
+MAX_PAUSE = 64
+"""The most tokens between two drafts of a drafter whose drafts are not verified."""
+
+
+class _Source:
+    """A drafter, the acceptance of its drafts, and the one that is compared."""
+
+    def __init__(self, drafter: Drafter, others: Acceptance) -> None:
+        self.drafter = drafter
+        self.acceptance = Acceptance(others)
+        self.next_at = 0
+        """The length of the sequence at which it drafts next."""
+        self._unverified: Sequence[int] = ()
+        """A draft that is not verified, for the tokens before `next_at`."""
+        self._pause = 1
+
+    def compare_with(self, tokens: Sequence[int]) -> None:
+        """Compare the draft that was not verified with what the sequence has got, if that is complete. After one of
+        which nothing would have been accepted, the drafter pauses: twice as long each time."""
+        if not self._unverified:
+            return
+        count, draft = len(self._unverified), self._unverified
+        got = tokens[self.next_at - count : self.next_at]
+        accepted = next((at for at, token in enumerate(got) if token != draft[at]), count)
+        self.acceptance.record(count, accepted)
+        self._unverified = ()
+        self._pause = 1 if accepted else min(2 * self._pause, MAX_PAUSE)
+        self.next_at = len(tokens) + self._pause - 1
+
+    def not_verified(self, draft: Sequence[int], length: int) -> None:
+        """Note that a draft at this length of the sequence is not verified."""
+        self._unverified = draft[:UNVERIFIED]
+        self.next_at = length + len(self._unverified)
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        self.acceptance.record(drafted, accepted)
+        self._pause = 1
+
+
+class SequenceDrafts:
+    """Owns the drafters of a sequence, and what is measured of them.
+
+    A draft that is not worth its rows is compared with the tokens that the sequence gets without it: so drafts begin to
+    be verified when they would have been accepted, at no cost.
+    """
+
+    def __init__(self, tokens: list[int], drafters: Sequence[Drafter], rates: dict[str, Acceptance]) -> None:
+        """`tokens` are those of the sequence. The first of the `drafters` that has a draft is used. `rates` are those
+        of all sequences by the name of the drafter's class, with which new ones begin."""
+        self._tokens = tokens
+        self._sources = [_Source(each, rates.setdefault(type(each).__name__, Acceptance())) for each in drafters]
+        self._source = self._sources[0]
+        """That of the last draft."""
+        self.off = False
+        """Nothing is drafted any more, because a draft has failed."""
+        self.drafted = 0
+        """Tokens that were verified, of which so many were accepted:"""
+        self.accepted = 0
+
+    @property
+    def rate(self) -> float:
+        """The rate at which the tokens of the last draft may be accepted."""
+        return self._source.acceptance.rate
+
+    def draft(self, most: int) -> Sequence[int]:
+        """Return a draft of up to `most` tokens."""
+        length = len(self._tokens)
+        for source in self._sources:
+            if length < source.next_at:
+                continue
+            source.compare_with(self._tokens)
+            if length >= source.next_at and (draft := source.drafter.draft(most)):
+                self._source = source
+                return draft
+        return ()
+
+    def not_verified(self, draft: Sequence[int]) -> None:
+        """Note that the last draft is not verified in this step."""
+        self._source.not_verified(draft, len(self._tokens))
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Record the last draft, of which so many tokens were verified."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self._source.verified(drafted, accepted)

@@ -1,0 +1,169 @@
+"""Drafts the tokens of a decode step, and learns from what became of them. Pure, but for the log.
+
+The model samples at every drafted position by its own logits and noise, and a drafted token is accepted if it is the
+one that was sampled: the tokens are those of decoding without drafts, greedy and seeded alike. For tokens that are
+drafted without probabilities no other rule accepts more (https://arxiv.org/abs/2211.17192).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from workers.engine.runner import DecodeRow, RunnerCapabilities
+from workers.engine.sequence import EngineSequence, decode_row
+from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.draft_lengths import draft_lengths
+from workers.engine.speculation.drafter import Drafter
+from workers.engine.speculation.forced_tokens import ForcedTokens
+from workers.engine.speculation.loss_budget import LossBudget
+from workers.engine.speculation.prompt_lookup import PromptLookup
+from workers.engine.speculation.sequence_drafts import SequenceDrafts
+from workers.engine.speculation.step_costs import StepCosts
+from workers.sampling.sample_spec import SampleSpec
+
+
+class Draft(NamedTuple):
+    """The drafted tokens of a sequence, and how to sample after each of them."""
+
+    tokens: Sequence[int] = ()
+    specs: Sequence[SampleSpec] = ()
+
+    def rows(self, sequence: EngineSequence) -> list[DecodeRow]:
+        """Return the rows of a sequence: that of its last token and those of the drafted ones."""
+        first = decode_row(sequence)
+        drafted = zip(self.tokens, self.specs, strict=True)
+        return [
+            first,
+            *(
+                DecodeRow(first.slot, token, first.start + at, first.position + at, spec)
+                for at, (token, spec) in enumerate(drafted, 1)
+            ),
+        ]
+
+    def accepted(self, sampled: Sequence[int | None]) -> int:
+        """Return how many drafted tokens are those that the rows have sampled, up to the first other one."""
+        pairs = enumerate(zip(self.tokens, sampled, strict=False))
+        return next((at for at, (drafted, token) in pairs if drafted != token), len(self.tokens))
+
+
+NO_DRAFT = Draft()
+
+
+def drafters(sequence: EngineSequence) -> list[Drafter]:
+    """Return what drafts the tokens of a sequence: what is forced comes before what is likely."""
+    lookup = PromptLookup(sequence.tokens)
+    return [lookup] if sequence.processors is None else [ForcedTokens(sequence.processors), lookup]
+
+
+class Speculator:
+    """Owns what is learned of steps and of all drafts; each sequence has its own `SequenceDrafts`."""
+
+    def __init__(
+        self,
+        capabilities: RunnerCapabilities,
+        make_drafters: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
+        choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float]], int], list[int]] = draft_lengths,
+        *,
+        beside_prompts: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
+        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
+        if not capabilities.decode_rows:
+            raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
+        self._most = capabilities.decode_rows
+        self._costs = StepCosts()
+        self._make_drafters = make_drafters
+        self._choose_lengths = choose_lengths
+        self._beside_prompts = beside_prompts
+        self._clock = clock
+        self._budget = LossBudget()
+        self._rates: dict[str, Acceptance] = {}
+        self._log = structlog.get_logger()
+
+    def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
+        """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
+        prefilled."""
+        room = self._most - len(decoding)
+        if room < 1 or self._budget.spent or (prompts and not self._beside_prompts):
+            return None
+        began = self._clock()
+        planned = self._plan(decoding, room)
+        self._budget.pay(self._clock() - began)
+        return planned
+
+    def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
+        drafts = [self._draft(sequence, room) for sequence in decoding]
+        if not any(drafts):
+            return None
+        rates = [each.drafts.rate if each.drafts is not None else 0.0 for each in decoding]
+        offers = [(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
+        planned = [NO_DRAFT] * len(decoding)
+        for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
+            if length:
+                planned[at] = self._with_specs(decoding[at], drafts[at][:length])
+            elif drafts[at]:
+                self._not_verified(decoding[at], drafts[at])
+        return planned if any(each.tokens for each in planned) else None
+
+    def verified(self, sequence: EngineSequence, draft: Draft, accepted: int) -> None:
+        """Record that so many tokens of a draft were accepted."""
+        if sequence.drafts is not None:
+            sequence.drafts.verified(len(draft.tokens), accepted)
+
+    def record_step(self, seconds: float, sequences: int) -> None:
+        """Record how long a step without drafts took."""
+        self._costs.record(sequences, seconds)
+        self._budget.step(seconds)
+
+    def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
+        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
+        self._costs.record(rows, seconds)
+        # By what such steps usually take: a single one may have waited for the CPU.
+        alone = self._costs.measured(sequences)
+        self._budget.step(seconds, 0.0 if alone is None else alone * tokens / sequences - self._costs.of(rows))
+
+    @staticmethod
+    def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:
+        if sequence.drafts is not None:
+            sequence.drafts.not_verified(draft)
+
+    def _draft(self, sequence: EngineSequence, room: int) -> Sequence[int]:
+        """Return a draft that fits into the step, the reserved rows and the maximum length, without a token that would
+        end the sequence: nothing is sampled after it."""
+        request, known = sequence.request, sequence.drafts
+        if not request.speculate or (known is not None and known.off):
+            return ()
+        reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
+        most = min(room, reserved - 1, wanted - 1)
+        if most < 1:
+            return ()
+        if known is None:
+            known = sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        try:
+            draft = known.draft(most)
+        except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
+            self._failed(sequence, error)
+            return ()
+        if not draft or request.eos.isdisjoint(draft):
+            return draft
+        return draft[: next(at for at, token in enumerate(draft) if token in request.eos)]
+
+    def _with_specs(self, sequence: EngineSequence, tokens: Sequence[int]) -> Draft:
+        """Return the first tokens of a draft with which the sequence may go on."""
+        sampling, position = sequence.request.sampling, len(sequence.tokens)
+        if sequence.processors is None:
+            return Draft(tokens, [SampleSpec(sampling, position + at) for at in range(1, len(tokens) + 1)])
+        try:
+            specs = sequence.processors.draft_specs(sampling, position, tokens)
+        except Exception as error:  # noqa: BLE001 - as in `_draft`
+            self._failed(sequence, error)
+            return NO_DRAFT
+        return Draft(tokens[: len(specs)], specs)
+
+    def _failed(self, sequence: EngineSequence, error: Exception) -> None:
+        self._log.error("draft_failed", stream=sequence.request.stream, exc_info=error)
+        if sequence.drafts is not None:
+            sequence.drafts.off = True
