@@ -49,7 +49,11 @@ class Counters:
             self._now = dict.fromkeys(COUNTED, 0)
             self._incarnation = incarnation
             self._latest = gauges
-        elif gauges.steps >= self._latest.steps:
+        elif gauges.steps > self._latest.steps:
+            self._latest = gauges
+        elif gauges.steps == self._latest.steps:  # a heartbeat, or a status that may be older: either may count more
+            for name in COUNTED:
+                self.total(name)
             self._latest = gauges
 
     def total(self, name: str) -> int:

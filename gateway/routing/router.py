@@ -60,6 +60,8 @@ DEADLINE_MARGIN_S = 2.0
 
 LAST_MOVES_S = 3.0
 """Time beyond the grace of a draining worker in which sequences are moved with their cache rows."""
+CHECK_MOVES_S = 0.1
+"""A pause before it is checked again whether such sequences are left."""
 
 _log = structlog.get_logger("gateway.routing.router")
 _CAUSES = {Origin.OUTSIDE: Cause.KILLED, Origin.MISBEHAVED: Cause.MISBEHAVED}
@@ -379,15 +381,15 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)
 
     def _end_grace(self, handle: WorkerHandle) -> None:
-        """Migrate what a draining worker has. While its sequences are moved with their rows, that may go on for some
-        time."""
-        if self._transfers.moves(handle):
-            self._loop.call_later(LAST_MOVES_S, self._migrate_left, handle, handle.incarnation)
-        else:
-            self.migrate(handle.name)
+        """Migrate what a draining worker has, when no sequence is moved with its rows any more."""
+        self._migrate_left(handle, handle.incarnation, self._loop.time() + LAST_MOVES_S)
 
-    def _migrate_left(self, handle: WorkerHandle, incarnation: int) -> None:
-        if handle.incarnation == incarnation and self.pool.find(handle.name) is handle:
+    def _migrate_left(self, handle: WorkerHandle, incarnation: int, until: float) -> None:
+        if handle.incarnation != incarnation or self.pool.find(handle.name) is not handle:
+            return
+        if self._transfers.moves(handle) and self._loop.time() < until:
+            self._loop.call_later(CHECK_MOVES_S, self._migrate_left, handle, incarnation, until)
+        else:
             self.migrate(handle.name)
 
     def migrate(self, worker: str) -> None:

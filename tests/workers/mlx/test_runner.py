@@ -367,9 +367,10 @@ def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk
         load(path).prefill([chunk], [None])
 
 
-def test_two_rows_of_one_slot_are_refused(path: Path, load: Load) -> None:
+def test_two_rows_of_one_slot_with_another_between_them_are_refused(path: Path, load: Load) -> None:
+    rows = [DecodeRow(0, 5, 0, 0, GREEDY), DecodeRow(1, 5, 0, 0, GREEDY), DecodeRow(0, 6, 1, 1, GREEDY)]
     with pytest.raises(ValueError, match="one row a slot"):
-        load(path).decode([DecodeRow(0, 5, 0, 0, GREEDY), DecodeRow(0, 6, 1, 1, GREEDY)])
+        load(path).decode(rows)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
