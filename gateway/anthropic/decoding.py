@@ -74,6 +74,7 @@ class MessagesDecoder:
                 stop=body.stop_sequences or (),
                 reasoning_tokens=budget,
                 reasoning_optional=budget is not None,
+                speculate=body.speculate is not False,
             ),
             output=OutputOptions(
                 stream=bool(body.stream),

@@ -109,7 +109,11 @@ class ResponsesDecoder:
             model=body.model,
             inputs=[chat],
             sampling=_sampling(body, logprobs),
-            limits=Limits(max_tokens=body.max_output_tokens, stop=stop_strings(body.stop)),
+            limits=Limits(
+                max_tokens=body.max_output_tokens,
+                stop=stop_strings(body.stop),
+                speculate=body.speculate is not False,
+            ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",
