@@ -66,15 +66,15 @@ class TokenCount(Struct, forbid_unknown_fields=True):
 
 
 class ModelInfo(Struct, forbid_unknown_fields=True):
-    """One model."""
+    """One model. What only its workers know is null until they have loaded it for the first time."""
 
     type: Literal["model"]
     id: str
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: int | None
+    max_tokens: int | None
 
 
 class ModelPage(Struct, forbid_unknown_fields=True):

@@ -74,6 +74,7 @@ class MessagesDecoder:
                 stop=body.stop_sequences or (),
                 reasoning_tokens=budget,
                 reasoning_optional=budget is not None,
+                speculate=body.speculate is not False,
             ),
             output=OutputOptions(
                 stream=bool(body.stream),
@@ -131,7 +132,10 @@ def _of_foreign_type(raw: bytes, error: RequestError) -> RequestError | None:
     found = _TYPED.match(error.field or "")
     if found is None:
         return None
-    element = _at(msgspec.json.decode(raw), found.group())
+    try:
+        element = _at(msgspec.json.decode(raw), found.group())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return None  # the rest of the body is not JSON, or has a field of the path once more
     kind = element.get("type") if isinstance(element, dict) else None
     if not isinstance(kind, str):
         return None

@@ -193,7 +193,7 @@ class CountBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
-    """`POST /v1/messages`. `seed`, `cache_salt` and `resume_s` are Baton's own."""
+    """`POST /v1/messages`. `seed`, `speculate`, `cache_salt` and `resume_s` are Baton's own."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     stream: bool | None = None
@@ -204,6 +204,7 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    speculate: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     resume_s: Annotated[float, Meta(ge=0)] | None = None
     # Refused when they would change something: see `gateway.anthropic.unsupported`.

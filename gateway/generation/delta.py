@@ -95,3 +95,5 @@ class TokenCounts(NamedTuple):
     """Milliseconds that workers took for the prompts."""
     decode_ms: int = 0
     """Milliseconds that workers took for the answers."""
+    reasoning: int = 0
+    """Those of the generated tokens that are reasoning, where it is parsed."""

@@ -218,7 +218,7 @@ OPERATIONS: Operations = {
         summary="List the models",
         answers={200: {JSON: (ModelList, ModelPage)}},
         errors=(ErrorCode.INVALID, RefusalCode.MODEL_NOT_FOUND),
-        parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id"))),
+        parameters=(_VERSION, *map(_query, ("limit", "after_id", "before_id", "lifecycle"))),
         error=(ErrorAnswer, MessageErrorAnswer),
     ),
     ("GET", "/v1/models/{id}"): ApiOperation(

@@ -41,6 +41,7 @@ class BackgroundResponse:
         self._group = group
         self._recording = recording
         self._record = exchange.record
+        self._errors = exchange.conventions.errors
         self._settings = settings
         self._events = answer.events(AnswerHead(self.id, exchange.created, group.model, group.config_digest))
         self._over = False
@@ -75,6 +76,12 @@ class BackgroundResponse:
     def cancel(self) -> None:
         """End it, as its client asks."""
         self._scope.cancel()
+
+    def break_off(self) -> None:
+        """End its events after a bug, if they have no end yet."""
+        if not self._over:
+            error = RequestError(ErrorCode.INTERNAL, INTERNAL_TEXT)
+            self._append([self._errors.last_events(error)], over=True)
 
     def _take(self) -> None:
         """Render what came since the last call."""
@@ -155,8 +162,7 @@ class BackgroundResponses:
             await response.run()
         except Exception as error:  # noqa: BLE001  a bug ends this response, and neither others nor the gateway
             _log.error("response_failed", response=response.id, exc_info=error)
-            if response.feed is not None:
-                response.feed.append([], over=True)
+            response.break_off()
         finally:
             del self._live[response.id]
 
@@ -170,6 +176,7 @@ class BackgroundResponses:
         found = self._feeds.get(response)
         return None if found is None or found[0] != owner else found[1]
 
-    def forget(self, response: str) -> None:
-        """Drop the events of a response."""
-        self._feeds.pop(response, None)
+    def forget(self, owner: str, response: str) -> None:
+        """Drop the events of a response of this owner."""
+        if self.feed(owner, response) is not None:
+            del self._feeds[response]

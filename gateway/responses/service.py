@@ -164,7 +164,7 @@ class ResponseService:
         if live is not None:
             live.cancel()
             await live.ended.wait()
-        self.background.forget(response)
+        self.background.forget(owner, response)
         try:
             deleted = self.store is not None and await self.store.delete(owner, response)
         except StoreUnavailable as error:

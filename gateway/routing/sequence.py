@@ -18,7 +18,17 @@ from gateway.routing.live_request import LiveRequest
 from gateway.routing.prefixes.prompt_prefix import PromptPrefix
 from gateway.tracing.traced_request import Attempt, Replay
 from protocol.commands import Submit
-from protocol.events import Delta, Finished, Logprobs, PromptLogprobs, PromptToken, StartedStream, TextSegment, Usage
+from protocol.events import (
+    Delta,
+    Finished,
+    Logprobs,
+    PromptLogprobs,
+    PromptToken,
+    ReasoningSegment,
+    StartedStream,
+    TextSegment,
+    Usage,
+)
 from protocol.request import TokensInput
 
 Report = Logprobs | PromptToken
@@ -45,6 +55,7 @@ class LiveSequence:
         "_output_ends",
         "_parsed",
         "_prompt",
+        "_shown",
         "_taken",
         "attempts",
         "begun",
@@ -65,6 +76,7 @@ class LiveSequence:
         "prefix",
         "queued_s",
         "reason",
+        "reasoning_tokens",
         "replays",
         "request",
         "since_replay",
@@ -144,6 +156,10 @@ class LiveSequence:
         self._parsed = False
         """There is something else than text among them."""
         self._logprobs: list[Logprobs] = []
+        self._shown = 0
+        """Tokens up to the last one that has added output."""
+        self.reasoning_tokens = 0
+        """Tokens of the reasoning. A token that has added no output yet counts for the next output."""
         self._taken = 0
         reported = submit.prompt_logprobs is not None
         self._prompt = PromptOutput(submit.input, echo=echo) if echo or reported else None
@@ -237,9 +253,13 @@ class LiveSequence:
         if delta.text:
             self._output.append(delta.text)
             self._output_ends.append(len(self.tokens))
+            self._shown = len(self.tokens)
             size += TEXT_BYTES + len(delta.text)
         elif delta.segments:
             self._parsed = True
+            if isinstance(delta.segments[0], ReasoningSegment):
+                self.reasoning_tokens += len(self.tokens) - self._shown
+            self._shown = len(self.tokens)
             output = [segment.text if isinstance(segment, TextSegment) else segment for segment in delta.segments]
             self._output += output
             self._output_ends.extend([len(self.tokens)] * len(output))

@@ -26,8 +26,6 @@ class Output:
         """Those of tokens since the last item that is not a message, which may be the first ones of a text."""
         self.stop: StopReason | None = None
         """Why the answer stopped; None before its last delta."""
-        self.reasoning_tokens = 0
-        """Tokens of the reasoning, as far as deltas have their tokens."""
         self._logprobs = 0
         """Log-probabilities of a stream."""
 
@@ -87,8 +85,6 @@ class Output:
     def _noted(self, delta: OutputDelta) -> OutputDelta:
         """Note a delta. Returns it, with the log-probabilities that wait for it if it begins a message."""
         self.stop = delta.stop or self.stop
-        if isinstance(delta, ReasoningDelta):
-            self.reasoning_tokens += len(delta.tokens)
         if not isinstance(delta, TextDelta):
             self._waiting = []
             return delta

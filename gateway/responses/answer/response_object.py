@@ -40,7 +40,7 @@ def well_ended(output: Output, counts: TokenCounts, *, continued: bool) -> Respo
             "input_tokens": counts.prompt,
             "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
             "output_tokens": counts.completion,
-            "output_tokens_details": {"reasoning_tokens": min(output.reasoning_tokens, counts.completion)},
+            "output_tokens_details": {"reasoning_tokens": min(counts.reasoning, counts.completion)},
             "total_tokens": counts.prompt + counts.completion,
         },
         continued=continued,

@@ -99,7 +99,7 @@ class ResponsesDecoder:
         options = body.stream_options or ResponsesStreamOptions()
         output = OutputOptions(
             stream=bool(body.stream or body.background),
-            with_tokens=True,  # those of the reasoning are counted
+            with_tokens=logprobs is not None,
             limit_field=NAMES.name("max_tokens"),
             fields=NAMES,
             resume_s=resumable_for(self._settings, options.resume_s or 0.0, "stream_options.resume_s"),
@@ -109,7 +109,11 @@ class ResponsesDecoder:
             model=body.model,
             inputs=[chat],
             sampling=_sampling(body, logprobs),
-            limits=Limits(max_tokens=body.max_output_tokens, stop=stop_strings(body.stop)),
+            limits=Limits(
+                max_tokens=body.max_output_tokens,
+                stop=stop_strings(body.stop),
+                speculate=body.speculate is not False,
+            ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,
             cache_salt=body.cache_salt or "",

@@ -81,7 +81,7 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True):
 
 class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`. `seed`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`,
-    `stop`, `cache_salt` and `stream_options.resume_s` are additions, as in chats."""
+    `stop`, `speculate`, `cache_salt` and `stream_options.resume_s` are additions, as in chats."""
 
     model: Name
     input: Text | Annotated[tuple[InputItem, ...], Meta(max_length=MAX_MESSAGES)]
@@ -120,6 +120,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     stop: Stops | None = None
+    speculate: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     # Refused when they would change something: see `gateway.responses.unsupported`.
     access_programs: Any = None

@@ -31,6 +31,8 @@ class Recording:
         self._store = store
         self._owner = owner
         self._items = items
+        self._inputs = b""
+        """The items as JSON, once they were encoded: clients ask for a response in the background again and again."""
         self._created = int(time.time())
         self._previous = previous
         self._echo_bytes = echo_bytes
@@ -40,7 +42,11 @@ class Recording:
 
     def stored(self, response_id: str, status: str, response: bytes) -> StoredResponse:
         """The response in a state, as it is stored."""
-        items = [listed(item, response_id, index) for index, item in enumerate(self._items)]
+        if not self._inputs:
+            self._inputs = msgspec.json.encode(
+                [listed(item, response_id, index) for index, item in enumerate(self._items)]
+            )
+            self._items = ()
         return StoredResponse(
             id=response_id,
             owner=self._owner,
@@ -51,7 +57,7 @@ class Recording:
             background=self._deadline > 0,
             echo_bytes=self._echo_bytes,
             response=response,
-            inputs=msgspec.json.encode(items),
+            inputs=self._inputs,
         )
 
     def end(self, response_id: str, status: str, response: bytes) -> None:

@@ -67,5 +67,11 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
         "A predicted answer",
         "Verbosity",
     ),
-    "Request": ("Labels of the client", "A cache of one's own", "Hints for caches", "Service tier and priority"),
+    "Request": (
+        "Labels of the client",
+        "A cache of one's own",
+        "Hints for caches",
+        "No speculative decoding",
+        "Service tier and priority",
+    ),
 }

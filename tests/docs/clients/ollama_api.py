@@ -10,7 +10,7 @@ from gateway.ollama.decoding import OllamaDecoder
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decode, Decoded
-from tests.docs.clients.sample import ALWAYS, NO_FIELD, SAME_FIELDS, SAMPLING, Column, Sample, ignored, of
+from tests.docs.clients.sample import ALWAYS, NO_FIELD, SAME_FIELDS, SAMPLING, Column, Sample, of
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "time"}}
@@ -60,7 +60,7 @@ SHARED: Mapping[str, Sample] = {
     "Log-probabilities": of(logprobs=True, top_logprobs=2),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": NO_FIELD,
-    "Hints for caches": ignored(keep_alive="5m"),
+    "Hints for caches": NO_FIELD,
     "Service tier and priority": NO_FIELD,
 }
 CHAT: Mapping[str, Sample] = {

@@ -74,6 +74,7 @@ SAME_FIELDS: Mapping[str, Sample] = {
     "Token ids": of(return_token_ids=True),
     "A predicted answer": of(prediction={"type": "content", "content": "x"}),
     "A cache of one's own": of(cache_salt="x"),
+    "No speculative decoding": of(speculate=False),
 }
 """Features that OpenAI's and Anthropic's APIs are asked for by the same fields."""
 

@@ -28,10 +28,17 @@ def test_the_smallest_body() -> None:
 
 def test_sampling_and_limits() -> None:
     made = sequence(
-        temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["a", "b"], seed=7, cache_salt="s", service_tier="auto"
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        stop_sequences=["a", "b"],
+        seed=7,
+        speculate=False,
+        cache_salt="s",
+        service_tier="auto",
     )
     assert made.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7)
-    assert made.limits.stop == ("a", "b")
+    assert (made.limits.stop, made.limits.speculate) == (("a", "b"), False)
     assert (made.unset, made.cache_salt) == (("min_p", "repetition_penalty"), "s")
 
 

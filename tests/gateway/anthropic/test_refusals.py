@@ -117,6 +117,15 @@ def test_a_field_that_is_wrong(field: str, value: Any, at: str) -> None:
     assert len(error.text) < 500
 
 
+@pytest.mark.parametrize(
+    "rest", [b"", b',"messages":5}', b',"messages":[]}', b',"x":"\xff"}', b',"x":' + b"[" * 100_000], ids=range(5)
+)
+def test_a_block_of_an_unknown_type_before_a_body_that_is_broken_or_has_messages_again(rest: bytes) -> None:
+    body = json.dumps({"model": "tiny", "max_tokens": 5, "messages": of_user({"type": "x"})}).encode()
+    error = refusal_of(body.removesuffix(b"}") + rest)
+    assert (ERRORS.status(error), error.field) == (400, f"{AT}.type")
+
+
 @pytest.mark.parametrize("option", options_in(MessagesBody))
 def test_an_option_that_would_change_something(option: str) -> None:
     assert refusal(**{option: {"x": 1}}).field == option

@@ -142,6 +142,24 @@ async def test_it_is_deleted_while_it_is_generated() -> None:
             await client.responses.retrieve(made.id)
 
 
+async def test_another_key_cannot_drop_its_events(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("ann:aaaaaaaaaaaaaaaa\nbob:bbbbbbbbbbbbbbbb\n")
+    async with (
+        serving(api_keys_file=str(keys)) as served,
+        Script(served, "Hello").running(),
+        client_of(served, "a" * 16) as ann,
+        client_of(served, "b" * 16) as bob,
+    ):
+        events = [event async for event in await ann.responses.create(**CREATE, stream=True)]
+        response = events[0].response.id
+        with pytest.raises(openai.NotFoundError):
+            await bob.responses.delete(response)
+        again = await ann.responses.retrieve(response, stream=True)
+        assert [event async for event in again] == events
+
+
 async def test_a_failure_is_its_last_state() -> None:
     async with scripted() as (client, script):
         made = await client.responses.create(**CREATE)
@@ -268,6 +286,6 @@ async def test_a_bug_ends_its_response_and_no_other(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(store, "put", fail_first)
         lost = await client.responses.create(**CREATE, stream=True)
-        assert [event.type async for event in lost] == ["response.created", "response.queued"]
+        assert [event.type async for event in lost] == ["response.created", "response.queued", "error"]
         made = await client.responses.create(**CREATE)
         assert (await ended(client, script, made.id)).output_text == "Hello"

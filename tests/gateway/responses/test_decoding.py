@@ -160,6 +160,7 @@ def test_sampling_and_limits() -> None:
         stop=["a", "", None],
         presence_penalty=1,
         frequency_penalty=-1,
+        speculate=False,
         cache_salt="s",
         max_tool_calls=3,
         stream=True,
@@ -173,7 +174,7 @@ def test_sampling_and_limits() -> None:
         background_options={"completion_window": "soonest"},
     )
     (sequence,) = request.sequences
-    assert sequence.limits == Limits(5, ("a",))
+    assert sequence.limits == Limits(5, ("a",), speculate=False)
     sampling = sequence.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)

@@ -149,9 +149,11 @@ def test_a_failure_has_what_was_generated() -> None:
     assert data["response"]["output"][0]["content"][0]["text"] == "Hel"
 
 
-def test_tokens_of_the_reasoning_are_counted_where_they_are_known() -> None:
-    usage = decoded(SCENARIOS["incomplete_reasoning"])[-1][1]["response"]["usage"]
-    assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
+def test_the_usage_has_the_tokens_of_the_reasoning() -> None:
+    counts = COUNTS._replace(reasoning=6)
+    parts = answer().whole(HEAD, ANSWERS["incomplete_reasoning"], counts, continued=False)
+    usage = json.loads(b"".join(parts))["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 6}
     assert usage["input_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.responses.items.input_schema import InputItem
 from gateway.responses.store.memory import MemoryStore
 from gateway.responses.store.opening import open_store
+from gateway.responses.store.recording import Recording
 from gateway.responses.store.sqlite import SqliteStore
 from gateway.responses.store.stored import (
     ENTRY_BYTES,
@@ -224,3 +226,12 @@ async def test_the_setting_names_the_store(tmp_path: Path) -> None:
     found = open_store(GatewaySettings(store=f"sqlite:{tmp_path}/a.db"))
     assert isinstance(found, SqliteStore)
     found.close()
+
+
+def test_the_input_of_a_response_is_encoded_once() -> None:
+    """Clients ask for a response in the background until it has ended."""
+    items = [InputItem(role="user", content="hi")]
+    recording = Recording(MemoryStore(9, 1 << 20), "o", items, previous="", echo_bytes=0)
+    first, last = (recording.stored("resp_x", status, b"{}") for status in ("queued", "completed"))
+    assert b'"hi"' in first.inputs
+    assert last.inputs is first.inputs

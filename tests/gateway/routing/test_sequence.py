@@ -9,7 +9,7 @@ from gateway.routing.failure import Cause
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.sequence import MAX_REPLAYS, LiveSequence
 from protocol.commands import Submit
-from protocol.events import Delta, Logprobs, StartedStream, TokenLogprob, Usage
+from protocol.events import Delta, Logprobs, ReasoningSegment, StartedStream, TextSegment, TokenLogprob, Usage
 from protocol.request import Limits, Sampling, TextInput, TokensInput
 
 
@@ -37,6 +37,20 @@ def test_text_tokens_and_log_probabilities_are_taken_once() -> None:
     assert take(one, with_tokens=True) == []
     one.push(Delta(1, (6,), "b", (second,)))
     assert take(one, with_tokens=True) == [TextDelta(0, "b", (6,), (second,), None)]
+
+
+@pytest.mark.parametrize("often", [True, False], ids=["taken-at-each-step", "taken-at-the-end"])
+def test_the_tokens_of_the_reasoning_are_counted_however_the_output_is_taken(often: bool) -> None:
+    one, group = sequence(), request()
+    one.request, group.sequences = group, [one]
+    thoughts = {2: (ReasoningSegment("Hm"),), 4: (ReasoningSegment("m"), TextSegment("a")), 7: (TextSegment("c"),)}
+    for token in range(1, 8):
+        one.push(Delta(1, (token,), "b" if token == 6 else "", segments=thoughts.get(token, ())))
+        if often:
+            group.take()
+    one.finish(StopReason.END, Usage(1, 7))
+    group.take()
+    assert group.token_counts().reasoning == 4, "the tokens before a part of it, and not those after it"
 
 
 def test_what_was_discarded_is_not_taken() -> None:
