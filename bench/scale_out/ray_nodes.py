@@ -3,7 +3,7 @@
 `python bench/scale_out/ray_nodes.py N` starts it with N nodes, each with one CPU of Ray's, beside a head without any,
 and prints one JSON object a line: the address, then the answer to each line on stdin. `add` adds a node. `lose I` ends
 node I as a machine is lost: all of its processes get SIGKILL, also those that have left Ray's sessions. `lose-head`
-ends the head so. `freeze I` stops the processes of node I: nothing is heard of it, as of a machine behind a partition.
+ends the head so. `freeze I` stops the processes of node I: it sends nothing more, as a machine behind a partition.
 `thaw I` lets them go on. The end of stdin ends the cluster, and all that was started on it.
 """
 

@@ -111,7 +111,7 @@ class VirtualLink(Link):
             self._simulation.meter.gateway(self._report_loss, reason)
 
     def sever(self) -> None:
-        """The gateway's process is gone: nothing goes in or out, and its code is not told."""
+        """The gateway's process is gone: nothing goes in or out, and its code is not notified."""
         self._ended = True
 
     def report_severed(self) -> None:

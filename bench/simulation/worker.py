@@ -119,7 +119,7 @@ class VirtualWorker:
             end.wire.latency_s = latency_s
 
     def cut(self) -> None:
-        """Cut the network. Both ends give the connections up after `GIVE_UP_S`, unless it is healed before."""
+        """Interrupt the network. Both ends give the connections up after `GIVE_UP_S`, unless it is healed before."""
         self.unreachable = True
         self._cut_off()
 

@@ -12,6 +12,7 @@ from workers.prefix_store.directory import DirectoryUnusable, StoreDirectory, de
 @contextlib.contextmanager
 def prefix_directory(settings: Settings) -> Iterator[None]:
     """Keep the directory of the tier open, if there is one. Raises `CommandFailed` if it cannot be used."""
+    check_prefix_tier(settings)
     if not (settings.prefix_cache and settings.prefix_cache_bytes):
         yield
         return
@@ -23,3 +24,9 @@ def prefix_directory(settings: Settings) -> Iterator[None]:
         raise CommandFailed(f"{flag('prefix_cache_dir')}: {error}") from error
     with contextlib.closing(directory):
         yield
+
+
+def check_prefix_tier(settings: Settings) -> None:
+    """Raises `CommandFailed` for a directory that would be ignored, as no bytes are set. 0 bytes turn the tier off."""
+    if settings.prefix_cache_dir and not settings.prefix_cache_bytes and "prefix_cache_bytes" not in settings.sources:
+        raise CommandFailed(f"{flag('prefix_cache_dir')} needs {flag('prefix_cache_bytes')}: how much is kept there")

@@ -130,7 +130,7 @@ class Settings(BaseSettings):
     prefix_cache_dir: str = _field(
         "",
         ENGINE,
-        "Directory of these prefixes, which outlive the server there; empty keeps them in memory.",
+        "Directory of the prefixes of --prefix-cache-bytes; they outlive the server there. Empty keeps them in memory.",
         "DIR",
     )
     parse_special: bool = _field(

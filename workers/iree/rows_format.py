@@ -1,4 +1,4 @@
-"""The format of cache rows: which runners compute the same bits and store them alike."""
+"""The format of cache rows: which runners compute the same bits and store them in the same way."""
 
 import hashlib
 import json

@@ -37,7 +37,7 @@ _PARTIAL = "partial-"
 
 
 class DirectoryUnusable(Exception):
-    """Raised for a directory that cannot be made, or that another user could read or write; the text says which."""
+    """Raised for a directory that cannot be made, or that another user could read or write; the text states which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,18 @@ def test_a_named_directory_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("most", "enabled"), [(0, True), (1, False)])
 def test_without_a_tier_there_is_no_directory(tmp_path: Path, most: int, enabled: bool) -> None:
     path = tmp_path / "named"
-    with prefix_directory(Settings(prefix_cache_dir=str(path), prefix_cache_bytes=most, prefix_cache=enabled)):
+    settings = Settings(prefix_cache_dir=str(path), prefix_cache_bytes=most, prefix_cache=enabled)
+    with prefix_directory(settings.from_sources({"prefix_cache_bytes": "--prefix-cache-bytes"})):
         assert not path.exists()
+
+
+def test_a_directory_without_its_bytes_is_refused(tmp_path: Path) -> None:
+    settings = Settings(prefix_cache_dir=str(tmp_path))
+    with (
+        pytest.raises(CommandFailed, match="--prefix-cache-dir needs --prefix-cache-bytes"),
+        prefix_directory(settings),
+    ):
+        pass
 
 
 def test_an_unusable_directory_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Drafts the tokens of a decode step, and learns from what became of them. Pure, but for the log.
 
 The model samples at every drafted position by its own logits and noise, and a drafted token is accepted if it is the
-one that was sampled: the tokens are those of decoding without drafts, greedy and seeded alike. For tokens that are
+one that was sampled: the tokens are those of decoding without drafts, both greedy and seeded. For tokens that are
 drafted without probabilities no other rule accepts more (https://arxiv.org/abs/2211.17192).
 """
 
