@@ -6,10 +6,11 @@ over. What a gateway writes goes through one task, in order, and nothing waits f
 """
 
 import asyncio
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple, cast
 
 import anyio
@@ -125,13 +126,16 @@ class StreamRecords:
         )
         self._queue: deque[_Write] = deque()
         self._queued_bytes = 0
+        self._unsent: Counter[str] = Counter()
+        """Writes about each stream that wait, or are on their way."""
         self._wake = anyio.Event()
         self._kept: dict[str, int] = {}
         """The milliseconds for which the record of each stream is kept without a sign of life."""
         self._stored: set[str] = set()
         """Those that Redis has."""
-        self._doubtful: deque[str] = deque(maxlen=MAX_QUEUED)
-        """Streams whose record may have been stored although Redis did not answer: it is deleted when it does."""
+        self._doubtful: dict[str, str] = {}
+        """Streams that Redis may have given to this gateway although it did not answer, `MAX_QUEUED` at most: the
+        script that ends this when it answers."""
         self._claims = asyncio.Semaphore(CLAIMS)
         self._on_demand: OnDemand = lambda stream_id, demand: None
         self._answers: bool | None = None
@@ -172,10 +176,22 @@ class StreamRecords:
     def _put(self, write: _Write) -> None:
         self._queue.append(write)
         self._queued_bytes += write.size
+        self._unsent[write.stream_id] += 1
         self._wake.set()
 
+    def _doubt(self, stream_id: str, script: str) -> None:
+        if len(self._doubtful) < MAX_QUEUED:
+            self._doubtful[stream_id] = script
+
     async def claim(self, stream_id: str, owner: str, *, ask: bool) -> bytes:
-        answer = await self._ask(_CLAIM, stream_id, self._gateway, owner, GATEWAY, "ask" if ask else "")
+        if stream_id in self._unsent:
+            raise HeldElsewhere  # its last claim ends first, or that end would be the end of this one
+        end = self._doubtful.pop(stream_id, _RELEASE)
+        try:
+            answer = await self._ask(_CLAIM, stream_id, self._gateway, owner, GATEWAY, "ask" if ask else "")
+        except (RecordsUnreachable, asyncio.CancelledError):
+            self._doubt(stream_id, end)
+            raise
         match answer:
             case [b"taken", bytes(record), bytes(kept_ms)]:
                 self._kept[stream_id] = int(kept_ms)
@@ -208,7 +224,7 @@ class StreamRecords:
                 if loop.time() >= due:
                     due = loop.time() + PERIOD_S
                     await self.renew()
-                await self.write()
+                await self.write(due)
                 with anyio.move_on_after(due - loop.time()):
                     await self._wake.wait()
         finally:
@@ -228,10 +244,10 @@ class StreamRecords:
             self._note(error)
             return
         self._note(None)
-        while self._doubtful and len(self._queue) < MAX_QUEUED:
-            stream_id = self._doubtful.popleft()
+        for stream_id in tuple(islice(self._doubtful, max(0, MAX_QUEUED - len(self._queue)))):
+            script = self._doubtful.pop(stream_id)
             if stream_id not in self._kept:
-                self._put(_Write(stream_id, [("EVAL", _FORGET, 1, STREAM + stream_id, self._gateway)]))
+                self._put(_Write(stream_id, [("EVAL", script, 1, STREAM + stream_id, self._gateway)]))
         for stream_id, demand in zip(found[::2], found[1::2], strict=True):
             if demand in ("taken", "lost"):  # by Redis: the stream goes on here
                 self._kept.pop(stream_id, None)
@@ -239,25 +255,34 @@ class StreamRecords:
             if demand in _DEMANDS:
                 self._on_demand(stream_id, _DEMANDS[demand])
 
-    async def write(self) -> None:
-        """Send what waits. What Redis does not take is dropped: these streams end with this gateway."""
+    async def write(self, until: float = math.inf) -> None:
+        """Send what waits, to the end, or until this time, or until Redis fails to take some of it. That is dropped:
+        these streams end with this gateway."""
         self._wake = anyio.Event()
         while self._queue:
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            self._queued_bytes -= sum(each.size for each in batch)
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    pipeline = self._redis.pipeline(transaction=False)
-                    for command in chain.from_iterable(each.commands for each in batch):
-                        pipeline.execute_command(*command)
-                    await pipeline.execute()
-            except (RedisError, OSError, TimeoutError) as error:
-                self._note(error)
-                for write in batch:
-                    if write.size and self._kept.pop(write.stream_id, None) is not None:
-                        self._doubtful.append(write.stream_id)
-                continue
-            self._stored.update(each.stream_id for each in batch if each.size and each.stream_id in self._kept)
+            if not await self._write_batch() or asyncio.get_running_loop().time() >= until:
+                return
+
+    async def _write_batch(self) -> bool:
+        """False if Redis did not take it."""
+        batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        self._queued_bytes -= sum(each.size for each in batch)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                pipeline = self._redis.pipeline(transaction=False)
+                for command in chain.from_iterable(each.commands for each in batch):
+                    pipeline.execute_command(*command)
+                await pipeline.execute()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note(error)
+            for write in batch:
+                if write.size and self._kept.pop(write.stream_id, None) is not None:
+                    self._doubt(write.stream_id, _FORGET)
+            return False
+        finally:
+            self._unsent -= Counter(each.stream_id for each in batch)
+        self._stored.update(each.stream_id for each in batch if each.size and each.stream_id in self._kept)
+        return True
 
     def _note(self, error: Exception | None) -> None:
         """Log when Redis begins or ceases to answer."""
@@ -269,8 +294,8 @@ class StreamRecords:
 
     async def leave(self) -> None:
         """Write what waits, let the other gateways have all streams, if Redis answers, and close the connections."""
+        await self.write(asyncio.get_running_loop().time() + PERIOD_S)
         with suppress(RedisError, OSError, TimeoutError):  # they expire
-            await self.write()
             async with asyncio.timeout(TIMEOUT_S):
                 await self._redis.delete(GATEWAY + self._gateway)
         await self._redis.aclose()

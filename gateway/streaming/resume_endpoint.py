@@ -12,7 +12,7 @@ from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
 from gateway.settings import GatewaySettings
 from gateway.streaming.moving.event_position import EventPosition, parse_position
-from gateway.streaming.moving.stream_mover import StreamElsewhere, StreamMover
+from gateway.streaming.moving.stream_mover import StreamElsewhere, StreamMover, StreamUnreachable
 from gateway.streaming.peer import PeerGateway, PeerUnreachable
 from gateway.streaming.resumable import Reader, ResumableStream, ResumableStreams, ResumePosition, UnknownStream
 
@@ -57,7 +57,7 @@ class ResumeEndpoint:
         try:
             try:
                 await self._serve(exchange, stream_id, cancel, ask=self._peer is None)
-            except (UnknownStream, StreamElsewhere):
+            except (UnknownStream, StreamElsewhere, StreamUnreachable):
                 if self._peer is None:
                     raise
                 if not await self._forward(self._peer, exchange, stream_id, cancel):

@@ -300,7 +300,7 @@ class Placement:
         self.settle(sequence, "lost_again")
         sequence.begun = True
         sequence.leave(Cause.MOVED, reason, self._loop.time())
-        if not self._send(target, [sequence]):
+        if not self._try(sequence, lambda each: self._send(target, [each])):
             self._wait([sequence])
         self.serve(source.model)
         self.stirred()

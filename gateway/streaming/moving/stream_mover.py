@@ -82,21 +82,21 @@ class StreamMover:
         return self._records.keep(stream_id, owner, record.encoded(), request.output.resume_s)
 
     async def cancel(self, exchange: HttpExchange, stream_id: str) -> None:
-        """Respond to a request to cancel a stream. Raises `UnknownStream` and `RequestError`."""
+        """Respond to a request to cancel a stream. Raises `UnknownStream` and `StreamUnreachable`."""
         try:
             await self._records.cancel(stream_id, _owner(exchange))
         except RecordUnknown:
             raise UnknownStream from None
         except RecordsUnreachable as error:
-            raise _unreachable(error) from error
+            raise StreamUnreachable(error) from error
         await exchange.respond_empty()
 
     async def resume(
         self, exchange: HttpExchange, stream_id: str, position: EventPosition, field: str, *, ask: bool
     ) -> None:
         """Take a stream over, and respond with what follows the `position`, which request field `field` has. With `ask`
-        a gateway that has it is asked for it. Raises `UnknownStream`, `StreamElsewhere` and `RequestError`, before
-        anything is sent."""
+        a gateway that has it is asked for it. Raises `UnknownStream`, `StreamElsewhere`, `StreamUnreachable` and
+        other `RequestError`s, before anything is sent."""
         if position.last:
             await exchange.respond_empty()
             return
@@ -126,7 +126,7 @@ class StreamMover:
         except HeldElsewhere:
             raise StreamElsewhere from None
         except RecordsUnreachable as error:
-            raise _unreachable(error) from error
+            raise StreamUnreachable(error) from error
         try:
             return await self._open(exchange, decode_record(encoded), position, field)
         except msgspec.DecodeError:  # of another version, or not ours
@@ -186,6 +186,14 @@ class StreamElsewhere(RequestError):
         super().__init__(RefusalCode.STREAM_ELSEWHERE, text, field="id", retry_after_s=RETRY_S)
 
 
+class StreamUnreachable(RequestError):
+    """Raised for a stream that this gateway does not have, and of which it cannot learn who has it."""
+
+    def __init__(self, error: RecordsUnreachable) -> None:
+        text = f"this gateway does not have the stream, and cannot ask for it: {error}"
+        super().__init__(ErrorCode.UNAVAILABLE, text, retry_after_s=RETRY_S)
+
+
 def _owner(exchange: HttpExchange) -> str:
     """The digest of the client's API key."""
     return tenant_of(exchange.key, "")
@@ -200,8 +208,3 @@ def _check(position: EventPosition, sequences: int, field: str) -> None:
         raise RequestError(RefusalCode.EVENTS_GONE, text, field=field)
     if position.sequences and len(position.sequences) != sequences:
         raise invalid(field, f"`{field}` is not the id of an event of this stream")
-
-
-def _unreachable(error: RecordsUnreachable) -> RequestError:
-    text = f"this gateway does not have the stream, and cannot ask for it: {error}"
-    return RequestError(ErrorCode.UNAVAILABLE, text, retry_after_s=RETRY_S)

@@ -116,9 +116,9 @@ async def test_another_protocol_version_is_refused_for_good() -> None:
     with structlog.testing.capture_logs() as logs:
         async with supervised("wrong_version") as (_, recorder):
             status = await recorder.until_state(WorkerState.GIVEN_UP)
-    assert "protocol version 3 is not 2" in status.reason
+    assert "protocol version 4 is not 3" in status.reason
     assert status.incarnation == 1
-    assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 3 is not 2"]
+    assert [line["refusal"] for line in logs if line["event"] == "refused"] == ["protocol version 4 is not 3"]
 
 
 async def test_a_worker_that_can_never_load_is_given_up_at_once() -> None:

@@ -204,3 +204,55 @@ async def test_without_redis_streams_stay_with_their_gateway(
         await one.records.leave()
         events = [line["event"] for line in logged]
         assert events == ["streams_shared", "streams_not_shared"] + ["streams_shared"] * (how == "slow")
+
+
+async def test_a_stream_is_not_claimed_while_its_end_here_waits(tmp_path: Path) -> None:
+    async with gateways(tmp_path) as (one, two):
+        await one.keep()
+        one.records.release(ID)
+        with pytest.raises(HeldElsewhere):
+            await one.records.claim(ID, OWNER, ask=True)
+        await one.exchange()
+        assert await one.records.claim(ID, OWNER, ask=True) == b"record"
+        await one.exchange()
+        assert one.demands == [], "nobody else has it"
+        assert await two.holder() == b"one"
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis_server(tmp_path) as (url, process):
+        one, two = Gateway(url, "one"), Gateway(url, "two")
+        await two.exchange()
+        await one.keep()
+        await one.die()
+        await two.records._redis.ping()
+        monkeypatch.setattr(stream_records, "TIMEOUT_S", 0.05)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(RecordsUnreachable):
+            await two.records.claim(ID, OWNER, ask=True)
+        process.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(stream_records, "TIMEOUT_S", 30.0)
+        while await one.holder() != b"two":  # noqa: ASYNC110  another process is waited for
+            await anyio.sleep(0.005)
+        await two.exchange()
+        assert await one.records.claim(ID, OWNER, ask=True) == b"record"
+        await one.records.leave()
+        await two.records.leave()
+
+
+async def test_what_waits_delays_neither_signs_of_life_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_server(tmp_path) as (url, process):
+        one = Gateway(url, "one")
+        await one.exchange()
+        for number in range(10 * stream_records.BATCH):
+            assert one.records.keep(f"cmpl-{number}", OWNER, b"record", 60.0)
+        await one.records.write(0.0)
+        assert len(one.records._stored) == stream_records.BATCH, "the time has come after the first ones"
+        monkeypatch.setattr(stream_records, "TIMEOUT_S", 0.05)
+        process.send_signal(signal.SIGSTOP)
+        await one.records.write()
+        assert len(one.records._queue) == 8 * stream_records.BATCH, "the others wait until Redis answers"
+        await one.records.leave()
+        assert len(one.records._queue) == 7 * stream_records.BATCH, "it asks once more"

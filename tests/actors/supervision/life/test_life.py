@@ -102,7 +102,7 @@ def test_one_that_cannot_be_welcomed_gets_the_reason_and_leaves_by_itself() -> N
     driver = LifeDriver()
     driver.take(StartWorker(), Started(7))
     driver.frames(driver.hello(protocol=PROTOCOL_VERSION + 1))
-    refusal = Welcome(1, refusal="protocol version 3 is not 2")
+    refusal = Welcome(1, refusal="protocol version 4 is not 3")
     assert driver.of(SendCommand) == [SendCommand(refusal)]
     assert driver.of(EndIncarnation) == [EndIncarnation(LIMITS.stop)]
     driver.ended()

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from gateway.routing.placement.row_transfers import MIN_ROWS, MIN_SPEED, RETRY_S
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import LAST_MOVES_S, Router
 from gateway.settings import GatewaySettings
-from protocol.commands import Command, ReadRows, WriteRows
+from protocol.commands import Command, ReadRows, Submit, WriteRows
+from protocol.errors import ErrorCode
 from protocol.events import Event, Rows, RowsWritten, StartedStream, Step
 from tests.gateway.harness import virtual
 from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
@@ -350,3 +351,26 @@ async def test_rows_serve_their_tenant_alone() -> None:
     await pair.run_to_the_end()
     (begun_other,) = [each for each in started if each.stream == number]
     assert begun_other.cached_tokens == 0
+
+
+async def test_a_sequence_that_cannot_be_sent_ends_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    group = await begun(pair)
+    send = pair.b.send_nowait
+
+    def refuse(commands: Sequence[Command]) -> None:
+        if any(isinstance(each, Submit) for each in commands):
+            raise OverflowError("a bug")
+        send(commands)
+
+    monkeypatch.setattr(pair.b, "send_nowait", refuse)
+    pair.drain()
+    await pair.run(lambda: group.ended)
+    assert group.failure is not None
+    assert group.failure.code is ErrorCode.INTERNAL
+    del pair.texts[group], pair.expected[group]
+    monkeypatch.undo()
+    later = pair.open("another prompt")
+    await pair.run_to_the_end()
+    assert later.sequences[0].worker == "b"
+    assert pair.router.is_idle

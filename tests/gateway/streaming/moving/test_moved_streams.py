@@ -298,6 +298,11 @@ async def test_the_gateway_whose_port_was_taken_over_keeps_its_streams_until_it_
         asked = {"Last-Event-ID": id_of(first.events[-1])}
         assert other.asked == [("GET", path_of(first), asked)]
         assert shared.demands == {}, "or it would end the stream that it sends"
+        shared.reachable = False
+        assert (await two.ask("GET", path_of(first))).body == b"data: [DONE]\n\n", "it needs no store for it"
+        assert (await two.ask("DELETE", path_of(first))).status == 200
+        assert [method for method, *_ in other.asked] == ["GET", "GET", "DELETE"]
+        shared.reachable = True
     gone = Other(gone=True)
     async with gateway("one", shared) as one, gateway("two", shared, peer=gone) as two:
         first, _number = await begin(one)
