@@ -134,6 +134,7 @@ class Worker:
             prefixes=PrefixPolicy(min_tokens=2),
             tier=self.tier,
             speculator=always(self.runner.capabilities, beside_prompts=True),
+            clock=lambda: next(times) / 1000,
         )
         self.got = got
         self.live: dict[int, EngineRequest] = {}
