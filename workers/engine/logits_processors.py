@@ -256,7 +256,8 @@ class LogitsProcessors:
                 trial.accept(token)
                 if trial.exhausted:
                     break
-                specs.append(trial.sample_spec(sampling, position + number))
+                # No late mask: it would be computed after the last token.
+                specs.append(SampleSpec(sampling, position + number, trial._edits(), trial._allowed()))
         except ConstraintFailed:  # if the answer gets there, it fails then
             pass
         finally:

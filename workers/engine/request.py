@@ -44,7 +44,7 @@ class Constraint(Protocol):
         """Return a copy, to which drafted tokens are appended. None if it has a state that cannot be copied now."""
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens of the text that must come next, which may have others as well. None if it cannot tell."""
+        """Return the tokens of the text that must come next, which may have others as well; none if it cannot tell."""
 
     @property
     def ended(self) -> bool | None:

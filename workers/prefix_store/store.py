@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import os
 import threading
 import time
 from collections import deque
@@ -63,7 +64,7 @@ class PrefixStore:
         """Return whether a block is there, or about to be. It may be evicted or damaged when it is read."""
         if block.key in self._writing:
             return True
-        return block.key not in self._discarded and self._directory.file(block).exists()
+        return block.key not in self._discarded and self._exists(block)
 
     def read(self, block: RowBlock, size: int) -> memoryview | None:
         """Return the `size` bytes of a block, valid until the next read; None if it is not there or damaged."""
@@ -71,7 +72,7 @@ class PrefixStore:
             self._buffer = bytearray(size)
         file = self._directory.file(block)
         rows = read_entry(file, block, self._buffer)
-        if rows is None and file.exists():
+        if rows is None and self._exists(block):
             self._fail("is damaged", file.name)
             self.discard(block)
         return rows
@@ -133,6 +134,10 @@ class PrefixStore:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _exists(self, block: RowBlock) -> bool:
+        """`Path.exists` raises most errors of a disk before Python 3.14."""
+        return os.path.exists(self._directory.file(block))
 
     def _remove(self, block: RowBlock) -> None:
         try:

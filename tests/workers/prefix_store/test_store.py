@@ -1,5 +1,6 @@
 """The store of a worker: changes are made behind its back, and none of its errors reaches it."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -128,3 +129,27 @@ def test_a_lock_that_another_process_keeps_holds_up_neither_reads_nor_the_end(
     store._thread.join(30)
     assert not store._thread.is_alive()
     other.close()
+
+
+def test_a_disk_that_fails_is_one_without_blocks(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+    store.offer(block, ROWS)
+    store.settle()
+    name, status, opened = block.name, os.stat, Path.open
+
+    def failing_stat(path: Any, **options: Any) -> os.stat_result:
+        if name in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return status(path, **options)
+
+    def failing_open(path: Path, *arguments: Any, **options: Any) -> Any:
+        if name in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "stat", failing_stat)
+        disk.setattr(Path, "open", failing_open)
+        assert not store.holds(block)
+        assert store.read(block, len(ROWS)) is None
+    assert store.holds(block)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from protocol.request import Bias, Sampling
 from tests.grammar_matchers import matcher_of
@@ -82,3 +83,31 @@ def test_masks_are_those_after_the_tokens_as_far_as_the_grammar_goes(text: bytes
         fresh = processors(request, *text[: 1 + count], grammar=2)
         assert content(spec) == content(fresh.sample_spec(sampling, 2 + count))
     assert bytes(mine.forced()) in (b"es, always", b"o")
+
+
+class LimitedAfterSeven:
+    """Allows all tokens up to token 7, and only 1 and 2 after it. It knows without a mask that it has not ended."""
+
+    ended: bool | None = False
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = list(tokens)
+
+    def accept(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def fork(self) -> "LimitedAfterSeven":
+        return LimitedAfterSeven(*self._tokens)
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        return np.array([0b110], np.uint32) if 7 in self._tokens else None
+
+
+def test_a_mask_is_that_of_its_position_where_the_constraint_limits_a_later_one() -> None:
+    mine = LogitsProcessors.of(EngineRequest(1, (5,), constraint=LimitedAfterSeven()))
+    assert mine is not None
+    masks = [content(spec)["mask"] for spec in mine.draft_specs(Sampling(), 1, [3, 7, 1])]
+    assert masks == [None, [0b110], [0b110]]

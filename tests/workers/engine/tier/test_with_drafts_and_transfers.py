@@ -1,0 +1,243 @@
+"""Streams on two workers that draft tokens, share a prefix tier and move streams with their rows have the tokens and
+log-probabilities of one worker that does none of it.
+
+Cache is short, so that sequences are preempted and rows are evicted; streams are cancelled, and files are damaged.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.commands import ReadRows, WriteRows
+from protocol.request import Bias, Sampling
+from tests.grammar_matchers import matcher_of
+from tests.workers.engine.harness.drafting import always
+from workers.engine.engine import BatchEngine
+from workers.engine.prefix_match import PrefixPolicy
+from workers.engine.request import EngineRequest
+from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.step_result import Token
+from workers.engine.tier.prefix_tier import PrefixTier
+from workers.prefix_store.store import PrefixStore
+from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.runner import ScriptedRunner
+
+VOCAB = 512
+CONTEXT = 96
+BLOCK_ROWS = 4
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.8, seed=5, logprobs=2),
+    Sampling(presence_penalty=1.5, repetition_penalty=1.2, logprobs=0),
+    Sampling(temperature=0.7, seed=9, logit_bias=(Bias(97, 2.0),)),
+)
+
+
+class Failing(ScriptedRunner):
+    """Its answers repeat themselves often. So many of a thousand calls raise, and as many samples are not finite."""
+
+    def __init__(self, seed: int = 0, failures: int = 0) -> None:
+        super().__init__(
+            slots=3, context=CONTEXT, vocab_size=VOCAB, prefill_chunks=(4, 16), alphabet=(97, 98), decode_rows=9
+        )
+        self._randomness = random.Random(seed)
+        self._failures = failures
+        self.failed = 0
+
+    def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
+        self._maybe_raise(*(chunk.slot for chunk in chunks))
+        return super().prefill(chunks, specs)
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        self._maybe_raise(*(row.slot for row in rows))
+        return super().decode(rows)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self._maybe_raise(target)
+        super().copy_prefix(source, target, length)
+
+    def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
+        self._maybe_raise(slot)
+        super().write_rows(slot, start, rows)
+
+    def _sample_or_none(self, slot: int, spec: SampleSpec, value: int) -> int | None:
+        if not self._fails():
+            return super()._sample_or_none(slot, spec, value)
+        self._broken.add(slot)
+        return None
+
+    def _maybe_raise(self, *slots: int) -> None:
+        if self._fails():
+            self._broken.update(slots)
+            raise RuntimeError("fails on demand")
+
+    def _fails(self) -> bool:
+        fails = self._randomness.randrange(1000) < self._failures
+        self.failed += fails
+        return fails
+
+
+def asked(randomness: random.Random, stream: int) -> EngineRequest:
+    """A random request; many have the beginning of their prompts in common."""
+    shared = [97 + at * 7 // 3 % 2 for at in range(randomness.choice((0, 10, 24, 40)))]
+    own = [randomness.choice((97, 98)) for _ in range(randomness.randint(1, 14))]
+    return EngineRequest(
+        stream,
+        (*shared, *own),
+        randomness.choice(SAMPLINGS),
+        randomness.choice((None, 30, randomness.randint(1, 40))),
+        eos=frozenset({VOCAB - 1}),
+        tenant=randomness.choice(("", "", "b")),
+        speculate=randomness.random() < 0.8,
+    )
+
+
+def resumed(request: EngineRequest, tokens: Sequence[Token]) -> EngineRequest:
+    """The request after these tokens, with a constraint of its own where it has one."""
+    resume = tuple(token.token for token in tokens)
+    constraint = matcher_of(request.stream, VOCAB, resume) if request.stream % 3 == 0 else None
+    return replace(request, resume=resume, constraint=constraint)
+
+
+def plain(request: EngineRequest) -> list[Token]:
+    """The tokens of a request alone, on a worker that reuses no rows and drafts nothing."""
+    engine = BatchEngine(Failing(), max_queue=1, step_tokens=64, prefixes=PrefixPolicy(enabled=False))
+    engine.submit(resumed(request, ()))
+    tokens: list[Token] = []
+    while not engine.idle:
+        result = engine.step()
+        assert not result.failures
+        tokens += result.tokens
+    return tokens
+
+
+class Worker:
+    """An engine with all three."""
+
+    def __init__(self, directory: Path, got: dict[int, list[Token]], max_bytes: int, runner: Failing) -> None:
+        self.runner = runner
+        times = itertools.count()
+        self.tier = PrefixTier(
+            PrefixStore(directory, max_bytes), self.runner, block_rows=BLOCK_ROWS, clock=lambda: next(times) / 100
+        )
+        self.engine = BatchEngine(
+            self.runner,
+            max_queue=99,
+            step_tokens=24,
+            kv_tokens=CONTEXT,
+            reserved_rows=6,
+            prefixes=PrefixPolicy(min_tokens=2),
+            tier=self.tier,
+            speculator=always(self.runner.capabilities, beside_prompts=True),
+            clock=lambda: next(times) / 1000,
+        )
+        self.got = got
+        self.live: dict[int, EngineRequest] = {}
+
+    def submit(self, request: EngineRequest) -> None:
+        self.engine.submit(resumed(request, self.got[request.stream]))
+        self.live[request.stream] = request
+
+    def step(self) -> None:
+        result = self.engine.step()
+        assert self.runner.failed or not result.failures
+        for token in result.tokens:
+            self.got[token.stream].append(token)
+        for end in result.ends:
+            request = self.live.pop(end.stream)
+            assert self.got[end.stream] == plain(request), request
+            assert end.completion_tokens == len(self.got[end.stream])
+        for failure in result.failures:
+            request = self.live.pop(failure.stream)
+            assert self.got[failure.stream] == plain(request)[: len(self.got[failure.stream])], request
+        slots = self.engine._scheduler.slots
+        assert slots.free_rows >= 0
+        for sequence in self.engine._scheduler._running():
+            assert slots.rows(sequence.slot) == sequence.cached.rows <= sequence.reserved
+        assert self.runner.violations == []
+
+
+def move(one: Worker, other: Worker, request: EngineRequest, randomness: random.Random) -> bool:
+    """Move a stream with its rows, as long as the other worker takes them, while the stream goes on. Returns whether
+    rows were taken."""
+    stream, start, transfer = request.stream, 0, randomness.getrandbits(40)
+    while stream in one.live:
+        read = one.engine.read_rows(ReadRows(1, transfer, stream, start, randomness.randint(1, 40)))
+        if not read.tokens:
+            break
+        rows = bytes(read.rows)
+        taken = other.engine.write_rows(WriteRows(2, transfer, request.tenant, start, read.tokens, rows, b""))
+        if taken.rows != start + len(read.tokens):
+            break
+        start = taken.rows
+        if randomness.random() < 0.4:
+            one.step()
+        if randomness.random() < 0.2:
+            other.step()
+    if one.live.pop(stream, None) is not None:
+        assert one.engine.cancel(stream) is not None
+        other.submit(request)
+    return start > 0
+
+
+@pytest.mark.parametrize("failures", [0, 10])
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_are_those_of_a_worker_without(seed: int, failures: int, tmp_path: Path) -> None:
+    randomness = random.Random(seed)
+    got: dict[int, list[Token]] = {}
+    workers = [
+        Worker(tmp_path / "store", got, randomness.choice((1 << 16, 1 << 24)), Failing(number + 2 * seed, failures))
+        for number in range(2)
+    ]
+    requests = [asked(randomness, stream) for stream in range(40)]
+    waiting, moved = list(requests), 0
+    with capture_logs():
+        while waiting or any(worker.live for worker in workers):
+            one, other = randomness.sample(workers, 2)
+            chance = randomness.random()
+            live = list(one.live.values())
+            if chance < 0.2 and waiting:
+                request = waiting.pop()
+                got[request.stream] = []
+                one.submit(request)
+            elif chance < 0.27 and live:
+                moved += move(one, other, randomness.choice(live), randomness)
+            elif chance < 0.3 and live:
+                stream = randomness.choice(live).stream
+                assert one.engine.cancel(stream) is not None
+                assert got[stream] == plain(one.live.pop(stream))[: len(got[stream])]
+            elif chance < 0.32:
+                for worker in workers:
+                    worker.engine.settle()
+                _damage(tmp_path / "store", randomness)
+            elif chance < 0.4:
+                one.engine.settle()
+            else:
+                one.step()
+    gauges = [worker.engine.gauges() for worker in workers]
+    assert min(sum(each.accepted_tokens for each in gauges), moved)
+    assert failures or sum(each.preemptions for each in gauges)
+    assert sum(each.stored_tokens for each in gauges), "rows of the tier were used"
+    for worker in workers:
+        while not worker.engine.idle:
+            worker.step()
+        assert (worker.engine.gauges().slots_active, worker.engine.gauges().kv_tokens) == (0, 0)
+        worker.engine.close()
+
+
+def _damage(directory: Path, randomness: random.Random) -> None:
+    """Change a byte of a block, or remove one."""
+    files = sorted(file for file in directory.iterdir() if len(file.name) == 65)
+    if files:
+        file = randomness.choice(files)
+        if randomness.random() < 0.5:
+            file.unlink(missing_ok=True)
+        else:
+            data = bytearray(file.read_bytes())
+            data[randomness.randrange(len(data))] ^= 1
+            file.write_bytes(data)
