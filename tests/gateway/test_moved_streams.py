@@ -13,12 +13,13 @@ from tests.gateway.harness.serving import COMPLETION
 from tests.gateway.harness.traffic import ask
 from tests.gateway.metrics.test_metrics import scrape
 from tests.gateway.test_real_workers import ids, streamed
+from workers.faults.plan import Fault
 from workers.process.spec import WorkerSpec
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = [at * 7 % 251 + 300 for at in range(300)]
-COUNT = 1500
+COUNT = 400
 BODY = COMPLETION | {
     "prompt": PROMPT,
     "max_tokens": COUNT,
@@ -31,7 +32,8 @@ BODY = COMPLETION | {
 
 def iree(name: str, cache_dir: Path, **options: Any) -> WorkerLaunch:
     spec = WorkerSpec(name, "tiny", str(builtin_path()), backend="iree", max_batch_size=2, workers=2, threads=1)
-    chosen = msgspec.structs.replace(spec, cache_dir=str(cache_dir), log_level="warning", **options)
+    slow = Fault("slow", calls=0, seconds=0.004)  # or the stream ends before the drain begins
+    chosen = msgspec.structs.replace(spec, cache_dir=str(cache_dir), log_level="warning", faults=(slow,), **options)
     return WorkerLaunch(name, "tiny", command_of(chosen))
 
 
