@@ -163,6 +163,8 @@ class RowTransfers:
             return
         drain.stop()
         drain.retry = None
+        if source.status.state is not WorkerState.DRAINING:  # it has ended, which is about to be reported
+            drain.waiting.clear()
         while drain.waiting:
             sequence = drain.waiting[0]
             if sequence.ended or sequence.worker != source.name:

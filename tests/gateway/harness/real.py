@@ -60,10 +60,11 @@ def launch(
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
         faults=tuple(faults),
     )
-    return WorkerLaunch(name, model, _command(spec, program), standby, lambda name, path: _like(spec, name, path))
+    return WorkerLaunch(name, model, command_of(spec, program), standby, lambda name, path: _like(spec, name, path))
 
 
-def _command(spec: WorkerSpec, program: str = "workers") -> CommandLine:
+def command_of(spec: WorkerSpec, program: str = "workers") -> CommandLine:
+    """The command of a worker with any backend."""
     text = msgspec.json.encode(spec).decode()
 
     def command(endpoint: str, incarnation: int) -> list[str]:
@@ -78,7 +79,7 @@ def _like(spec: WorkerSpec, name: str, path: str) -> CommandLine:
     if path == "refused":
         raise LaunchRefused("there is no such checkpoint")
     faults = (Fault("refuse_load"),) if path in ("broken", f"broken for {name}") else spec.faults
-    return _command(msgspec.structs.replace(spec, name=name, model_path=path, faults=faults))
+    return command_of(msgspec.structs.replace(spec, name=name, model_path=path, faults=faults))
 
 
 class WatchedRouter(Router):

@@ -374,3 +374,17 @@ async def test_a_sequence_that_cannot_be_sent_ends_and_the_others_go_on(monkeypa
     await pair.run_to_the_end()
     assert later.sequences[0].worker == "b"
     assert pair.router.is_idle
+
+
+async def test_a_worker_that_no_longer_drains_is_asked_nothing() -> None:
+    pair = Pair(slots=1)
+    first, second = pair.open(), pair.open("b " + PROMPT, max_tokens=20)
+    await pair.run(lambda: tokens(first) >= 2 and tokens(second) >= 2)
+    pair.drain()
+    pair.a.change(state=WorkerState.BACKOFF)  # its end is reported next
+    await pair.run(lambda: second.ended)
+    await asyncio.sleep(RETRY_S + 0.01)
+    assert pair.outcomes() == {}
+    assert first.sequences[0].worker == "a"
+    pair.a.change(state=WorkerState.READY)
+    await pair.run_to_the_end()
