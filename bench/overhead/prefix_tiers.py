@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -35,12 +36,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, levels, parsed
 from bench.harness.engine import Setup
 from bench.harness.http import server
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model
 from bench.harness.shapes import TOKENS, make_model
 from bench.harness.sse_client import StreamedAnswer, request
+from workers.process.backends import load_runner
 
 PARTS = ("first", "gap", "cost")
 TIER_BYTES = 4 << 30
@@ -78,6 +81,14 @@ class Asker:
         """Send so many other requests, a few at a time."""
         for _ in range(count // 4):
             await asyncio.gather(*(self.ask(url, self.tokens(48), 4) for _ in range(4)))
+
+
+def compile_graphs(setup: Setup) -> None:
+    """Compile what is not in the cache: a server would do so while it is measured."""
+    configure_logging("bench", "warning")
+    runner = load_runner(setup.spec(), lambda phase, done, total: None)
+    runner.settle()
+    runner.close()
 
 
 def workers(url: str) -> list[dict[str, Any]]:
@@ -241,7 +252,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "gap_prompts": "100",
         "cost_prompt": 64,
     }
-    smoke |= {"streams": SMOKE_SLOTS, "gap_tokens": 400, "tokens": 20, "cost_rounds": 1, "context": SMOKE_CONTEXT}
+    smoke |= {"streams": SMOKE_SLOTS, "gap_tokens": 800, "tokens": 20, "cost_rounds": 1, "context": SMOKE_CONTEXT}
     return parsed(parser, words, smoke=smoke)
 
 
@@ -256,6 +267,11 @@ def tier_directory() -> Iterator[Path]:
 def main() -> None:
     args = arguments()
     setup = Setup(make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams, args.context)
+    compiling = multiprocessing.get_context("spawn").Process(target=compile_graphs, args=(setup,))
+    compiling.start()  # not in this process, whose threads would stay on the CPUs of the runner
+    compiling.join()
+    if compiling.exitcode:
+        sys.exit("the graphs cannot be compiled")
     measures = {"first": measure_first, "gap": measure_gap, "cost": measure_cost}
     for name in args.parts:
         with tier_directory() as directory:

@@ -22,6 +22,7 @@ from actors.supervision.restart_policy import RestartPolicy
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
 from cli.config.model import ChosenModel
+from cli.config.prefix_directory import prefix_directory
 from cli.config.settings import Settings
 from cli.config.sources import load
 from gateway.daemon import WorkersGaveUp, run_daemon
@@ -125,16 +126,17 @@ def _serve(
         launches = launcher(settings, ChosenModel.choose(settings))
         collect_rarely()
         on_listening = functools.partial(_send_port, reports)
-        anyio.run(
-            functools.partial(
-                run_daemon,
-                gateway_settings(settings),
-                launches,
-                on_listening=on_listening,
-                policy=policy,
-                deadlines=deadlines,
+        with prefix_directory(settings):
+            anyio.run(
+                functools.partial(
+                    run_daemon,
+                    gateway_settings(settings),
+                    launches,
+                    on_listening=on_listening,
+                    policy=policy,
+                    deadlines=deadlines,
+                )
             )
-        )
     except (BindError, CommandFailed, WorkersGaveUp) as error:
         reports.send(str(error))
         sys.exit(1)

@@ -282,6 +282,26 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypat
     directory.close()
 
 
+def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bound(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    directory = StoreDirectory(path, 100 * SIZE, temporary=False)
+    (block,) = chain(1)
+    directory.write(block, ROWS)
+    os.utime(directory.file(block), (now, now))
+    for reuses in range(1, 63):
+        directory.touch([block])
+        deferred = directory.file(block).stat().st_mtime - now
+        assert deferred == min(reuses * module.REUSE_S, module.MOST_AHEAD_S)
+    assert deferred == module.MOST_AHEAD_S
+    now += 2 * module.MOST_AHEAD_S
+    directory.touch([block])
+    assert directory.file(block).stat().st_mtime == now + module.REUSE_S, "long ago is as if never"
+    directory.close()
+
+
 def test_a_temporary_directory_goes_with_its_last_user(path: Path) -> None:
     one, two = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
     one.write(chain(1)[0], ROWS)

@@ -299,9 +299,14 @@ def test_rows_that_are_not_exact_are_refused() -> None:
 
 def test_rows_of_a_draft_are_retained_as_far_as_they_were_accepted() -> None:
     """A second request that goes on after the answer of the first one reads them."""
-    device = runner(alphabet=(97, 98))
+    device, times = runner(alphabet=(97, 98)), itertools.count()
     engine = BatchEngine(
-        device, max_queue=9, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1), speculator=always(device.capabilities)
+        device,
+        max_queue=9,
+        step_tokens=64,
+        prefixes=PrefixPolicy(min_tokens=1),
+        speculator=always(device.capabilities),
+        clock=lambda: next(times) / 1000,
     )
     prompt = (97, 98) * 5
 
