@@ -1,4 +1,4 @@
-"""Leases on shares of limits, in Redis: the only place that imports redis.
+"""Leases on shares of limits, in Redis.
 
 One hash has a field for each gateway: when its leases expire, by Redis' clock, and its claims. One script writes the
 own field and reads the others, so that all claims of one key never exceed the whole, without a lock. A further field
@@ -7,20 +7,14 @@ share is there until others claim that part. So all gateways together never have
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Mapping
 from typing import NamedTuple, cast
 
 import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from gateway.shared.redis_url import check_redis_url
+from gateway.shared.redis_client import TIMEOUT_S, open_client
 
-TIMEOUT_S = 0.5
-"""Time for Redis to answer."""
 LEASE_S = 5.0
 """Time after which the claims of a gateway that does not renew them are gone."""
 FIELD = "baton:limits"
@@ -181,21 +175,8 @@ class RedisLeases:
     def __init__(self, url: str, gateway: str) -> None:
         """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for
         a URL that they do not take."""
-        check_redis_url(url)
         self._gateway = gateway
-        self._redis = Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
-        options = self._redis.connection_pool.connection_kwargs
-        if "decode_responses" in options:
-            raise ValueError("decode_responses cannot be set")
-        try:
-            self._redis.connection_pool.connection_class(**options)  # which connects later, and checks options now
-        except TypeError as error:  # an argument that it has not
-            unknown = re.search(r"argument '(\w+)'", str(error))
-            raise ValueError(f"{unknown[1] if unknown else error} is no option of a connection to Redis") from error
-        except RedisError as error:
-            raise ValueError(str(error)) from error
+        self._redis = open_client(url)
 
     async def exchange(self, bids: Mapping[str, Bid], costs: bytes = b"") -> Exchange:
         """Renew the leases with these bids, and publish these costs of clients. Raises `LeasesUnreachable`."""

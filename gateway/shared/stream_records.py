@@ -15,11 +15,9 @@ from typing import NamedTuple, cast
 
 import anyio
 import structlog
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from gateway.shared.redis_client import TIMEOUT_S, open_client
 from gateway.streaming.moving.record_store import (
     HeldElsewhere,
     OnDemand,
@@ -28,8 +26,6 @@ from gateway.streaming.moving.record_store import (
     StreamDemand,
 )
 
-TIMEOUT_S = 0.5
-"""Time for Redis to answer."""
 PERIOD_S = 0.5
 """Time between two signs of life."""
 LEASE_S = 2.0
@@ -119,11 +115,10 @@ class StreamRecords:
     """Implements `gateway.streaming.moving.record_store.RecordStore`."""
 
     def __init__(self, url: str, gateway: str) -> None:
-        """`url` as `RedisLeases` takes it; `gateway` is a name that no other gateway has."""
+        """`url` as Redis' own clients write it; `gateway` is a name that no other gateway has. Raises `ValueError` for
+        a URL that they do not take."""
         self._gateway = gateway
-        self._redis = Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
+        self._redis = open_client(url)
         self._queue: deque[_Write] = deque()
         self._queued_bytes = 0
         self._unsent: Counter[str] = Counter()
