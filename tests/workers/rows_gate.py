@@ -12,9 +12,9 @@ from workers.sampling.sample_spec import SampleSpec
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11))
 
 
-def run_rows_gate(runner: Runner, other: Runner, length: int, *, cuts: Sequence[int] = (1, 16, 33)) -> None:
+def run_rows_gate(runner: Runner, other: Runner, length: int, *, splits: Sequence[int] = (1, 16, 33)) -> None:
     """Move a prompt of `length` tokens and the rows decoded after it between slots and runners, in pieces that end at
-    `cuts`.
+    `splits`.
 
     The runners may be one; they have two slots or more, all of them empty. Raises `AssertionError` where a token or a
     bit differs.
@@ -28,7 +28,7 @@ def run_rows_gate(runner: Runner, other: Runner, length: int, *, cuts: Sequence[
         begun = _continue(runner, 0, _prefill(runner, 0, prompt, sampling), length, sampling, 4)
         assert begun == expected[:4]
         written = length + 3  # the last token has no row yet
-        bounds = [0, *(cut for cut in cuts if cut < written), written]
+        bounds = [0, *(split for split in splits if split < written), written]
         pieces = [bytes(runner.read_rows(0, start, end)) for start, end in pairwise(bounds)]
         assert [len(piece) for piece in pieces] == [
             (end - start) * runner.capabilities.row_bytes for start, end in pairwise(bounds)

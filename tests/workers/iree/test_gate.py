@@ -341,7 +341,7 @@ def test_rows_written_to_another_runner_are_as_good_as_computed_ones(load: Load,
     """Neither the number of slots nor of threads matters."""
     one, other = load(dtype=dtype), load(dtype=dtype, slots=3, device="local-task", threads=2)
     try:
-        run_rows_gate(one, other, 50, cuts=(1, 16, 19, 48))
+        run_rows_gate(one, other, 50, splits=(1, 16, 19, 48))
     finally:
         one.close()
         other.close()

@@ -97,7 +97,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
 
 
 def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
-    """Return the rows that the KV cache can have. For the server itself: its workers are told their context."""
+    """Return the rows that the KV cache can have. For the server itself: its workers get their context."""
     one = row_bytes(spec, backend, config)
     free = spec.kv_bytes or _free_for_kv(spec, config, os.getpid())
     return min(min(free, spec.kv_most or free) // one, addressed_rows(spec, one))

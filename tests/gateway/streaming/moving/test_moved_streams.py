@@ -104,7 +104,7 @@ async def test_a_gateway_that_lost_a_stream_to_another_one_lets_go_of_it() -> No
 async def test_a_third_gateway_goes_on_where_the_second_one_was() -> None:
     async with two_gateways() as (one, two, _):
         first, _number = await begin(one)
-        told = text_of(first)
+        received = text_of(first)
         one.die()
         second = two.open("GET", path_of(first), last_event_id=id_of(first.events[-1]))
         (submit,) = await two.worker.wait_submits(1)
@@ -116,7 +116,7 @@ async def test_a_third_gateway_goes_on_where_the_second_one_was() -> None:
         last = (await one.worker.wait_submits(2))[-1]
         one.worker.finish(last.stream, "one, two, three")
         await third.ended.wait()
-        assert told + text_of(second) + text_of(third) == "one, two, three"
+        assert received + text_of(second) + text_of(third) == "one, two, three"
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -248,7 +248,7 @@ async def test_an_invalid_position_is_refused_and_the_stream_stays_to_be_had(
         assert again.status == 200
 
 
-async def test_an_unreachable_store_is_told_from_an_unknown_stream() -> None:
+async def test_an_unreachable_store_is_no_unknown_stream() -> None:
     async with two_gateways() as (one, two, shared):
         first, _number = await begin(one)
         shared.reachable = False

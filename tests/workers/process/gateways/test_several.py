@@ -137,14 +137,16 @@ async def test_kv_is_not_shared_between_gateways_with_different_keys(tmp_path: P
 
 async def test_replicas_are_told_what_the_worker_holds_of_all_of_them() -> None:
     """One of them in the step that is about it, the other one in its next heartbeat."""
-    told: list[tuple[int, Event]] = []
-    shared_worker = SharedWorker(Stub(), ["", ""], lambda: 0.0, lambda gateway, event: told.append((gateway, event)))
+    received: list[tuple[int, Event]] = []
+    shared_worker = SharedWorker(
+        Stub(), ["", ""], lambda: 0.0, lambda gateway, event: received.append((gateway, event))
+    )
     shared_worker.describe(2)
     shared_worker.submit(0, submit(7))
     held = (HeldPrefix(0, 40, (1, 2)),)
     shared_worker.pass_on(Step((Delta(1, (5,)),), prefixes=held))
     shared_worker.pass_on(Heartbeat(Gauges()))
-    frames = [(gateway, event) for gateway, event in told if isinstance(event, Step | Heartbeat)]
+    frames = [(gateway, event) for gateway, event in received if isinstance(event, Step | Heartbeat)]
     assert [(gateway, type(event), event.prefixes) for gateway, event in frames] == [
         (0, Step, held),
         (0, Heartbeat, ()),
@@ -153,9 +155,9 @@ async def test_replicas_are_told_what_the_worker_holds_of_all_of_them() -> None:
 
 
 async def test_rows_go_to_the_gateway_that_asked_for_them() -> None:
-    told: list[tuple[int, Event]] = []
+    received: list[tuple[int, Event]] = []
     stub = Stub()
-    worker = SharedWorker(stub, ["one/", "two/"], lambda: 0.0, lambda gateway, event: told.append((gateway, event)))
+    worker = SharedWorker(stub, ["one/", "two/"], lambda: 0.0, lambda gateway, event: received.append((gateway, event)))
     worker.describe(4)
     worker.submit(0, submit(7))
     worker.submit(1, submit(7))
@@ -167,12 +169,12 @@ async def test_rows_go_to_the_gateway_that_asked_for_them() -> None:
     worker.pass_on(Rows(5))
     worker.pass_on(RowsWritten(6, 1))
     worker.pass_on(RowsWritten(6, 1))
-    assert told == [(1, Rows(5)), (0, RowsWritten(6, 1))]
+    assert received == [(1, Rows(5)), (0, RowsWritten(6, 1))]
     worker.ask_rows(0, ReadRows(8, 1, 99, 0, 4))
-    assert told[2:] == [(0, Rows(8))], "a stream that is not its own"
+    assert received[2:] == [(0, Rows(8))], "a stream that is not its own"
     for query in range(100, 101 + MAX_ROW_QUESTIONS // 2):
         worker.ask_rows(0, ReadRows(query, 1, 7, 0, 4))
-    assert told[3:] == [(0, Rows(query))], "it has its share of the questions"
+    assert received[3:] == [(0, Rows(query))], "it has its share of the questions"
 
 
 def test_replicas_of_one_gateway_share_kv() -> None:
