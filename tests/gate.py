@@ -19,6 +19,7 @@ from msgspec import structs
 from protocol.request import Bias, Sampling
 from protocol.scheduling import Urgency
 from tests.grammar_matchers import matcher_of
+from tests.workers.engine.harness.drafting import Unlimited
 from workers.engine.chunking import chunk_lengths
 from workers.engine.edits.dry import Breakers
 from workers.engine.engine import BatchEngine
@@ -144,9 +145,9 @@ def guessing(
 ) -> Speculator:
     """Return a speculator that mostly drafts the tokens of the reference runs, whatever it costs."""
 
-    def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float]], most: int) -> list[int]:
+    def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
         chosen, room = [], most - len(drafts)
-        for length, _ in drafts:
+        for length, *_ in drafts:
             chosen.append(randomness.randint(0, min(length, room)))
             room -= chosen[-1]
         return chosen
@@ -155,6 +156,7 @@ def guessing(
         capabilities,
         lambda each: [_Guess(each, references[each.request.stream], randomness, capabilities.vocab_size)],
         lengths,
+        budget=Unlimited(),
         beside_prompts=True,
         clock=lambda: 0.0,
     )

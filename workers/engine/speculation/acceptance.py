@@ -6,25 +6,49 @@ PRIOR_TOKENS = 2.0
 """Drafted tokens as which the rate of others counts at the start."""
 
 
+class _Rate:
+    """A moving average of what was accepted."""
+
+    def __init__(self, start: float) -> None:
+        self._tokens = PRIOR_TOKENS
+        self._accepted = PRIOR_TOKENS * start
+
+    @property
+    def value(self) -> float:
+        return self._accepted / self._tokens
+
+    def record(self, accepted: int, rejected: int) -> None:
+        for _ in range(accepted):
+            self._tokens, self._accepted = self._tokens * DECAY + 1, self._accepted * DECAY + 1
+        for _ in range(rejected):
+            self._tokens, self._accepted = self._tokens * DECAY + 1, self._accepted * DECAY
+
+
 class Acceptance:
-    """The rate at which a drafted token is accepted after those before it were."""
+    """The rates at which the first token of a draft is accepted, and each further one after those before it were: a
+    draft that begins right often stays right for long."""
 
     def __init__(self, others: "Acceptance | None" = None) -> None:
-        """Starts with the rate of `others`, which learns what this one does; without it with one half."""
+        """Starts with the rates of `others`, which learns what this one does; without it with one half."""
         self._others = others
-        self._tokens = PRIOR_TOKENS
-        self._accepted = PRIOR_TOKENS * (0.5 if others is None else others.rate)
+        self._first = _Rate(0.5 if others is None else others.first)
+        self._next = _Rate(0.5 if others is None else others.rate)
+
+    @property
+    def first(self) -> float:
+        """The estimate for the first token, within 0 and 1."""
+        return self._first.value
 
     @property
     def rate(self) -> float:
-        """The estimate, within 0 and 1."""
-        return self._accepted / self._tokens
+        """The estimate for each further token, within 0 and 1."""
+        return self._next.value
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Record a draft, whose tokens after the first rejected one tell nothing."""
-        for _ in range(accepted):
-            self._tokens, self._accepted = self._tokens * DECAY + 1, self._accepted * DECAY + 1
-        if accepted < drafted:
-            self._tokens, self._accepted = self._tokens * DECAY + 1, self._accepted * DECAY
+        """Record a draft of at least one token. Those after the first rejected one tell nothing."""
+        began = min(accepted, 1)
+        self._first.record(began, 1 - began)
+        if began:
+            self._next.record(accepted - 1, int(accepted < drafted))
         if self._others is not None:
             self._others.record(drafted, accepted)

@@ -9,12 +9,12 @@ MARGIN = 1.05
 """Tokens a second that are expected with drafts, relative to those without, from which on drafts are verified."""
 
 
-def draft_lengths(costs: StepCosts, drafts: Sequence[tuple[int, float]], most: int) -> list[int]:
+def draft_lengths(costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
     """Return how many tokens of each draft to verify, so that the step has the most tokens a second.
 
-    Each draft has its length and the rate at which its tokens are accepted. A sequence has one row without a draft, and
-    one more for each drafted token; the step has `most` rows. No draft is verified until the cost of the step without
-    any is measured.
+    Each draft has its length and the rates at which its first token and each further one are accepted. A sequence has
+    one row without a draft, and one more for each drafted token; the step has `most` rows. No draft is verified until
+    the cost of the step without any is measured.
     """
     rows, lengths = len(drafts), [0] * len(drafts)
     alone = costs.measured(rows)
@@ -22,14 +22,14 @@ def draft_lengths(costs: StepCosts, drafts: Sequence[tuple[int, float]], most: i
         return lengths
     best, chosen, tokens = MARGIN * rows / alone, lengths, float(rows)
     # The probability that a token is accepted falls from each one of a draft to the next.
-    waiting = [(-rate, at) for at, (length, rate) in enumerate(drafts) if length]
+    waiting = [(-first, at) for at, (length, first, _) in enumerate(drafts) if length]
     heapq.heapify(waiting)
     lengths = list(lengths)
     while waiting and rows < most:
         likely, at = waiting[0]
         lengths[at] += 1
         rows, tokens = rows + 1, tokens - likely
-        length, rate = drafts[at]
+        length, _, rate = drafts[at]
         if lengths[at] < length:
             heapq.heapreplace(waiting, (likely * rate, at))
         else:

@@ -8,55 +8,66 @@ from collections.abc import Sequence
 
 SIZES = (4, 2)
 """Tokens by which a place is found, the first of which is preferred."""
-MAX_INDEXED = 1 << 15
-"""Tokens whose places are known, the last ones. The index of one takes some 300 bytes."""
+MAX_SEARCHED = 1 << 15
+"""Tokens that are searched, the last ones: at least so many, and at most twice as many."""
 
 
 class PromptLookup:
-    """Implements `Drafter`. A call takes some microseconds, and the first one some 100 for 1,000 tokens."""
+    """Implements `Drafter`. A call takes some microseconds, and the first one some 50 for 1,000 tokens.
+
+    The tokens are kept as the characters of a string, 4 bytes each, which Python searches about as fast as it reads
+    memory: there is no index that each token would have to be added to.
+    """
 
     def __init__(self, tokens: list[int]) -> None:
         """`tokens` are those of the sequence, to which its owner appends."""
         self._tokens = tokens
-        self._places: list[dict[tuple[int, ...], int]] = [{} for _ in SIZES]
-        """By the last tokens before a place: the index of the token there, for each of `SIZES`."""
-        self._first = self._end = max(0, len(tokens) - MAX_INDEXED)
-        """The places after these tokens are in the index, up to the second one."""
-        self._source = self._length = 0
+        self._text = ""
+        self._first = max(0, len(tokens) - MAX_SEARCHED)
+        """The token of the first character."""
+        self._place = self._length = 0
         """The place of the last draft, and the length of the sequence then. 0 for none."""
 
     def draft(self, most: int) -> Sequence[int]:
         """See `Drafter.draft`. A draft that reaches the end of the sequence repeats its own first tokens."""
-        self._index()
-        source = self._find()
-        self._source, self._length = source, len(self._tokens)
-        if not source:
+        place, new = self._place, len(self._tokens) - self._length
+        follows = place and self._tokens[self._length :] == self._tokens[place : place + new]
+        if not follows and not (found := self._find()):
             return ()
-        draft = self._tokens[source : source + most]
+        return self._draft_at(place + new if follows else found, most)
+
+    def realigned(self, most: int) -> Sequence[int]:
+        """Return a draft as if the tokens since the last draft stood for as many at its place."""
+        place = self._place + len(self._tokens) - self._length
+        return self._draft_at(place, most) if self._place else ()
+
+    def _draft_at(self, place: int, most: int) -> Sequence[int]:
+        self._place, self._length = place, len(self._tokens)
+        draft = self._tokens[place : place + most]
         for at in range(most - len(draft)):
             draft.append(draft[at])
         return draft
 
-    def _index(self) -> None:
-        """Add the places before the last token: the last tokens themselves are not among them."""
-        tokens, last = self._tokens, len(self._tokens) - 1
-        if last - self._first > 2 * MAX_INDEXED:
-            self._first = self._end = last - MAX_INDEXED
-            for places in self._places:
-                places.clear()
-        for size, places in zip(SIZES, self._places, strict=True):
-            begin = max(self._end + 1 - size, self._first)
-            if last - begin >= size:
-                parts = zip(*(tokens[begin + at : last - size + at + 1] for at in range(size)), strict=True)
-                places.update(zip(parts, range(begin + size, last + 1), strict=True))
-        self._end = max(self._end, last)
-
     def _find(self) -> int:
-        """Return the place where the sequence goes on as before its end; 0 if there is none."""
-        tokens, new = self._tokens, len(self._tokens) - self._length
-        if self._source and tokens[self._length :] == tokens[self._source : self._source + new]:
-            return self._source + new
-        for size, places in zip(SIZES, self._places, strict=True):
-            if place := places.get(tuple(tokens[-size:])):
-                return place
+        """Return the place after the last tokens where they occurred before; 0 if there is none."""
+        text = self._text
+        if len(self._tokens) - self._first > 2 * MAX_SEARCHED:
+            self._first, text = len(self._tokens) - MAX_SEARCHED, ""
+        self._text = text = text + "".join(map(chr, self._tokens[self._first + len(text) :]))
+        for size in SIZES:
+            if (found := text.rfind(text[-size:], 0, -1)) >= 0 and len(text) > size:
+                return self._first + found + size
         return 0
+
+
+class RealignedLookup:
+    """Implements `Drafter`, for answers that repeat a text with other words in it, like the objects of a list: drafts
+    what follows the place of the last draft, although its tokens were other ones."""
+
+    def __init__(self, lookup: PromptLookup) -> None:
+        """`lookup` is that of the sequence, which finds places."""
+        self._lookup = lookup
+
+    def draft(self, most: int) -> Sequence[int]:
+        """See `Drafter.draft`."""
+        return self._lookup.realigned(most)

@@ -67,8 +67,13 @@ class SequenceDrafts:
         self.accepted = 0
 
     @property
+    def first(self) -> float:
+        """The rate at which the first token of the last draft may be accepted."""
+        return self._source.acceptance.first
+
+    @property
     def rate(self) -> float:
-        """The rate at which the tokens of the last draft may be accepted."""
+        """The rate at which its further tokens may be accepted, each after those before it."""
         return self._source.acceptance.rate
 
     def draft(self, most: int) -> Sequence[int]:

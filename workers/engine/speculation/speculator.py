@@ -18,10 +18,21 @@ from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.forced_tokens import ForcedTokens
 from workers.engine.speculation.loss_budget import LossBudget
-from workers.engine.speculation.prompt_lookup import PromptLookup
+from workers.engine.speculation.prompt_lookup import PromptLookup, RealignedLookup
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.speculation.step_costs import StepCosts
 from workers.sampling.sample_spec import SampleSpec
+
+CALLS_S = 2e-6
+"""The time of a look-up that is not measured: that of the calls and of the records of its step."""
+NO_ROOM_REST = 4
+"""Further steps without a look-up after one that has no room for drafts."""
+RECORDED_EVERY = 8
+"""The cost of one of so many steps without a look-up is recorded."""
+OUTLIER = 2.0
+"""The most that a step with drafts counts, relative to what such steps usually take."""
+LOOKUP_WEIGHT = 2.0
+"""How often the time of a look-up counts: the step after it finds less in the CPU's caches."""
 
 
 class Draft(NamedTuple):
@@ -54,7 +65,8 @@ NO_DRAFT = Draft()
 def drafters(sequence: EngineSequence) -> list[Drafter]:
     """Return what drafts the tokens of a sequence: what is forced comes before what is likely."""
     lookup = PromptLookup(sequence.tokens)
-    return [lookup] if sequence.processors is None else [ForcedTokens(sequence.processors), lookup]
+    looked_up: list[Drafter] = [lookup, RealignedLookup(lookup)]
+    return looked_up if sequence.processors is None else [ForcedTokens(sequence.processors), *looked_up]
 
 
 class Speculator:
@@ -64,13 +76,15 @@ class Speculator:
         self,
         capabilities: RunnerCapabilities,
         make_drafters: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
-        choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float]], int], list[int]] = draft_lengths,
+        choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float, float]], int], list[int]] = draft_lengths,
         *,
+        budget: LossBudget | None = None,
         beside_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
-        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
+        """`budget` bounds what drafts may lose; None is the usual one. `beside_prompts`: also in steps in which prompts
+        wait, whose first tokens it delays. `clock` measures the time to draft. Raises `ValueError` for a runner that
+        takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         self._most = capabilities.decode_rows
@@ -79,27 +93,32 @@ class Speculator:
         self._choose_lengths = choose_lengths
         self._beside_prompts = beside_prompts
         self._clock = clock
-        self._budget = LossBudget()
+        self._budget = budget or LossBudget()
+        self._rest = 0
+        """Further steps without a look-up: they pay for the last ones."""
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
     def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
         """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
         prefilled."""
+        if self._rest:  # first, because it is the usual case where a step takes some 100 microseconds
+            return None
         room = self._most - len(decoding)
-        if room < 1 or self._budget.spent or (prompts and not self._beside_prompts):
+        if room < 1 or (prompts and not self._beside_prompts):
+            self._rest = NO_ROOM_REST
             return None
         began = self._clock()
         planned = self._plan(decoding, room)
-        self._budget.pay(self._clock() - began)
+        self._budget.pay(LOOKUP_WEIGHT * (self._clock() - began) + CALLS_S)
         return planned
 
     def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
         drafts = [self._draft(sequence, room) for sequence in decoding]
         if not any(drafts):
             return None
-        rates = [each.drafts.rate if each.drafts is not None else 0.0 for each in decoding]
-        offers = [(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
+        rates = [(0.0, 0.0) if each.drafts is None else (each.drafts.first, each.drafts.rate) for each in decoding]
+        offers = [(len(draft), *each) for draft, each in zip(drafts, rates, strict=True)]
         planned = [NO_DRAFT] * len(decoding)
         for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
             if length:
@@ -115,15 +134,24 @@ class Speculator:
 
     def record_step(self, seconds: float, sequences: int) -> None:
         """Record how long a step without drafts took."""
+        if self._rest:
+            self._rest -= 1
+            if self._rest % RECORDED_EVERY == 0:
+                self._costs.record(sequences, seconds)
+            return
         self._costs.record(sequences, seconds)
-        self._budget.step(seconds)
+        self._rest = self._budget.step(seconds)
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
         """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
         self._costs.record(rows, seconds)
-        # By what such steps usually take: a single one may have waited for the CPU.
         alone = self._costs.measured(sequences)
-        self._budget.step(seconds, 0.0 if alone is None else alone * tokens / sequences - self._costs.of(rows))
+        if alone is None:
+            self._rest = self._budget.step(seconds)
+            return
+        # A single step may have waited for the CPU.
+        took = min(seconds, OUTLIER * self._costs.of(rows))
+        self._rest = self._budget.step(took, alone * tokens / sequences - took)
 
     @staticmethod
     def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.drafter import Drafter
+from workers.engine.speculation.loss_budget import LossBudget
 from workers.engine.speculation.speculator import Speculator, drafters
 from workers.engine.speculation.step_costs import StepCosts
 
@@ -16,12 +17,23 @@ def always(
     beside_prompts: bool = False,
 ) -> Speculator:
     """A speculator to which every draft is worth its rows, those of the first sequences before others."""
-    return Speculator(capabilities, make, _as_long_as_possible, beside_prompts=beside_prompts, clock=lambda: 0.0)
+    budget = Unlimited()
+    return Speculator(
+        capabilities, make, _as_long_as_possible, budget=budget, beside_prompts=beside_prompts, clock=lambda: 0.0
+    )
 
 
-def _as_long_as_possible(_costs: StepCosts, drafts: Sequence[tuple[int, float]], most: int) -> list[int]:
+class Unlimited(LossBudget):
+    """A budget that is never spent."""
+
+    def step(self, seconds: float, gained: float = 0.0) -> int:
+        """Return no rest."""
+        return 0
+
+
+def _as_long_as_possible(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
     room, lengths = most - len(drafts), []
-    for length, _ in drafts:
+    for length, *_ in drafts:
         lengths.append(min(length, room))
         room -= lengths[-1]
     return lengths

@@ -16,34 +16,41 @@ def costs(**seconds: float) -> StepCosts:
 
 
 def test_nothing_is_verified_before_a_step_is_measured() -> None:
-    assert draft_lengths(StepCosts(), [(5, 1.0)], 8) == [0]
-    assert draft_lengths(costs(r2=1.0), [(5, 1.0)], 8) == [0], "of two sequences, not of one"
+    assert draft_lengths(StepCosts(), [(5, 1.0, 1.0)], 8) == [0]
+    assert draft_lengths(costs(r2=1.0), [(5, 1.0, 1.0)], 8) == [0], "of two sequences, not of one"
 
 
 def test_all_of_a_likely_draft_is_verified_and_nothing_of_an_unlikely_one() -> None:
-    assert draft_lengths(costs(r1=1.0), [(7, 0.99)], 8) == [7]
-    assert draft_lengths(costs(r1=1.0), [(7, 0.1)], 8) == [0]
+    assert draft_lengths(costs(r1=1.0), [(7, 0.99, 0.99)], 8) == [7]
+    assert draft_lengths(costs(r1=1.0), [(7, 0.1, 0.1)], 8) == [0]
 
 
 def test_a_draft_ends_where_the_next_token_does_not_pay() -> None:
     measured = costs(r1=1.0, r2=1.1, r3=1.2, r4=1.9)
-    assert draft_lengths(measured, [(7, 0.6)], 8) == [2]
+    assert draft_lengths(measured, [(7, 0.6, 0.6)], 8) == [2]
+
+
+def test_a_draft_whose_first_token_is_unlikely_is_verified_if_many_follow_it() -> None:
+    measured = costs(r1=1.0, r2=1.4, r8=1.5)
+    assert draft_lengths(measured, [(7, 0.2, 0.98)], 8) == [7]
+    assert draft_lengths(measured, [(7, 0.2, 0.5)], 8) == [0]
+    assert draft_lengths(measured, [(7, 0.05, 0.98)], 8) == [0]
 
 
 def test_a_jump_of_costs_is_crossed_if_what_is_beyond_pays() -> None:
     measured = costs(r1=1.0, r2=1.9, r8=2.0)
-    assert draft_lengths(measured, [(7, 0.95)], 8) == [7]
+    assert draft_lengths(measured, [(7, 0.95, 0.95)], 8) == [7]
 
 
 def test_the_likeliest_tokens_of_all_drafts_have_the_rows() -> None:
     measured = costs(r3=1.0, r8=1.1)
-    assert draft_lengths(measured, [(4, 0.9), (4, 0.2), (2, 0.9)], 7) == [2, 0, 2]
-    assert draft_lengths(measured, [(4, 0.9), (0, 0.0), (4, 0.9)], 3) == [0, 0, 0], "no row is left"
+    assert draft_lengths(measured, [(4, 0.9, 0.9), (4, 0.2, 0.2), (2, 0.9, 0.9)], 7) == [2, 0, 2]
+    assert draft_lengths(measured, [(4, 0.9, 0.9), (0, 0.0, 0.0), (4, 0.9, 0.9)], 3) == [0, 0, 0], "no row is left"
 
 
 def test_a_gain_within_the_error_of_measurements_is_none() -> None:
-    assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.04)], 2) == [0]
-    assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.06)], 2) == [1]
+    assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.04, 0.04)], 2) == [0]
+    assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.06, 0.06)], 2) == [1]
 
 
 def test_costs_between_measured_ones_are_interpolated_and_those_beyond_assumed() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.engine.speculation import prompt_lookup
-from workers.engine.speculation.prompt_lookup import MAX_INDEXED, SIZES, PromptLookup
+from workers.engine.speculation.prompt_lookup import SIZES, PromptLookup, RealignedLookup
 
 
 def place_of(tokens: list[int]) -> int:
@@ -29,16 +29,18 @@ def test_the_first_draft_is_what_followed_the_last_tokens_before(tokens: list[in
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=20))
-def test_the_index_grows_with_the_sequence(parts: list[list[int]]) -> None:
-    """A draft that is followed stays at its place, so only those after another token are compared."""
+def test_a_place_is_found_however_the_sequence_has_grown(parts: list[list[int]]) -> None:
+    """A draft that is followed stays at its place, so only the search is compared."""
     tokens = [0, 1]
     grown = PromptLookup(tokens)
     for part in parts:
         tokens += part
-        grown._index()
-        fresh = PromptLookup(list(tokens))
-        fresh._index()
-        assert grown._places == fresh._places
+        assert grown._find() == place_of(tokens)
+
+
+@given(st.lists(st.sampled_from([0, 55296, 57343, 0x10FFFF]), min_size=1, max_size=12))
+def test_any_token_of_a_vocabulary_is_a_character(tokens: list[int]) -> None:
+    assert PromptLookup(tokens)._find() == place_of(tokens)
 
 
 def test_a_draft_stays_at_its_place_while_the_answer_follows_it() -> None:
@@ -65,16 +67,39 @@ def test_nothing_is_drafted_without_a_repetition() -> None:
     assert lookup.draft(2) == [3, 1]
 
 
-def test_the_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_lookup, "MAX_INDEXED", 10)
+def test_a_draft_is_realigned_behind_other_tokens() -> None:
+    tokens = [1, 2, 3, 9, 4, 5, 6, 1, 2]
+    lookup = PromptLookup(tokens)
+    realigned = RealignedLookup(lookup)
+    assert realigned.draft(3) == (), "without a place"
+    assert lookup.draft(3) == [3, 9, 4]
+    tokens += [3, 8]
+    assert lookup.draft(3) == ()
+    assert realigned.draft(3) == [4, 5, 6]
+    tokens += [4, 5]
+    assert lookup.draft(2) == [6, 1], "it stays there while the answer follows it"
+
+
+def test_the_searched_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "MAX_SEARCHED", 10)
     tokens = list(range(100))
     lookup = PromptLookup(tokens)
     for token in range(100, 200):
         tokens.append(token)
-        lookup._index()
-        assert all(len(places) <= 20 for places in lookup._places)
-    tokens += [195, 196, 197, 198]
-    assert lookup.draft(1) == [199]
+        lookup._find()
+        assert 10 <= len(lookup._text) <= 20
+    tokens += [190, 191]
+    assert lookup.draft(1) == [192]
     tokens += [50, 51]
     assert lookup.draft(1) == (), "too long ago"
-    assert MAX_INDEXED > 1000
+
+
+def test_no_more_tokens_are_kept_than_twice_those_searched() -> None:
+    tokens = [7] * (2 * prompt_lookup.MAX_SEARCHED)
+    lookup = PromptLookup(tokens)
+    tokens += [8] * prompt_lookup.MAX_SEARCHED
+    lookup._find()
+    assert len(lookup._text) == 2 * prompt_lookup.MAX_SEARCHED
+    tokens.append(9)
+    lookup._find()
+    assert len(lookup._text) == prompt_lookup.MAX_SEARCHED

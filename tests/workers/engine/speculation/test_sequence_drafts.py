@@ -1,7 +1,7 @@
 """Drafts that are not verified are compared, and those that fail pause."""
 
 from workers.engine.speculation.acceptance import Acceptance
-from workers.engine.speculation.loss_budget import CREDIT_STEPS, LOSS, LossBudget
+from workers.engine.speculation.loss_budget import CREDIT_STEPS, LOSS, MAX_REST, LossBudget
 from workers.engine.speculation.sequence_drafts import MAX_PAUSE, UNVERIFIED, SequenceDrafts
 
 
@@ -25,13 +25,13 @@ def begin() -> tuple[list[int], Counting, SequenceDrafts]:
 
 def test_a_draft_that_was_not_verified_counts_as_the_tokens_show() -> None:
     tokens, drafter, drafts = begin()
-    before = drafts.rate
+    before = (drafts.first, drafts.rate)
     drafts.not_verified(drafts.draft(6))
     for token in range(1, 1 + UNVERIFIED):
         assert not drafts.draft(6), "while it is compared"
         tokens.append(token)
     assert drafts.draft(6) == [5, 6, 7, 8, 9, 10]
-    assert drafts.rate > before
+    assert (drafts.first, drafts.rate) > before
     assert (drafter.calls, drafts.drafted) == (2, 0)
 
 
@@ -43,7 +43,7 @@ def test_a_drafter_pauses_longer_each_time_that_it_would_have_failed() -> None:
         if draft := drafts.draft(3):
             drafts.not_verified(draft)
     assert drafter.calls < 10 + 1000 / MAX_PAUSE
-    assert drafts.rate < 0.1
+    assert drafts.first < 0.1
     tokens += [len(tokens) + at for at in range(MAX_PAUSE + UNVERIFIED)]
     drafts.draft(3)
     drafts.verified(3, 3)
@@ -60,39 +60,61 @@ def test_the_first_drafter_with_a_draft_is_used_and_measured() -> None:
     drafts = SequenceDrafts(tokens, [Silent(tokens), Counting(tokens)], rates)
     assert drafts.draft(2) == [1, 2]
     drafts.verified(2, 0)
-    assert rates["Silent"].rate == 0.5
-    assert rates["Counting"].rate < 0.5
-    assert SequenceDrafts([0], [Counting([0])], rates).rate == rates["Counting"].rate, "that of others"
+    assert rates["Silent"].first == 0.5
+    assert rates["Counting"].first < 0.5
+    assert SequenceDrafts([0], [Counting([0])], rates).first == rates["Counting"].first, "that of others"
 
 
-def test_a_rate_begins_with_that_of_others_and_forgets() -> None:
+def test_rates_begin_with_those_of_others_and_forget() -> None:
     others = Acceptance()
     for _ in range(200):
         others.record(4, 4)
-    assert others.rate > 0.95
+    assert min(others.first, others.rate) > 0.95
     mine = Acceptance(others)
-    assert mine.rate == others.rate
+    assert (mine.first, mine.rate) == (others.first, others.rate)
     for _ in range(100):
         mine.record(4, 0)
+    assert mine.first < 0.1
+    assert others.first < 0.1, "it learns what each does"
+    for _ in range(100):
+        mine.record(4, 1)
+    assert mine.first > 0.9
     assert mine.rate < 0.1
-    assert others.rate < 0.1, "it learns what each does"
+
+
+def test_the_first_token_and_those_after_it_are_counted_apart() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.record(6, 6)
+        acceptance.record(6, 0)
+    assert 0.4 < acceptance.first < 0.6
+    assert acceptance.rate > 0.95
 
 
 def test_what_follows_a_rejected_token_tells_nothing() -> None:
     short, long = Acceptance(), Acceptance()
     short.record(3, 2)
     long.record(30, 2)
-    assert short.rate == long.rate
+    assert (short.first, short.rate) == (long.first, long.rate)
 
 
 def test_losses_are_paid_by_a_part_of_the_steps_and_by_gains() -> None:
     budget = LossBudget()
     budget.pay(0.5)
-    steps = 0
-    while budget.spent:
-        budget.step(1.0)
-        steps += 1
-    assert steps == round(0.5 / LOSS)
+    rest = budget.step(1.0)
+    assert LOSS * rest < 0.5 <= LOSS * (rest + 1), "the step itself has paid a part"
+    assert budget.step(1.0) == 0, "which are counted"
     budget.step(1.0, gained=100.0)
     budget.pay(CREDIT_STEPS * LOSS + 0.001)
-    assert budget.spent, "gains are not saved for long"
+    assert budget.step(0.0) == 1, "gains are not saved for long"
+
+
+def test_no_rest_is_longer_than_its_bound() -> None:
+    budget = LossBudget()
+    budget.pay(LOSS * (MAX_REST + 1))
+    assert budget.step(1.0) == MAX_REST
+    budget.pay(LOSS)
+    assert budget.step(1.0) == 0, "and it is paid for"
+    budget.pay(LOSS * (MAX_REST + 10))
+    assert budget.step(1.0) == MAX_REST
+    assert budget.step(1.0) == 8, "the others follow"

@@ -147,7 +147,38 @@ def test_costs_and_rates_decide_by_themselves() -> None:
     assert outcome.gauges.accepted_tokens > 30
     device = runner(alphabet=tuple(range(97, 123)))
     outcome = run(device, [request], Speculator(device.capabilities, clock=lambda: 0.0))
-    assert outcome.gauges.draft_tokens < 10
+    assert outcome.gauges.draft_tokens < outcome.gauges.decode_steps, "though rows cost nothing"
+
+
+class CountingCalls:
+    """Has no draft."""
+
+    calls = 0
+
+    def draft(self, most: int) -> Sequence[int]:
+        self.calls += 1
+        return ()
+
+
+def test_steps_pay_for_look_ups_in_vain() -> None:
+    """A look-up takes as long as a step: its clock goes on by a second with each call, as that of the engine does."""
+    drafter, times = CountingCalls(), itertools.count()
+    device = runner()
+    speculator = Speculator(device.capabilities, lambda _: [drafter], clock=lambda: next(times) / 1000)
+    run(device, [EngineRequest(1, (97, 98), max_tokens=80)], speculator)
+    assert drafter.calls == 1
+    free = Speculator(device.capabilities, lambda _: [drafter], clock=lambda: 0.0)
+    run(runner(), [EngineRequest(1, (97, 98), max_tokens=80)], free)
+    assert drafter.calls > 60
+
+
+def test_a_full_batch_is_looked_at_now_and_then() -> None:
+    """Rows for a draft become free when one of two sequences ends."""
+    device = runner(alphabet=(97,), slots=2, decode_rows=2)
+    requests = [EngineRequest(1, (97, 98) * 4, max_tokens=20), EngineRequest(2, (97, 98) * 4, max_tokens=60)]
+    outcome = run(device, requests, always(device.capabilities))
+    assert outcome.gauges.accepted_tokens > 10
+    assert [len(outcome.tokens[stream]) for stream in (1, 2)] == [20, 60]
 
 
 def test_nothing_is_drafted_while_prompts_wait() -> None:
