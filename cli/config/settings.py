@@ -107,10 +107,10 @@ class Settings(BaseSettings):
         le=MAX_COUNT,
     )
     speculate: Literal["auto", "off"] = _field(
-        "off",
+        "auto",
         ENGINE,
-        "Speculative decoding. auto: draft tokens that repeat the prompt or the answer, or that a grammar forces, "
-        "where verifying them is worth it. Answers are the same.",
+        "Speculative decoding. auto: on CPUs, draft tokens that repeat the prompt or the answer, or that a grammar "
+        "forces, where verifying them is worth it. Answers are the same.",
     )
     prefix_cache: bool = _field(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
     prefix_bytes: int = _field(

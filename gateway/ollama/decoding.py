@@ -112,7 +112,9 @@ class OllamaDecoder:
             inputs=[made],
             sampling=_sampling(options),
             limits=Limits(
-                max_tokens=limit if limit is not None and limit > 0 else None, stop=stop_strings(options.stop)
+                max_tokens=limit if limit is not None and limit > 0 else None,
+                stop=stop_strings(options.stop),
+                speculate=options.speculate is not False,
             ),
             output=OutputOptions(
                 stream=body.stream is not False,

@@ -25,7 +25,8 @@ Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`options`. A `num_ctx` over the context of the model is refused; the context itself is the server's setting."""
+    """`options`. A `num_ctx` over the context of the model is refused; the context itself is the server's setting.
+    `speculate` is Baton's own."""
 
     temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
@@ -39,6 +40,7 @@ class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    speculate: bool | None = None
     # Without effect on an answer: how the server uses memory and devices, and details of options that are off.
     f16_kv: Any = None
     logits_all: Any = None

@@ -24,6 +24,7 @@ from workers.engine.runner import (
     check_chunks,
     check_copy,
     check_read,
+    check_rows,
     check_specs,
     check_targets,
     check_write,
@@ -152,6 +153,7 @@ class MlxRunner:
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         if not rows:
             return []
+        check_rows(self.capabilities, self._kv.lengths, rows)
         with self._owned():
             hidden = self._forward(chunks_of(rows))
             logits, specs = self._head(hidden), [row.sample for row in rows]

@@ -175,7 +175,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
         prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
-        decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS,
+        decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS if spec.scripted.drafts else 0,
     )
 
 

@@ -142,17 +142,16 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
 
 
 def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Speculator | None:
-    """Return what drafts tokens, if the setting asks for it. Raises `LoadRefused` where drafts cannot be verified."""
+    """Return what drafts tokens, where drafts can be verified and the setting does not forbid it."""
     if spec.speculate == "off":
         return None
+    if capabilities.exact_rows and capabilities.decode_rows > 1:
+        return Speculator(capabilities)
+    reason = "a step has one row for each sequence"
     if not capabilities.exact_rows:
-        raise LoadRefused(
-            f"speculate: on {capabilities.device} ({capabilities.backend}) a row of several in a step may have other "
-            "bits than one alone, and drafts would change answers: leave it off, or choose a CPU as the device"
-        )
-    if capabilities.decode_rows < 2:
-        raise LoadRefused("speculate: a step has as many rows as max_batch_size, which must be 2 at least")
-    return Speculator(capabilities)
+        reason = f"on {capabilities.device} a row of several in a step may have other bits than one alone"
+    structlog.get_logger().info("speculation_off", reason=reason)
+    return None
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -25,6 +25,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     load_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
     prefill_tokens_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     """Prompt tokens computed per second; 0 is unlimited."""
+    drafts: bool = False
+    """A step has room for drafted tokens. Without, the pace of answers is that of the steps."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,8 +57,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the KV cache that a further sequence may not reserve while others run."""
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
-    speculate: Speculate = "off"
-    """`auto` drafts tokens where that makes answers faster."""
+    speculate: Speculate = "auto"
+    """`auto` drafts tokens where that makes answers faster, and changes nothing else."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

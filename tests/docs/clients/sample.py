@@ -59,6 +59,7 @@ SAMPLING: Mapping[str, Sample] = {
     "Several answers": of(n=2),
     "The best of several answers": of(best_of=2),
     "Beam search": of(use_beam_search=True),
+    "No speculative decoding": of(speculate=False),
 }
 """Options of sampling: fields of a body in OpenAI's and Anthropic's APIs, and members of Ollama's `options`."""
 SAME_FIELDS: Mapping[str, Sample] = {
@@ -74,7 +75,6 @@ SAME_FIELDS: Mapping[str, Sample] = {
     "Token ids": of(return_token_ids=True),
     "A predicted answer": of(prediction={"type": "content", "content": "x"}),
     "A cache of one's own": of(cache_salt="x"),
-    "No speculative decoding": of(speculate=False),
 }
 """Features that OpenAI's and Anthropic's APIs are asked for by the same fields."""
 

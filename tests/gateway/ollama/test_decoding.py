@@ -89,12 +89,15 @@ async def test_options(decoder: OllamaDecoder) -> None:
         "num_gpu": 99,
         "mirostat": 0,
         "repeat_last_n": -1,
+        "speculate": False,
     }
     made = chat(decoder, options=options, keep_alive="5m")
     assert made.sampling == Sampling(
         0.5, 3, 0.9, 0.1, 7, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5, typical_p=0.8
     )
     assert (made.limits.max_tokens, made.limits.stop, made.unset) == (9, ("a",), ())
+    assert not made.limits.speculate
+    assert chat(decoder, options={"speculate": None}).limits.speculate
     assert chat(decoder, options={"typical_p": 0}).sampling.typical_p == 1
     assert chat(decoder, options={"num_predict": -1}).limits.max_tokens is None
     assert chat(decoder, options={"stop": "x"}).limits.stop == ("x",)

@@ -367,6 +367,14 @@ def test_rows_outside_of_a_slot_are_refused(path: Path, load: Load, chunk: Chunk
         load(path).prefill([chunk], [None])
 
 
+def test_more_rows_than_a_step_takes_are_refused(path: Path, load: Load) -> None:
+    runner = load(path, slots=1, context=64)
+    runner.prefill([Chunk(0, (1,), 0, 0)], [None])
+    rows = [DecodeRow(0, 1, at, at, SampleSpec(Sampling(), at)) for at in range(1, 2 + runner.capabilities.decode_rows)]
+    with pytest.raises(ValueError, match=f"rows: {len(rows)} for 1 slots, a step takes"):
+        runner.decode(rows)
+
+
 def test_two_rows_of_one_slot_with_another_between_them_are_refused(path: Path, load: Load) -> None:
     rows = [DecodeRow(0, 5, 0, 0, GREEDY), DecodeRow(1, 5, 0, 0, GREEDY), DecodeRow(0, 6, 1, 1, GREEDY)]
     with pytest.raises(ValueError, match="one row a slot"):

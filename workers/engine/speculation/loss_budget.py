@@ -6,28 +6,29 @@ LOSS = 0.015
 """Part of the time of all steps."""
 CREDIT_STEPS = 32
 """Steps whose part may be saved: what copied answers have gained does not pay for others for long."""
-MAX_REST = 256
-"""The most steps without a look-up: an answer may begin to repeat others meanwhile."""
+MAX_REST = 32
+"""The most steps that are counted at once: they may take longer or shorter than the one before."""
 
 
 class LossBudget:
-    """Balance of what drafting has gained and what it has cost. Nothing is drafted while it is negative: how many steps
-    that takes is known, so that these need no count."""
+    """Balance of what drafting has gained and what it has cost, which begins with a credit. Nothing is drafted while it
+    is negative: how many steps that takes is known, so that these are counted together."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        self._begun = False
 
     def pay(self, seconds: float) -> None:
         """Spend the time of a look-up, or of a step with drafts beyond what its tokens would have taken without."""
         self._seconds -= seconds
 
-    def step(self, seconds: float, gained: float = 0.0) -> int:
-        """Count a step of so many seconds, with which so many were gained. Returns how many further ones must pass
-        before the next look-up, which are counted by this call already."""
+    def step(self, seconds: float, gained: float = 0.0, steps: int = 1) -> int:
+        """Count steps of so many seconds each, with which so many were gained. Returns how many must pass before the
+        next look-up, or before they are counted."""
         part = LOSS * seconds
-        self._seconds = min(self._seconds + part + gained, CREDIT_STEPS * part)
+        if not self._begun:
+            self._begun, self._seconds = True, self._seconds + CREDIT_STEPS * part
+        self._seconds = min(self._seconds + steps * part + gained, CREDIT_STEPS * part)
         if self._seconds >= 0.0:
             return 0
-        rest = min(math.ceil(-self._seconds / part), MAX_REST) if part > 0.0 else 1
-        self._seconds += rest * part
-        return rest
+        return min(math.ceil(-self._seconds / part), MAX_REST) if part > 0.0 else 1

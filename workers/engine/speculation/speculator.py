@@ -27,12 +27,10 @@ CALLS_S = 2e-6
 """The time of a look-up that is not measured: that of the calls and of the records of its step."""
 NO_ROOM_REST = 4
 """Further steps without a look-up after one that has no room for drafts."""
-RECORDED_EVERY = 8
-"""The cost of one of so many steps without a look-up is recorded."""
 OUTLIER = 2.0
 """The most that a step with drafts counts, relative to what such steps usually take."""
 LOOKUP_WEIGHT = 2.0
-"""How often the time of a look-up counts: the step after it finds less in the CPU's caches."""
+"""Weight of the time of a look-up: the step after it finds less in the CPU's caches."""
 
 
 class Draft(NamedTuple):
@@ -96,6 +94,8 @@ class Speculator:
         self._budget = budget or LossBudget()
         self._rest = 0
         """Further steps without a look-up: they pay for the last ones."""
+        self._resting = 0
+        """The number of them in all."""
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
@@ -106,7 +106,7 @@ class Speculator:
             return None
         room = self._most - len(decoding)
         if room < 1 or (prompts and not self._beside_prompts):
-            self._rest = NO_ROOM_REST
+            self._rest = self._resting = NO_ROOM_REST
             return None
         began = self._clock()
         planned = self._plan(decoding, room)
@@ -136,22 +136,21 @@ class Speculator:
         """Record how long a step without drafts took."""
         if self._rest:
             self._rest -= 1
-            if self._rest % RECORDED_EVERY == 0:
-                self._costs.record(sequences, seconds)
-            return
+            if self._rest:
+                return
         self._costs.record(sequences, seconds)
-        self._rest = self._budget.step(seconds)
+        self._rest = self._resting = self._budget.step(seconds, steps=self._resting or 1)
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
         """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
         self._costs.record(rows, seconds)
         alone = self._costs.measured(sequences)
         if alone is None:
-            self._rest = self._budget.step(seconds)
+            self._rest = self._resting = self._budget.step(seconds)
             return
         # A single step may have waited for the CPU.
         took = min(seconds, OUTLIER * self._costs.of(rows))
-        self._rest = self._budget.step(took, alone * tokens / sequences - took)
+        self._rest = self._resting = self._budget.step(took, alone * tokens / sequences - took)
 
     @staticmethod
     def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:

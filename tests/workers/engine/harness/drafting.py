@@ -26,7 +26,7 @@ def always(
 class Unlimited(LossBudget):
     """A budget that is never spent."""
 
-    def step(self, seconds: float, gained: float = 0.0) -> int:
+    def step(self, seconds: float, gained: float = 0.0, steps: int = 1) -> int:
         """Return no rest."""
         return 0
 

