@@ -129,7 +129,7 @@ def baton(path: Path, cache: Path, quantize: str, slots: int, context: int) -> I
     own = "memory_bytes = 6\nkeep_alive_s = 'never'"  # of ten bytes in all: one of two fits
     lines = ['backend = "iree"', 'dtype = "bfloat16"', f'cache_dir = "{cache}"', 'log_level = "warning"']
     lines += [f"port = {port}", "memory_budget = 10", f"max_batch_size = {slots}", f"context = {context}"]
-    lines += ["worker_wait_s = 600", *([f'quantize = "{quantize}"'] if quantize else [])]
+    lines += ["worker_wait_s = 600", 'speculate = "off"', *([f'quantize = "{quantize}"'] if quantize else [])]
     lines += [f'[[models]]\nname = "{name}"\npath = "{path}"\n{own}' for name in NAMES]
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "baton.toml"

@@ -41,6 +41,7 @@ def server(setup: Setup, *words: str) -> Iterator[str]:
         "--cache-dir": setup.cache,
         "--cpu": setup.cpu,
         "--log-level": "warning",
+        "--speculate": "off",  # the answers of random weights repeat themselves
     }
     options |= {"--quantize": setup.quantize} if setup.quantize else {}
     options |= {"--device": setup.device} if setup.device else {}

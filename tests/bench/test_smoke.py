@@ -149,7 +149,11 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
     "bench/overhead/speculation.py": [
-        rf"^{load} +1( +{P}){{3}} +{N} +{N}%$" for load in ("quote", "records", "edit", "chat")
+        *(
+            rf"^{load} +1( +{P}){{3}} +{N} +{N}%$"
+            for load in ("quote", "records", "edit", "chat", "rag", "code", "json")
+        ),
+        rf"^ +1 +{P}( +{P}){{6}} +{N}$",
     ],
     "bench/overhead/worker.py": [
         r"^4 streams x 50 tokens: 200 token events in [1-9]\d* steps$",

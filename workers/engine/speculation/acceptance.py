@@ -44,6 +44,11 @@ class Acceptance:
         """The estimate for each further token, within 0 and 1."""
         return self._next.value
 
+    def expected(self, drafted: int) -> float:
+        """Return how many of so many tokens may be accepted."""
+        rate = self.rate
+        return self.first * (float(drafted) if rate == 1.0 else (1.0 - rate**drafted) / (1.0 - rate))
+
     def record(self, drafted: int, accepted: int) -> None:
         """Record a draft of at least one token. Those after the first rejected one tell nothing."""
         began = min(accepted, 1)

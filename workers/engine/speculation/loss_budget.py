@@ -2,7 +2,7 @@
 
 import math
 
-LOSS = 0.015
+LOSS = 0.01
 """Part of the time of all steps."""
 CREDIT_STEPS = 32
 """Steps whose part may be saved: what copied answers have gained does not pay for others for long."""

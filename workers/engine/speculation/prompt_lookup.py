@@ -37,9 +37,9 @@ class PromptLookup:
         return self._draft_at(place + new if follows else found, most)
 
     def realigned(self, most: int) -> Sequence[int]:
-        """Return a draft as if the tokens since the last draft stood for as many at its place."""
-        place = self._place + len(self._tokens) - self._length
-        return self._draft_at(place, most) if self._place else ()
+        """Return a draft as if the tokens since the last draft stood for as many at its place; none right after it."""
+        new = len(self._tokens) - self._length
+        return self._draft_at(self._place + new, most) if self._place and new else ()
 
     def _draft_at(self, place: int, most: int) -> Sequence[int]:
         self._place, self._length = place, len(self._tokens)

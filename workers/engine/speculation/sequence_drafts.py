@@ -54,8 +54,8 @@ class SequenceDrafts:
     """
 
     def __init__(self, tokens: list[int], drafters: Sequence[Drafter], rates: dict[str, Acceptance]) -> None:
-        """`tokens` are those of the sequence. The first of the `drafters` that has a draft is used. `rates` are those
-        of all sequences by the name of the drafter's class, with which new ones begin."""
+        """`tokens` are those of the sequence. Of several drafts that is used of which most is expected to be accepted.
+        `rates` are those of all sequences by the name of the drafter's class, with which new ones begin."""
         self._tokens = tokens
         self._sources = [_Source(each, rates.setdefault(type(each).__name__, Acceptance())) for each in drafters]
         self._source = self._sources[0]
@@ -78,15 +78,17 @@ class SequenceDrafts:
 
     def draft(self, most: int) -> Sequence[int]:
         """Return a draft of up to `most` tokens."""
-        length = len(self._tokens)
+        length, best = len(self._tokens), 0.0
+        chosen: Sequence[int] = ()
         for source in self._sources:
             if length < source.next_at:
                 continue
             source.compare_with(self._tokens)
-            if length >= source.next_at and (draft := source.drafter.draft(most)):
-                self._source = source
-                return draft
-        return ()
+            if length < source.next_at or not (draft := source.drafter.draft(most)):
+                continue
+            if (expected := source.acceptance.expected(len(draft))) > best:
+                self._source, best, chosen = source, expected, draft
+        return chosen
 
     def not_verified(self, draft: Sequence[int]) -> None:
         """Note that the last draft is not verified in this step."""

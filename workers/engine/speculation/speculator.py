@@ -28,7 +28,9 @@ CALLS_S = 2e-6
 NO_ROOM_REST = 4
 """Further steps without a look-up after one that has no room for drafts."""
 OUTLIER = 2.0
-"""The most that a step with drafts counts, relative to what such steps usually take."""
+"""The most that a look-up counts, or a step with drafts, relative to what these usually take."""
+LOOKUPS = 16
+"""Look-ups of which the time is averaged."""
 LOOKUP_WEIGHT = 2.0
 """Weight of the time of a look-up: the step after it finds less in the CPU's caches."""
 
@@ -61,7 +63,7 @@ NO_DRAFT = Draft()
 
 
 def drafters(sequence: EngineSequence) -> list[Drafter]:
-    """Return what drafts the tokens of a sequence: what is forced comes before what is likely."""
+    """Return what drafts the tokens of a sequence: of equal drafts the first one is used."""
     lookup = PromptLookup(sequence.tokens)
     looked_up: list[Drafter] = [lookup, RealignedLookup(lookup)]
     return looked_up if sequence.processors is None else [ForcedTokens(sequence.processors), *looked_up]
@@ -96,6 +98,8 @@ class Speculator:
         """Further steps without a look-up: they pay for the last ones."""
         self._resting = 0
         """The number of them in all."""
+        self._lookup_s = 0.0
+        """What a look-up takes, a moving average; 0 before the first one."""
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
@@ -110,8 +114,17 @@ class Speculator:
             return None
         began = self._clock()
         planned = self._plan(decoding, room)
-        self._budget.pay(LOOKUP_WEIGHT * (self._clock() - began) + CALLS_S)
+        self._pay(self._clock() - began)
         return planned
+
+    def _pay(self, seconds: float) -> None:
+        """Pay for a look-up, which may have waited for the CPU."""
+        if self._lookup_s:
+            seconds = min(seconds, OUTLIER * self._lookup_s)
+            self._lookup_s += (seconds - self._lookup_s) / LOOKUPS
+        else:
+            self._lookup_s = seconds
+        self._budget.pay(LOOKUP_WEIGHT * seconds + CALLS_S)
 
     def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
         drafts = [self._draft(sequence, room) for sequence in decoding]

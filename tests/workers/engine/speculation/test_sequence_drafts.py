@@ -50,6 +50,29 @@ def test_a_drafter_pauses_longer_each_time_that_it_would_have_failed() -> None:
     assert (drafts.drafted, drafts.accepted) == (3, 3)
 
 
+def test_the_draft_of_which_most_is_expected_is_used() -> None:
+    class One(Counting):
+        def draft(self, most: int) -> list[int]:
+            return [7]
+
+    tokens = [0]
+    drafts = SequenceDrafts(tokens, [One(tokens), Counting(tokens)], {})
+    assert drafts.draft(4) == [1, 2, 3, 4], "four tokens of one rate, rather than one"
+    for _ in range(20):
+        drafts.verified(4, 0)
+    assert drafts.draft(4) == [7]
+    assert drafts.first == 0.5, "that of the other drafter"
+
+
+def test_expected_tokens_are_the_sum_of_their_probabilities() -> None:
+    acceptance = Acceptance()
+    first, rate = acceptance.first, acceptance.rate
+    assert acceptance.expected(3) == first * (1 + rate + rate * rate)
+    for _ in range(2000):
+        acceptance.record(4, 4)
+    assert acceptance.expected(5) <= 5.0
+
+
 def test_the_first_drafter_with_a_draft_is_used_and_measured() -> None:
     class Silent(Counting):
         def draft(self, most: int) -> list[int]:
