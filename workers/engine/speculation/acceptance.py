@@ -50,10 +50,14 @@ class Acceptance:
         return self.first * (float(drafted) if rate == 1.0 else (1.0 - rate**drafted) / (1.0 - rate))
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Record a draft of at least one token. Those after the first rejected one tell nothing."""
+        """Record a draft of at least one token, also for others. Those after the first rejected one tell nothing."""
+        self.learn(drafted, accepted)
+        if self._others is not None:
+            self._others.record(drafted, accepted)
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Record a draft for this sequence alone."""
         began = min(accepted, 1)
         self._first.record(began, 1 - began)
         if began:
             self._next.record(accepted - 1, int(accepted < drafted))
-        if self._others is not None:
-            self._others.record(drafted, accepted)

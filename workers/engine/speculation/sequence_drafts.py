@@ -94,6 +94,10 @@ class SequenceDrafts:
         """Note that the last draft is not verified in this step."""
         self._source.not_verified(draft, len(self._tokens))
 
+    def forbidden(self) -> None:
+        """Record that the constraint of the sequence does not allow the last draft. This tells nothing of others."""
+        self._source.acceptance.learn(1, 0)
+
     def verified(self, drafted: int, accepted: int) -> None:
         """Record the last draft, of which so many tokens were verified."""
         self.drafted += drafted

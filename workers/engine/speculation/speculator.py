@@ -136,6 +136,8 @@ class Speculator:
         for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
             if length:
                 planned[at] = self._with_specs(decoding[at], drafts[at][:length])
+                if not planned[at].tokens and (known := decoding[at].drafts) is not None:
+                    known.forbidden()
             elif drafts[at]:
                 self._not_verified(decoding[at], drafts[at])
         return planned if any(each.tokens for each in planned) else None

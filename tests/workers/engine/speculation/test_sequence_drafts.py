@@ -64,6 +64,18 @@ def test_the_draft_of_which_most_is_expected_is_used() -> None:
     assert drafts.first == 0.5, "that of the other drafter"
 
 
+def test_a_draft_that_a_constraint_forbids_counts_for_its_sequence_alone() -> None:
+    rates: dict[str, Acceptance] = {}
+    tokens = [0]
+    drafts = SequenceDrafts(tokens, [Counting(tokens)], rates)
+    for _ in range(20):
+        drafts.draft(3)
+        drafts.forbidden()
+    assert drafts.first < 0.1
+    assert rates["Counting"].first == 0.5
+    assert drafts.drafted == 0
+
+
 def test_expected_tokens_are_the_sum_of_their_probabilities() -> None:
     acceptance = Acceptance()
     first, rate = acceptance.first, acceptance.rate

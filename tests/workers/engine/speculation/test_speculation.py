@@ -323,6 +323,15 @@ def test_the_tokens_that_a_grammar_forces_are_drafted() -> None:
     assert drafted.gauges.decode_steps < plain.gauges.decode_steps
 
 
+def test_a_draft_that_the_grammar_forbids_is_no_row() -> None:
+    request = EngineRequest(1, (97,), max_tokens=30, eos=frozenset({VOCAB - 1}))
+    device = runner()
+    speculator = always(device.capabilities, known([97] * 60))
+    drafted = run(device, [replace(request, constraint=matcher_of(2, VOCAB))], speculator)
+    assert drafted.of(1) == run(runner(), [replace(request, constraint=matcher_of(2, VOCAB))], None).of(1)
+    assert drafted.gauges.draft_tokens < 5
+
+
 def test_rows_that_are_not_exact_are_refused() -> None:
     with pytest.raises(ValueError, match="decode_rows"):
         Speculator(RunnerCapabilities("mlx", "gpu", "float16", 4, 64, 100, (4,)))
