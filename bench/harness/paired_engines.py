@@ -44,7 +44,7 @@ class HalfRunner:
         self._runner.reset(slot + self._first)
 
 
-class Turn(NamedTuple):
+class EngineTurn(NamedTuple):
     """Steps of one engine without a pause."""
 
     seconds: float
@@ -75,7 +75,7 @@ class Side:
     def gauges(self) -> Gauges:
         return self._engine.gauges()
 
-    def turn(self, seconds: float) -> Turn:
+    def turn(self, seconds: float) -> EngineTurn:
         """Decode for so long, or until a sequence ends. Prompts are prefilled before."""
         while self._open < self._streams:
             self._engine.submit(self._request(self._made))
@@ -85,7 +85,7 @@ class Side:
         while self._step() and time.perf_counter() - began < seconds:
             pass
         took = time.perf_counter() - began
-        return Turn(took, time.process_time() - cpu, self.gauges.decode_tokens - before)
+        return EngineTurn(took, time.process_time() - cpu, self.gauges.decode_tokens - before)
 
     def _step(self) -> bool:
         """Return whether all sequences go on."""
@@ -96,9 +96,9 @@ class Side:
         return not result.ends
 
 
-def take_turns(off: Side, on: Side, seconds: float, turn_s: float) -> list[tuple[Turn, Turn]]:
+def take_turns(off: Side, on: Side, seconds: float, turn_s: float) -> list[tuple[EngineTurn, EngineTurn]]:
     """Return pairs of turns, in which either is first in turn."""
-    pairs: list[tuple[Turn, Turn]] = []
+    pairs: list[tuple[EngineTurn, EngineTurn]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(pairs) < 2 * GROUP:
         if len(pairs) % 2:
@@ -117,15 +117,15 @@ class Ratio(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Turn, Turn]], field: str) -> "Ratio":
+    def of(cls, pairs: Sequence[tuple[EngineTurn, EngineTurn]], field: str) -> "Ratio":
         """Return the ratio by `seconds` or `cpu_s`; the bounds are those of a bootstrap over groups of pairs."""
         groups = [pairs[at : at + GROUP] for at in range(0, len(pairs) - GROUP + 1, GROUP)]
 
-        def per_token(chosen: Sequence[Sequence[tuple[Turn, Turn]]], side: int) -> float:
+        def per_token(chosen: Sequence[Sequence[tuple[EngineTurn, EngineTurn]]], side: int) -> float:
             turns = [pair[side] for group in chosen for pair in group]
             return sum(float(getattr(turn, field)) for turn in turns) / sum(turn.tokens for turn in turns)
 
         randomness = random.Random(0)
-        drawn = [randomness.choices(groups, k=len(groups)) for _ in range(RESAMPLES)]
-        cuts = statistics.quantiles([per_token(each, 0) / per_token(each, 1) for each in drawn], n=40)
-        return cls(per_token(groups, 0) / per_token(groups, 1), cuts[0], cuts[-1])
+        resampled = [randomness.choices(groups, k=len(groups)) for _ in range(RESAMPLES)]
+        bounds = statistics.quantiles([per_token(each, 0) / per_token(each, 1) for each in resampled], n=40)
+        return cls(per_token(groups, 0) / per_token(groups, 1), bounds[0], bounds[-1])

@@ -99,7 +99,7 @@ class Speculator:
         self._resting = 0
         """The number of them in all."""
         self._lookup_s = 0.0
-        """What a look-up takes, a moving average; 0 before the first one."""
+        """Time of a look-up, a moving average; 0 before the first one."""
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
