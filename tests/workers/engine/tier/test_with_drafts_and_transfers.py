@@ -130,7 +130,7 @@ class Worker:
             max_queue=99,
             step_tokens=24,
             kv_tokens=CONTEXT,
-            reserved_rows=6,
+            reserved_rows=2,
             prefixes=PrefixPolicy(min_tokens=2),
             tier=self.tier,
             speculator=always(self.runner.capabilities, beside_prompts=True),
