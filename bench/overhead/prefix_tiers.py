@@ -55,6 +55,8 @@ QUESTION = 16
 BEGUN = 16
 """Chunks that each stream has when its worker is killed: a chunk has one token or more."""
 READY_S = 300.0
+SAVED_S = 0.3
+"""Pause after a burst, in which a server saves what it has put off: otherwise it would slow the other one."""
 
 
 class Asker:
@@ -227,6 +229,7 @@ def measure_cost(setup: Setup, args: argparse.Namespace, directory: Path) -> Non
         for turn in range(args.cost_rounds + 1):
             for url in (plain, tiered) if turn % 2 else (tiered, plain):
                 rates[url].append(asyncio.run(rate(url, asker, args.streams, args.cost_prompt, args.tokens)))
+                time.sleep(SAVED_S)
         without, with_tier = (found[1:] for found in rates.values())  # the first burst loads graphs
     ratios = [on / off for off, on in zip(without, with_tier, strict=True)]
     low, high = median_interval(ratios)

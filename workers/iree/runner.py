@@ -112,7 +112,7 @@ class IreeRunner:
             builder = Builder(recipe)
             plan = builder.plan
             free = free_bytes() if device.local else None  # IREE does not report the memory of other devices
-            later = None if free is None else free + options.leaving_bytes
+            later = None if free is None else max(0, free + options.leaving_bytes - options.reserved_bytes)
             needs = needed(plan, recipe.context, options.kv_bytes, later, options.workers)
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
             needs.check(free, options.quantize, quantizable=quantizable, leaving=options.leaving_bytes)

@@ -13,7 +13,8 @@ import structlog
 
 from workers.prefix_store.block import RowBlock
 from workers.prefix_store.directory import StoreDirectory
-from workers.prefix_store.entry import read_entry
+from workers.prefix_store.entry import read_entry, stored_size
+from workers.prefix_store.pins import most_pinned
 
 QUEUED_BLOCKS = 4
 """Blocks that wait to be written. A further one is not taken."""
@@ -32,6 +33,7 @@ class PrefixStore:
     def __init__(self, path: Path, max_bytes: int, *, temporary: bool = False) -> None:
         """Open the directory. Raises `workers.prefix_store.directory.DirectoryUnusable`."""
         self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
+        self._max_bytes = max_bytes
         self._log = structlog.get_logger().bind(directory=str(path))
         self._buffer = bytearray()
         self._reported = ""
@@ -46,6 +48,7 @@ class PrefixStore:
         """Keys of the blocks that wait to be removed."""
         self._busy = False
         self._closing = False
+        self._spent_s = 0.0
         self.failures = 0
         """Blocks that could not be written or read."""
         self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
@@ -55,6 +58,12 @@ class PrefixStore:
     def used_bytes(self) -> int:
         """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
         return self._used_bytes
+
+    def take_spent_s(self) -> float:
+        """Return the seconds of processor time that changes have taken since the last call."""
+        with self._changed:
+            spent, self._spent_s = self._spent_s, 0.0
+        return spent
 
     def can_write(self) -> bool:
         """False for some time after a write has failed."""
@@ -95,6 +104,14 @@ class PrefixStore:
         """Note that blocks were reused."""
         self._post(functools.partial(self._directory.touch, blocks))
 
+    def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
+        """Keep the first blocks of a prefix, see `StoreDirectory.pin`."""
+        self._post(functools.partial(self._directory.pin, owner, blocks, rows, seconds))
+
+    def most_pinned(self, rows: int) -> int:
+        """Return the blocks with so many bytes of rows that one owner may pin."""
+        return most_pinned(self._max_bytes, stored_size(rows))
+
     def discard(self, block: RowBlock) -> None:
         """Remove a block."""
         self._discarded.add(block.key)
@@ -126,12 +143,14 @@ class PrefixStore:
                 if not self._jobs:
                     return
                 job, self._busy = self._jobs.popleft(), True
+            began = time.thread_time()
             try:
                 job()
                 self._used_bytes = self._directory.used_bytes
             except OSError as error:
                 self._fail("cannot be changed", error.strerror or str(error), rest=error.errno)
             with self._changed:
+                self._spent_s += time.thread_time() - began
                 self._busy = False
                 self._changed.notify_all()
 
