@@ -271,7 +271,7 @@ class StoreDirectory:
         with os.scandir(self.path) as files:
             for file in files:
                 if file.name.startswith(_PARTIAL):
-                    others += int(file.name.split("-")[1])
+                    others += _partial_size(file)
                 elif len(file.name) == _NAME:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
@@ -301,6 +301,17 @@ def _open_shared(path: Path) -> int:
             if (path / "users").stat().st_ino == os.fstat(users).st_ino:
                 return users
         os.close(users)
+
+
+def _partial_size(file: os.DirEntry[str]) -> int:
+    """Return the bytes that a temporary file is going to have; those that it has by now if another version wrote it."""
+    size = file.name.removeprefix(_PARTIAL).partition("-")[0]
+    if size.isdecimal():
+        return int(size)
+    try:
+        return _rounded(file.stat(follow_symlinks=False).st_size)
+    except FileNotFoundError:
+        return 0
 
 
 def _rounded(size: int) -> int:
