@@ -41,6 +41,7 @@ def server(setup: Setup, *words: str) -> Iterator[str]:
         "--cache-dir": setup.cache,
         "--cpu": setup.cpu,
         "--log-level": "warning",
+        "--prefix-cache-bytes": 0,  # servers that run side by side would share what one has computed
     }
     options |= {"--quantize": setup.quantize} if setup.quantize else {}
     options |= {"--device": setup.device} if setup.device else {}

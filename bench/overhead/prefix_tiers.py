@@ -49,7 +49,6 @@ from workers.process.backends import load_runner
 
 PARTS = ("first", "gap", "cost")
 TIER_BYTES = 4 << 30
-NO_TIER = ("--prefix-cache-bytes", "0")
 QUESTION = 16
 """Tokens after the system prompt."""
 BEGUN = 16
@@ -186,7 +185,7 @@ def measure_gap(setup: Setup, args: argparse.Namespace, directory: Path) -> None
     print(f"longest gap of {args.streams} streams whose worker is killed, with a standby, ms: median and most")
     for length in args.gap_prompts:
         line = []
-        for words in (NO_TIER, tier(directory)):
+        for words in ((), tier(directory)):
             asker = Asker(2)
             with server(setup, "--standby", "1", *words) as url:
                 until = time.monotonic() + READY_S

@@ -156,7 +156,7 @@ class BatchEngine:
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
         if self._tier is not None:
-            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle)
+            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle, step_s=self._clock() - now)
         return self._close_step(self._clock() - now)
 
     @property

@@ -55,7 +55,7 @@ def test_a_size_that_is_left_open_is_a_share_of_what_is_free(
     assert size or str(LEAST_BYTES) in logs[0]["reason"]
 
 
-def test_a_small_file_system_in_memory_is_told_with_its_remedy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_system_in_memory_is_reported_with_a_remedy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_free(monkeypatch, memory=1 << 40, disk=64 << 20)
     assert "--shm-size" in PrefixTierPlan.of(Settings()).off["remedy"]
 

@@ -55,7 +55,6 @@ class PrefixTier:
         self._log = structlog.get_logger()
         self._saves = True
         self._budget = SaveBudget()
-        self._saved_at = clock()
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         """Keys of blocks that sequences had, the latest last."""
         self.unsaved = False
@@ -139,17 +138,16 @@ class PrefixTier:
             self._store.discard(block)
         sequence.cached.saved_blocks = None
 
-    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool) -> None:
+    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool, step_s: float) -> None:
         """Save blocks of these slots that the store does not have, the first of each sequence first.
 
         Those that an earlier sequence had as well, or that are pinned, are saved in any case: they will be asked for
-        again. Others take a bounded share of the time, or wait until the engine is `idle`.
+        again. Others take a bounded share of the time of steps, of which this one took `step_s`, or wait until the
+        engine is `idle`.
         """
         self.unsaved = False
-        now = self.clock()
-        self._budget.passed(now - self._saved_at)
+        self._budget.passed(step_s)
         self._budget.took(self._store.take_spent_s())
-        self._saved_at = now
         if not self._saves or not self._store.can_write():
             return
         held = [(slot, cached) for slot, cached in slots if cached.saved_blocks is not None]

@@ -1,4 +1,4 @@
-"""Bounds the time that saves take from requests. Pure, but for the order in which it is told."""
+"""Bounds the time that saves take from requests. Pure."""
 
 SHARE = 0.02
 """Share of the time of steps that saves may take while there is other work."""
