@@ -26,7 +26,7 @@ from workers.prefix_store.entry import PAGE, header, stored_size
 
 FREE_SHARE = 0.05
 """Share of the file system that stays free."""
-SLACK_SHARE = 1 / 16
+SLACK_SHARE = 1 / 8
 """Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
 REUSE_S = 60.0
 """Seconds by which each reuse defers the eviction of a block."""
