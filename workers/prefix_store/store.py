@@ -15,6 +15,7 @@ from workers.prefix_store.block import RowBlock
 from workers.prefix_store.directory import StoreDirectory
 from workers.prefix_store.entry import read_entry, stored_size
 from workers.prefix_store.pins import most_pinned
+from workers.prefix_store.read_ahead import ReadAhead
 
 QUEUED_BLOCKS = 4
 """Blocks that wait to be written. A further one is not taken."""
@@ -35,7 +36,7 @@ class PrefixStore:
         self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
         self._max_bytes = max_bytes
         self._log = structlog.get_logger().bind(directory=str(path))
-        self._buffer = bytearray()
+        self._ahead = ReadAhead()
         self._reported = ""
         self._rests_until = 0.0
         self._used_bytes = 0
@@ -76,15 +77,23 @@ class PrefixStore:
         return block.key not in self._discarded and self._exists(block)
 
     def read(self, block: RowBlock, size: int) -> memoryview | None:
-        """Return the `size` bytes of a block, valid until the next read; None if it is not there or damaged."""
-        if len(self._buffer) != size:
-            self._buffer = bytearray(size)
-        file = self._directory.file(block)
-        rows = read_entry(file, block, self._buffer)
+        """Return the `size` bytes of a block; None if it is not there or damaged."""
+        rows = self._ahead.take(block, functools.partial(self._read, bytearray(size)))
         if rows is None and self._exists(block):
-            self._fail("is damaged", file.name)
+            self._fail("is damaged", self._directory.file(block).name)
             self.discard(block)
         return rows
+
+    def expect(self, owner: int, blocks: Sequence[RowBlock], size: int) -> None:
+        """Read blocks of `size` bytes before they are asked for. `owner` is for `forget`."""
+        self._ahead.expect(owner, blocks, lambda block: self._read(bytearray(size), block))
+
+    def forget(self, owner: int) -> None:
+        """Read no more for an owner."""
+        self._ahead.forget(owner)
+
+    def _read(self, buffer: bytearray, block: RowBlock) -> memoryview | None:
+        return read_entry(self._directory.file(block), block, buffer)
 
     def has_room(self, wait_s: float = 0.0) -> bool:
         """Return whether `offer` may be called now, or within some time."""
@@ -124,6 +133,7 @@ class PrefixStore:
 
     def close(self) -> None:
         """Make the last changes and close the directory. Nothing may be called afterwards."""
+        self._ahead.close(CLOSE_S)
         with self._changed:
             self._closing = True
             self._changed.notify_all()

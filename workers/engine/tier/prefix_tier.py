@@ -55,6 +55,8 @@ class PrefixTier:
         self._log = structlog.get_logger()
         self._saves = True
         self._budget = SaveBudget()
+        self._expected: set[int] = set()
+        """Streams for which blocks are read ahead."""
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         """Keys of blocks that sequences had, the latest last."""
         self.unsaved = False
@@ -83,6 +85,21 @@ class PrefixTier:
     def failures(self) -> int:
         """Blocks that could not be written or read."""
         return self._store.failures
+
+    def expect(self, sequence: EngineSequence, held: Callable[[EngineSequence], int]) -> None:
+        """Read the blocks that a new sequence is going to take while it waits: those beyond the rows that it can take
+        from a slot, of which `held` returns the number."""
+        rows = self.rows_for(sequence)
+        if rows and rows > (other := held(sequence)):
+            blocks = sequence.cached.blocks[other // self.block_rows : rows // self.block_rows]
+            self._expected.add(sequence.request.stream)
+            self._store.expect(sequence.request.stream, blocks, self._block_bytes)
+
+    def forget(self, stream: int) -> None:
+        """Read no more for a sequence that has ended, or takes no rows."""
+        if stream in self._expected:
+            self._expected.discard(stream)
+            self._store.forget(stream)
 
     def rows_for(self, sequence: EngineSequence) -> int:
         """Return the first rows of a prompt that the store has. At least one token is left to compute."""
@@ -115,6 +132,7 @@ class PrefixTier:
 
     def _restored(self, sequence: EngineSequence) -> None:
         """Note the end of a restore."""
+        self.forget(sequence.request.stream)
         taken = sequence.restores_to - sequence.restored_from
         if taken:
             count = sequence.restores_to // self.block_rows
