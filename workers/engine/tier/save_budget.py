@@ -1,6 +1,6 @@
 """Bounds the time that saves take from requests. Pure."""
 
-SHARE = 0.02
+SHARE = 0.01
 """Share of the time of steps that saves may take while there is other work."""
 BURST_S = 0.25
 """Time that may be taken at once after a while without saves, such as after a long prompt."""
