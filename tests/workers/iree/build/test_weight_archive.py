@@ -186,7 +186,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     lock.mkdir()  # opening it for writing fails, for root as well
     open_plain(path, tmp_path)
     make_checkpoint(path, seed=1)
-    monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)
+    monkeypatch.setattr(archive, "_digest", lambda path, model, wanted: lock.stem)
     (file,) = (tmp_path / "weights").glob("*.safetensors")
     file.unlink()
     with pytest.raises(ArchiveError, match="cannot keep"):
