@@ -308,6 +308,8 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     decode_ms: Milliseconds = 0
     cached_tokens: Count = 0
     """Prompt and resumed tokens whose KV was taken from another sequence."""
+    created_tokens: Count = 0
+    """Prompt tokens of a pinned prefix whose KV was computed and is kept for later requests, see `Pin`."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):

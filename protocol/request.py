@@ -14,11 +14,14 @@ from protocol.bounds import (
     MAX_GRAMMAR,
     MAX_MESSAGES,
     MAX_PENALTY,
+    MAX_PIN_S,
+    MAX_PINS,
     MAX_REPETITION,
     MAX_SEED,
     MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
+    MAX_TEXT,
     MAX_TOKENS,
     MAX_TOOL_CALLS,
     MAX_TOOLS_JSON,
@@ -101,6 +104,16 @@ class TokensInput(Struct, frozen=True, array_like=True, tag="tokens", gc=False):
     tokens: Tokens
 
 
+class Pin(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """A prefix of a chat's prompt whose KV is to be kept for some time, by workers that can: up to the end of the first
+    messages, or into the next one. It changes no token."""
+
+    messages: Annotated[int, Meta(ge=0, le=MAX_MESSAGES)]
+    seconds: Annotated[int, Meta(ge=1, le=MAX_PIN_S)]
+    characters: Annotated[int, Meta(ge=0, le=MAX_TEXT)] = 0
+    """Characters of the content of the next message."""
+
+
 class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=True):
     """Messages, which the worker renders with the model's chat template."""
 
@@ -117,6 +130,7 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     """Report tool calls as segments of the output. Without it the model's own notation of a call is text."""
     parse_reasoning: bool = False
     """Report reasoning as segments of the output. Without it the model's own notation of it is text."""
+    pins: Annotated[tuple[Pin, ...], Meta(max_length=MAX_PINS)] = ()
 
 
 class InfillInput(Struct, frozen=True, array_like=True, tag="infill", gc=False):

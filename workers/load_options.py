@@ -40,6 +40,8 @@ class LoadOptions:
     """Bytes of KV cache that all slots share; 0 is what memory allows."""
     leaving_bytes: int = 0
     """Bytes that will be free when the server has ended whose place is taken over: the KV cache may count on them."""
+    reserved_bytes: int = 0
+    """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

@@ -42,6 +42,7 @@ def server(setup: Setup, *words: str) -> Iterator[str]:
         "--cpu": setup.cpu,
         "--log-level": "warning",
         "--speculate": "off",  # the answers of random weights repeat themselves
+        "--prefix-cache-bytes": 0,  # servers that run side by side would share what one has computed
     }
     options |= {"--quantize": setup.quantize} if setup.quantize else {}
     options |= {"--device": setup.device} if setup.device else {}

@@ -10,7 +10,8 @@ All servers have one active worker of a shape with random weights on IREE. Each 
   gap    the longest time between two chunks of --streams streams whose worker is killed, with a standby, for prompts of
          --gap-prompts tokens, with the tier and without it
   cost   the tokens a second, prompts included, of --streams streams of prompts that nobody sends again, with the tier
-         and without it, in turns
+         and without it, in pairs of which the first is each in turn: the median of their ratios, with its confidence
+         interval of 95 %
 
 There is no peer; the limit is 0.
 """
@@ -20,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -52,6 +54,8 @@ QUESTION = 16
 BEGUN = 16
 """Chunks that each stream has when its worker is killed: a chunk has one token or more."""
 READY_S = 300.0
+SAVED_S = 0.3
+"""Pause after a burst, in which a server saves what it has put off: otherwise it would slow the other one."""
 
 
 class Asker:
@@ -115,9 +119,9 @@ def wait_replaced(url: str, pid: int) -> None:
     raise TimeoutError(f"the workers are not ready after {READY_S:g} s")
 
 
-def tier(directory: Path) -> tuple[str, ...]:
+def tier(directory: Path, size: int = TIER_BYTES) -> tuple[str, ...]:
     """Return the options of a server with a tier in this directory."""
-    return ("--prefix-cache-bytes", str(TIER_BYTES), "--prefix-cache-dir", str(directory))
+    return ("--prefix-cache-bytes", str(size), "--prefix-cache-dir", str(directory))
 
 
 def measure_first(setup: Setup, args: argparse.Namespace, directory: Path) -> None:
@@ -204,19 +208,35 @@ async def rate(url: str, asker: Asker, streams: int, length: int, tokens: int) -
     return streams * (length + tokens) / (time.perf_counter() - began)
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the confidence interval of the median of at least 95 %, of two order statistics, which asks nothing of the
+    distribution; the least and the most of fewer than six values."""
+    ordered, count = sorted(values), len(values)
+    outside, at = 0.0, 0
+    while at < count // 2 and (outside := outside + math.comb(count, at) / 2**count) <= 0.025:
+        at += 1
+    return ordered[max(at - 1, 0)], ordered[count - max(at, 1)]
+
+
 def measure_cost(setup: Setup, args: argparse.Namespace, directory: Path) -> None:
     asker = Asker(3)
-    with server(setup) as plain, server(setup, *tier(directory)) as tiered:
+    with (
+        server(setup, "--prefix-cache-bytes", "0") as plain,
+        server(setup, *tier(directory, args.tier_bytes)) as tiered,
+    ):
         rates: dict[str, list[float]] = {plain: [], tiered: []}
-        for _ in range(args.cost_rounds + 1):
-            for url, found in rates.items():
-                found.append(asyncio.run(rate(url, asker, args.streams, args.cost_prompt, args.tokens)))
+        for turn in range(args.cost_rounds + 1):
+            for url in (plain, tiered) if turn % 2 else (tiered, plain):
+                rates[url].append(asyncio.run(rate(url, asker, args.streams, args.cost_prompt, args.tokens)))
+                time.sleep(SAVED_S)
         without, with_tier = (found[1:] for found in rates.values())  # the first burst loads graphs
     ratios = [on / off for off, on in zip(without, with_tier, strict=True)]
+    low, high = median_interval(ratios)
     print(
         f"tokens a second of {args.streams} streams of {args.cost_prompt} + {args.tokens} new tokens: without "
         f"{statistics.median(without):.0f}, with {statistics.median(with_tier):.0f}; "
-        f"ratio {statistics.median(ratios):.3f} (median of {len(ratios)} pairs, {min(ratios):.3f} to {max(ratios):.3f})"
+        f"ratio {statistics.median(ratios):.3f} (median of {len(ratios)} pairs, {low:.3f} to {high:.3f} with 95 %, "
+        f"single ones {min(ratios):.3f} to {max(ratios):.3f})"
     )
 
 
@@ -241,6 +261,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cost-prompt", type=at_least(1), default=512, help="tokens of a prompt of `cost`")
     parser.add_argument("--cost-rounds", type=at_least(1), default=8, help="bursts of each server")
     parser.add_argument("--context", type=at_least(64), default=4096, help="of the servers")
+    parser.add_argument("--tier-bytes", type=at_least(1), default=TIER_BYTES, help="of the tier of `cost`")
     add_model(parser, "110m")
     add_cache_dir(parser)
     smoke: dict[str, Any] = {
@@ -266,6 +287,7 @@ def tier_directory() -> Iterator[Path]:
 
 def main() -> None:
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and directories end as well
     setup = Setup(make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams, args.context)
     compiling = multiprocessing.get_context("spawn").Process(target=compile_graphs, args=(setup,))
     compiling.start()  # not in this process, whose threads would stay on the CPUs of the runner

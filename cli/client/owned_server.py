@@ -22,7 +22,7 @@ from actors.supervision.restart_policy import RestartPolicy
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
 from cli.config.model import ChosenModel
-from cli.config.prefix_directory import prefix_directory
+from cli.config.prefix_directory import PrefixTierPlan
 from cli.config.settings import Settings
 from cli.config.sources import load
 from gateway.daemon import WorkersGaveUp, run_daemon
@@ -126,7 +126,7 @@ def _serve(
         launches = launcher(settings, ChosenModel.choose(settings))
         collect_rarely()
         on_listening = functools.partial(_send_port, reports)
-        with prefix_directory(settings):
+        with PrefixTierPlan.given(settings).opened():
             anyio.run(
                 functools.partial(
                     run_daemon,

@@ -15,7 +15,7 @@ from cli.client.predecessor import HttpPredecessor
 from cli.client.server_url import socket_path
 from cli.config.errors import CommandFailed
 from cli.config.launch import gateway_settings
-from cli.config.prefix_directory import prefix_directory
+from cli.config.prefix_directory import PrefixTierPlan
 from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
 from cli.terminal.loading import LoadingDisplay, choose_display
@@ -50,6 +50,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             "after the other server has released them"
         )
     predecessor, process = _predecessor(settings) if take_over else (None, 0)
+    tier = PrefixTierPlan.of(settings)
+    settings = tier.settings
     served = ServedModels.of(settings, predecessor=process)
     if not served.launches and not settings.listen_workers:
         raise CommandFailed("--workers 0 needs --listen-workers, so that workers on other machines can join")
@@ -63,7 +65,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             terms = {"load": each.load, "bytes": each.bytes, "context": each.context}
             _log.info("model", model=each.name, **terms, model_context=each.model_context, bound=each.context_bound)
         try:
-            with prefix_directory(settings):
+            with tier.opened():
                 anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
         except (
             BindError,

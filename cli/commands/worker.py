@@ -22,7 +22,7 @@ from cli.config.errors import CommandFailed
 from cli.config.join_address import check_join_addresses
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
-from cli.config.prefix_directory import check_prefix_tier
+from cli.config.prefix_directory import PrefixTierPlan
 from cli.config.settings import Settings, flag
 from protocol.bounds import MAX_NAME
 from workers.process.gateways.address import GatewayAddress
@@ -38,12 +38,13 @@ _NEEDED = {
 def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
     gateways = gateways_of(settings)
-    check_prefix_tier(settings)
+    tier = PrefixTierPlan.of(settings)
     model = ChosenModel.choose(settings)
-    spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
+    spec = worker_spec(tier.settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
     spec = with_chosen_context(spec)
     configure_logging("worker-host", log_level(settings, sys.stderr.isatty()))
+    tier.report()
     sweep()
     try:
         agent = RemoteAgent(

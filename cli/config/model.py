@@ -81,7 +81,7 @@ def worker_spec(
         speculate=settings.speculate,
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_cache_bytes=tier_bytes(settings),
         prefix_cache_dir=settings.prefix_cache_dir,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
@@ -97,6 +97,12 @@ def worker_spec(
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
+
+
+def tier_bytes(settings: Settings) -> int:
+    """Return the bytes of the prefix tier; 0 unless they are set, or chosen by `PrefixTierPlan`."""
+    chosen = settings.prefix_cache and "prefix_cache_bytes" in settings.model_fields_set
+    return settings.prefix_cache_bytes if chosen else 0
 
 
 def with_chosen_context(spec: WorkerSpec) -> WorkerSpec:

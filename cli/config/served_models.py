@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_launches
-from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
+from cli.config.model import ChosenModel, check_model, tier_bytes, with_chosen_context, worker_spec
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings, flag
 from cli.config.several.hub_model import HubModel, absent_hub_model
@@ -19,6 +19,7 @@ from gateway.fleet.launch import WorkerLaunch
 from gateway.models.terms import ModelTerms
 from workers.errors import LoadRefused
 from workers.host.memory import machine_bytes
+from workers.process.startup.tier_reserve import tier_reserve
 
 SHARE = 0.9
 """Share of the machine's memory for the models, unless `memory_budget` says otherwise."""
@@ -61,7 +62,8 @@ def _single(settings: Settings, predecessor: int) -> ServedModels:
         return ServedModels(launches, [ModelTerms(name=model.name, quantization=quantized(settings))])
     with _named(""):
         planned = PlannedModel.of(settings, ModelSettings(load="start"), model, predecessor)
-        (context,) = MemoryPlan(settings.memory_budget, predecessor=predecessor).add({"": planned.memory}).values()
+        plan = MemoryPlan(settings.memory_budget, predecessor=predecessor, reserved=_reserved(settings))
+        (context,) = plan.add({"": planned.memory}).values()
         planned = planned.filling(settings.memory_budget, context)
         terms = planned.terms(context)
     _check_budget("MODEL", [terms], settings.memory_budget)
@@ -70,8 +72,9 @@ def _single(settings: Settings, predecessor: int) -> ServedModels:
 
 def _several(settings: Settings, predecessor: int) -> ServedModels:
     source = settings.sources["models"]
-    budget = settings.memory_budget or int(SHARE * machine_bytes())
-    plan = MemoryPlan(budget, predecessor=predecessor)
+    reserved = _reserved(settings)
+    budget = settings.memory_budget or int(SHARE * machine_bytes()) - reserved
+    plan = MemoryPlan(budget, predecessor=predecessor, reserved=reserved)
     models: list[PlannedModel | HubModel] = []
     workers = 0
     for number, each in enumerate(settings.models):
@@ -100,6 +103,11 @@ def _several(settings: Settings, predecessor: int) -> ServedModels:
                 launches += model.launches()
     _check_budget(source, terms, budget)
     return ServedModels(launches, terms, budget)
+
+
+def _reserved(settings: Settings) -> int:
+    """The memory of the prefix tier, which models cannot have."""
+    return tier_reserve(tier_bytes(settings), settings.prefix_cache_dir)
 
 
 @contextmanager

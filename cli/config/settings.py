@@ -121,9 +121,10 @@ class Settings(BaseSettings):
         le=MAX_COUNT,
     )
     prefix_cache_bytes: int = _field(
-        0,
+        1_000_000_000,
         ENGINE,
-        "Maximum bytes of prefixes that are kept apart from the slots, for all workers of this machine; 0 keeps none.",
+        "Maximum bytes of prefixes that are kept apart from the slots, for all workers of this machine; unless it is "
+        "set, fewer or none where memory is short. 0 keeps none.",
         ge=0,
         le=MAX_COUNT,
     )

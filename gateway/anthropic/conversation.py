@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gateway.anthropic.cache_marks import CacheMarks
 from gateway.anthropic.schema import (
     ContentBlock,
     CountBody,
@@ -23,14 +24,18 @@ ERROR_PREFIX = "Error: "
 """Precedes the result of a call that failed, as templates have no other place for `is_error`."""
 
 
-def prompt_messages(body: CountBody) -> tuple[Message, ...]:
-    """The messages of a body, its `system` first. Raises `RequestError` naming the path of a block."""
-    turns = PromptTurns()
+def prompt_messages(body: CountBody, marks: CacheMarks) -> tuple[Message, ...]:
+    """The messages of a body, its `system` first. Their marks are added to `marks`: those of tools count as at the end
+    of the system's message, beside which templates put tools. Raises `RequestError` naming the path of a block."""
+    turns = PromptTurns(marks)
     if body.system:
-        turns.add_system(_joined_text(body.system, "system"))
+        turns.add_system(body.system, "system")
+    for tool in body.tools or ():
+        marks.add(tool.cache_control, 1 if body.system else 0)
     for index, message in enumerate(body.messages):
         turns.add(message, f"messages[{index}].content")
     messages = turns.closed()
+    marks.add(body.cache_control, len(messages))
     if len(messages) > MAX_MESSAGES:
         text = f"`messages` has {len(messages)} turns and results of tools; {MAX_MESSAGES} are allowed"
         raise invalid("messages", text)
@@ -48,6 +53,11 @@ class _Turn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
+    @property
+    def characters(self) -> int:
+        """The characters of its texts so far."""
+        return sum(map(len, self.texts)) + max(0, sum(map(bool, self.texts)) - 1)
+
     def message(self) -> Message:
         if len(self.calls) > MAX_TOOL_CALLS:
             raise invalid(self.at, f"`{self.at}`: the turn has over {MAX_TOOL_CALLS} calls of tools")
@@ -59,7 +69,8 @@ class _Turn:
 class PromptTurns:
     """The messages so far. Consecutive ones of the user, or of the assistant, become one: templates expect turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: CacheMarks) -> None:
+        self._marks = marks
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
         """The last turn, which may go on."""
@@ -72,9 +83,16 @@ class PromptTurns:
         self._close()
         return tuple(self._messages)
 
-    def add_system(self, text: str) -> None:
-        """Add a message of the system."""
+    def add_system(self, content: str | Sequence[TextBlock], at: str) -> None:
+        """Add a message of the system. Raises `RequestError`."""
         self._close()
+        text = _joined_text(content, at)
+        if not isinstance(content, str):
+            for index, block in enumerate(content, 1):
+                if block.cache_control is not None:
+                    self._marks.add(
+                        block.cache_control, len(self._messages), len(_lines(b.text for b in content[:index]))
+                    )
         self._messages.append(Message("system", text))
 
     def add(self, message: InputMessage, at: str) -> None:
@@ -85,13 +103,13 @@ class PromptTurns:
             for index, block in enumerate(blocks):
                 if not isinstance(block, TextBlock):
                     raise _misplaced(block, "system", f"{at}[{index}]")
-            self.add_system(_joined_text([each for each in blocks if isinstance(each, TextBlock)], at))
+            self.add_system([each for each in blocks if isinstance(each, TextBlock)], at)
             return
         if not blocks:
             self._continued(message.role, at)
         for index, block in enumerate(blocks):
             if type(block) is TextBlock and block.citations is None:  # most are, and a path takes longer than the rest
-                self._continued(message.role, at).texts.append(block.text)
+                self._text(message.role, block, at)
                 continue
             path = f"{at}[{index}]"
             refuse_unsupported(block, f"{path}.")
@@ -103,10 +121,11 @@ class PromptTurns:
     def _add_of_user(self, block: ContentBlock, at: str) -> None:
         match block:
             case TextBlock():
-                self._continued("user", at).texts.append(block.text)
+                self._text("user", block, at)
             case ToolResultBlock():
                 self._close()
                 self._messages.append(self._result(block, at))
+                self._marks.add(block.cache_control, len(self._messages))
             case _:
                 raise _misplaced(block, "user", at)
 
@@ -114,15 +133,22 @@ class PromptTurns:
         turn = self._continued("assistant", at)
         match block:
             case TextBlock():
-                turn.texts.append(block.text)
+                self._text("assistant", block, at)
             case ThinkingBlock():
                 turn.thoughts.append(block.thinking)
             case RedactedThinkingBlock():
                 pass
             case ToolUseBlock():
                 turn.calls.append(self._call(block, at))
+                self._marks.add(block.cache_control, len(self._messages) + 1)  # the turn ends with its calls
             case _:
                 raise _misplaced(block, "assistant", at)
+
+    def _text(self, role: str, block: TextBlock, at: str) -> None:
+        turn = self._continued(role, at)
+        turn.texts.append(block.text)
+        if block.cache_control is not None:
+            self._marks.add(block.cache_control, len(self._messages), turn.characters)
 
     def _result(self, block: ToolResultBlock, at: str) -> Message:
         if block.tool_use_id not in self._calls:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.anthropic.answer import MessageAnswer
+from gateway.anthropic.cache_marks import CacheMarks
 from gateway.anthropic.conversation import prompt_messages
 from gateway.anthropic.field_names import NAMES
 from gateway.anthropic.schema import (
@@ -109,14 +110,17 @@ def chat_input(body: CountBody) -> ChatInput:
     paths = [f"tools[{index}]" for index in range(len(tools))]
     definitions = [_definition(tool, path) for tool, path in zip(tools, paths, strict=True)]
     choice = _tool_choice(body.tool_choice, {tool.name for tool in tools})
+    marks = CacheMarks()
+    messages = prompt_messages(body, marks)
     return ChatInput(
-        prompt_messages(body),
+        messages,
         encode_tools(definitions, paths, "input_schema"),
         now=template_time(),
         options=_options(body),
         tool_choice=choice,
         parse_tools=bool(tools) and choice.mode != "none",
         parse_reasoning=True,
+        pins=marks.pins(),
     )
 
 

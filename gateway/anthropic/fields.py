@@ -35,10 +35,10 @@ class AnswerStop(NamedTuple):
 
 
 def usage(counts: TokenCounts) -> dict[str, Any]:
-    """The `usage` object. `input_tokens` are those that were not read from the cache."""
+    """The `usage` object. `input_tokens` are those that were neither read from the cache nor kept there by a mark."""
     return {
-        "input_tokens": counts.prompt - counts.cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": counts.prompt - counts.cached - counts.created,
+        "cache_creation_input_tokens": counts.created,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.completion,
     }

@@ -26,7 +26,7 @@ StopSequences = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
 
 
 class CacheBreakpoint(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A mark after which a prompt may be cached. It has no effect: prefixes are cached without it."""
+    """A mark up to which a prompt is to be kept for later requests. Prefixes are cached without it, too."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -10,10 +10,10 @@ from gateway.errors import invalid
 from gateway.generation.field_names import FieldNames
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_SEED
+from protocol.bounds import MAX_PIN_S, MAX_SEED
 from protocol.commands import SamplingDefault
 from protocol.errors import ErrorCode
-from protocol.request import Grammar, Input, Limits, Sampling
+from protocol.request import Grammar, Input, Limits, Pin, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,12 @@ def build_request(settings: GatewaySettings, wanted: RequestParameters, size: in
     )
     copies = n * len(inputs) if wanted.shared else n
     return GenerationRequest(wanted.model, sequences, wanted.output, copies, wanted.priority)
+
+
+def retention_pins(retention: str | None, messages: int) -> tuple[Pin, ...]:
+    """Return what OpenAI's `prompt_cache_retention` keeps of a chat of so many messages: all for a day with `24h`. Any
+    other value leaves it to the server, as OpenAI's `in_memory` does."""
+    return (Pin(messages, MAX_PIN_S),) if retention == "24h" else ()
 
 
 def stop_strings(given: str | Sequence[str | None] | None) -> tuple[str, ...]:

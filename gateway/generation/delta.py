@@ -95,5 +95,7 @@ class TokenCounts(NamedTuple):
     """Milliseconds that workers took for the prompts."""
     decode_ms: int = 0
     """Milliseconds that workers took for the answers."""
+    created: int = 0
+    """Tokens of pinned prefixes of the prompts whose KV was computed and is kept."""
     reasoning: int = 0
     """Those of the generated tokens that are reasoning, where it is parsed."""

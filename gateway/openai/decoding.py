@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.errors import invalid
-from gateway.generation.builder import RequestParameters, build_request, resumable_for, stop_strings
+from gateway.generation.builder import RequestParameters, build_request, resumable_for, retention_pins, stop_strings
 from gateway.generation.request import OutputOptions
 from gateway.generation.template_time import template_time
 from gateway.generation.unset_parameters import unset_parameters
@@ -158,15 +158,16 @@ class RequestDecoder:
 
 def chat_input(body: ChatBody) -> ChatInput:
     """The prompt of a chat completion. Raises `RequestError` naming the field."""
-    tools = offered_tools(body)
+    tools, messages = offered_tools(body), decode_messages(body.messages)
     return ChatInput(
-        decode_messages(body.messages),
+        messages,
         tools.json,
         template_time(),
         template_options(body),
         tools.choice,
         parse_tools=tools.parsed,
         parse_reasoning=body.reasoning_format != "none",
+        pins=retention_pins(body.prompt_cache_retention, len(messages)),
     )
 
 

@@ -112,6 +112,7 @@ class RequestGroup(LiveRequest):
             completion=sum(usage.completion_tokens for usage in done),
             # What a sequence resumes may be cached beyond its prompt.
             cached=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts),
+            created=sum(usage.created_tokens for usage in prompts),
             prefill_ms=sum(usage.prefill_ms for usage in prompts),
             decode_ms=sum(usage.decode_ms for usage in done),
             reasoning=sum(sequence.reasoning_tokens for sequence in self.sequences),

@@ -37,6 +37,7 @@ from protocol.request import (
     InfillInput,
     Limits,
     Message,
+    Pin,
     Sampling,
     TemplateOptions,
     TextInput,
@@ -58,6 +59,7 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ToolCall: lambda inner: Submit(
         1, "r", ChatInput((Message("assistant", "", tool_calls=(inner,)),)), Sampling(), Limits()
     ),
+    Pin: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), pins=(inner,)), Sampling(), Limits()),
     ToolChoice: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), tool_choice=inner), Sampling(), Limits()
     ),

@@ -125,7 +125,9 @@ class BatchEngine:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
-        self._scheduler.submit(request, self._clock())
+        sequence = self._scheduler.submit(request, self._clock())
+        if self._tier is not None:
+            self._tier.expect(sequence, self._scheduler.cached_rows)
 
     def cancel(self, stream: int) -> SequenceEnd | None:
         """End a sequence in any phase; return None if it is unknown. Its slot is available on return."""
@@ -156,7 +158,7 @@ class BatchEngine:
         if decoding := self._scheduler.decoding():
             self._decode(decoding)
         if self._tier is not None:
-            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle)
+            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle, step_s=self._clock() - now)
         return self._close_step(self._clock() - now)
 
     @property
@@ -200,6 +202,7 @@ class BatchEngine:
         dirty = self._scheduler.slots.dirty
         for sequence in self._scheduler.expire(now):
             self._step.waited_too_long(sequence.request.stream)
+            self._forget(sequence)
         self._stats.preemptions += self._scheduler.grow(now)
         self._resets.reset_others(dirty)
         self._admit(now)
@@ -311,6 +314,7 @@ class BatchEngine:
     ) -> None:
         sequence = scheduled.sequence
         self._scheduler.prefilled(scheduled)
+        self._forget(sequence)
         if scheduled.sample is None:
             return
         if token is not None:
@@ -318,6 +322,8 @@ class BatchEngine:
                 if sequence.cached_tokens:  # neither a prefix that was recomputed nor the sequence's own is a hit
                     self._stats.record_prefix_hit(sequence.cached_tokens)
                 sequence.first_token_at = now
+                if self._tier is not None:
+                    sequence.created_tokens = self._tier.created_tokens(sequence)
                 self._step.starts.append(sequence_start(sequence, now))
             self._accept(sequence, token, row_logprobs, now)
         elif sequence.reused:
@@ -475,20 +481,28 @@ class BatchEngine:
         if sequence.slot < 0:  # its resumed tokens are the whole answer
             self._stats.started += 1
         self._stats.completed += 1
+        self._forget(sequence)
         self._step.ends.append(sequence_end(sequence, reason, now))
 
     def _remove(self, stream: int, reason: FinishReason) -> SequenceEnd | None:
         sequence = self._scheduler.remove(stream)
         if sequence is None:
             return None
+        self._forget(sequence)
         if sequence.slot >= 0:
             self._resets.reset_dirty()
         if reason != "cancelled":
             self._stats.completed += 1
         return sequence_end(sequence, reason, self._clock())
 
+    def _forget(self, sequence: EngineSequence) -> None:
+        """Read nothing more for a sequence from the prefix tier."""
+        if self._tier is not None:
+            self._tier.forget(sequence.request.stream)
+
     def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
         self._step.fail(sequence.request.stream, sequence.slot, call, error)
+        self._forget(sequence)
         self._scheduler.remove(sequence.request.stream, failed=True)
         # A call that raises has written to the slots that it names, and to no others: their sequences all fail.
         self._scheduler.evict_suspects(sequence, non_finite=isinstance(error, NotFiniteError))

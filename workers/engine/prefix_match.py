@@ -36,6 +36,14 @@ class PrefixPolicy:
             raise ValueError(f"headroom must be 0 or more and below 1, not {self.headroom}")
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """First rows of a prompt that the prefix tier keeps for some time."""
+
+    rows: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class CachedRows:
     """Cache contents of a slot: row i was computed from `tokens[: i + 1]`. There may be more tokens than rows."""
@@ -53,6 +61,10 @@ class CachedRows:
     """The names of its first blocks in the prefix tier, as far as they were needed."""
     saved_blocks: int | None = 0
     """The number of first blocks that the tier has; None if no more are saved."""
+    wanted_blocks: int | None = None
+    """The first blocks that an earlier sequence had as well; None until this was looked for."""
+    pins: tuple[PinnedPrefix, ...] = ()
+    """Those that the tier does not keep yet."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:

@@ -25,6 +25,7 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.prefix_match import PinnedPrefix
 
 GREEDY = Sampling()
 
@@ -91,6 +92,8 @@ class EngineRequest:
     """Decides which sequence preempts which."""
     speculate: bool = True
     """Tokens may be drafted for it. They change nothing but the speed."""
+    pins: tuple[PinnedPrefix, ...] = ()
+    """Prefixes of the prompt that the prefix tier keeps, if there is one."""
     queue_s: float = math.inf
     """Seconds after which it fails, unless its prompt is being prefilled by then."""
 

@@ -131,8 +131,11 @@ class Scheduler:
                 preempted += 1
         return preempted
 
-    def submit(self, request: EngineRequest, now: float) -> None:
-        """Queue a sequence. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
+    def submit(self, request: EngineRequest, now: float) -> EngineSequence:
+        """Queue a sequence and return it.
+
+        Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field.
+        """
         stream = request.stream
         if any(stream in live for live in (self._waiting, self._prefilling, self._reporting, self._decoding)):
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
@@ -157,9 +160,13 @@ class Scheduler:
         number = next(self._numbers)
         sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
         if self._ranked:
-            cached = self._allocator.cached_rows(sequence, self._running())
-            sequence.rank = rank("shortest-uncached-first", now, len(tokens) - cached)
+            sequence.rank = rank("shortest-uncached-first", now, len(tokens) - self.cached_rows(sequence))
         self._waiting.add(sequence, now)
+        return sequence
+
+    def cached_rows(self, sequence: EngineSequence) -> int:
+        """Return the rows that a waiting sequence could take from a slot now."""
+        return self._allocator.cached_rows(sequence, self._running())
 
     def admit(self, now: float) -> list[tuple[EngineSequence, FinishReason]]:
         """Move waiting sequences to slots. May be repeated after `make_room` and the reset of dirty slots.

@@ -57,6 +57,8 @@ class EngineSequence:
     """It was preempted after its prefill had begun."""
     cached_tokens: int = 0
     """Rows that it took from another sequence when it first started, those of the prefix tier included."""
+    created_tokens: int = 0
+    """Tokens of a pinned prefix that it has computed and the prefix tier keeps."""
     searched: bool = False
     """The prefix tier was asked for its rows since it got its slot."""
     restored_from: int = 0
@@ -70,7 +72,7 @@ class EngineSequence:
     _waited_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream)
+        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream, pins=self.request.pins)
         self.waits_since = self.submitted_at
 
     @property
@@ -93,7 +95,7 @@ class EngineSequence:
         self.preemptions += 1
         self.restarted = self.started
         self.prefill_length, self.chunk_ends = len(self.tokens), chunk_ends
-        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream)
+        self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream, pins=self.request.pins)
         self.slot, self.reserved = -1, 0
         self.reused = self.inherited = self.source = None
         self.searched, self.restored_from, self.restores_to = False, 0, 0
@@ -187,4 +189,5 @@ def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> 
         first - admitted,
         now - first,
         sequence.cached_tokens,
+        sequence.created_tokens,
     )

@@ -75,6 +75,8 @@ class SequenceEnd:
     """Time from the first new token to the end."""
     cached_tokens: int = 0
     """Prompt and resumed tokens whose cache rows were taken from another sequence."""
+    created_tokens: int = 0
+    """Prompt tokens of a pinned prefix that were computed and that the prefix tier keeps."""
 
 
 @dataclass(frozen=True, slots=True)

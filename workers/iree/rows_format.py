@@ -1,12 +1,9 @@
 """The format of cache rows: which runners compute the same bits and store them in the same way."""
 
-import hashlib
-import json
 import sys
 from importlib import metadata
-from pathlib import Path
 
-from workers.checkpoints.checkpoint import config_digest
+from workers.checkpoints.rows_format import rows_format_name
 from workers.iree.build import graph_plan
 from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.recipe import Recipe
@@ -19,8 +16,9 @@ LAYOUT = 1
 """The version of the layout of `HostKv.read`."""
 
 
-def rows_format(recipe: Recipe, plan: GraphPlan) -> str:
-    """Return `RunnerCapabilities.rows_format` of a runner whose cache is in the host's memory.
+def rows_format(digest: str, recipe: Recipe, plan: GraphPlan) -> str:
+    """Return `RunnerCapabilities.rows_format` of a runner whose cache is in the host's memory. `digest` is the
+    checkpoint's, of `config_digest`.
 
     It covers the weights, the source of the graphs, the compiler, and the instructions of the CPU that determine the
     rounding. Numbers of threads and slots change no bits.
@@ -30,7 +28,7 @@ def rows_format(recipe: Recipe, plan: GraphPlan) -> str:
     angles = b"".join(each.tobytes() for each in rope_frequencies(plan.config, recipe.context)).hex()
     parts = [
         LAYOUT,
-        config_digest(Path(recipe.model)),
+        digest,
         plan.ops.dtype,
         recipe.quantize,
         (cache.layers, cache.heads, cache.head_dim),
@@ -42,4 +40,4 @@ def rows_format(recipe: Recipe, plan: GraphPlan) -> str:
         sys.platform,
         Cpu.named(recipe.cpu).kind,
     ]
-    return f"iree-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+    return rows_format_name("iree", parts)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -54,8 +54,8 @@ vocabulary of 150,000."""
 class IreeRunner:
     """`workers.engine.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
-    def __init__(self, builder: Builder, device: Device, archive: Archive, kv_rows: int = 0) -> None:
-        """`kv_rows` as in `RunnerCapabilities`."""
+    def __init__(self, builder: Builder, device: Device, archive: Archive, digest: str, kv_rows: int = 0) -> None:
+        """`digest` is the checkpoint's, of `config_digest`; `kv_rows` as in `RunnerCapabilities`."""
         plan, context = builder.plan, builder.recipe.context
         self._plan = plan
         self._cache = plan.cache
@@ -87,7 +87,7 @@ class IreeRunner:
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
-            rows_format=rows_format(builder.recipe, plan) if self._host_kv is not None else "",
+            rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
         )
 
     @classmethod
@@ -112,7 +112,7 @@ class IreeRunner:
             builder = Builder(recipe)
             plan = builder.plan
             free = free_bytes() if device.local else None  # IREE does not report the memory of other devices
-            later = None if free is None else free + options.leaving_bytes
+            later = None if free is None else max(0, free + options.leaving_bytes - options.reserved_bytes)
             needs = needed(plan, recipe.context, options.kv_bytes, later, options.workers)
             quantizable = config.quantization is None and isinstance(plan.ops, TiledOps)
             needs.check(free, options.quantize, quantizable=quantizable, leaving=options.leaving_bytes)
@@ -122,9 +122,10 @@ class IreeRunner:
                 place = ArchivePlace.of(options.cache_dir, cpus, options.mmap)
             building = Building(builder, plan.required(), max(1, cpus.threads // 2))  # while the weights are packed
             undo.callback(building.close)
-            archive = open_archive(open_weights(path), plan.weights, plan.ops, place, progress)
+            digest = config_digest(path)
+            archive = open_archive(open_weights(path), digest, plan.weights, plan.ops, place, progress)
             undo.callback(archive.close)
-            runner = cls(builder, device, archive, kv_rows)
+            runner = cls(builder, device, archive, digest, kv_rows)
             undo.pop_all()  # the runner owns them from now on
             undo.callback(building.close)
             undo.callback(runner.close)

@@ -1,13 +1,12 @@
 """The format of cache rows: which runners compute the same bits and store them in the same way."""
 
-import hashlib
-import json
 import platform
 import sys
 from importlib import metadata
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import config_digest
+from workers.checkpoints.rows_format import rows_format_name
 from workers.precision import Quantize
 
 LAYOUT = 1
@@ -22,4 +21,4 @@ def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
     parts = [LAYOUT, config_digest(path), dtype, quantize, context, computes, *versions]
-    return f"mlx-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+    return rows_format_name("mlx", parts)

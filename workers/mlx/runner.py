@@ -99,7 +99,7 @@ class MlxRunner:
         row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
         weights = weight_bytes(open_weights(path), kind, quantize)
-        later = spare_bytes() + options.leaving_bytes
+        later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)

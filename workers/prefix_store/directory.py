@@ -20,12 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.prefix_store import pins
 from workers.prefix_store.block import KEY_BYTES, RowBlock
 from workers.prefix_store.entry import PAGE, header, stored_size
 
 FREE_SHARE = 0.05
 """Share of the file system that stays free."""
-SLACK_SHARE = 1 / 16
+SLACK_SHARE = 1 / 8
 """Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
 REUSE_S = 60.0
 """Seconds by which each reuse defers the eviction of a block."""
@@ -34,6 +35,9 @@ MOST_AHEAD_S = 3600.0
 _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
+_PINS = "pins"
+MEMORY = Path("/dev/shm")
+"""A file system in memory."""
 
 
 class DirectoryUnusable(Exception):
@@ -57,9 +61,18 @@ class _StoredBlock:
 
 def default_directory() -> Path:
     """Return the directory in memory that all servers of this user share; on disk where no file system is in memory."""
-    memory = Path("/dev/shm")
-    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    base = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"baton-prefixes-{os.getuid()}"
+
+
+def unused_bytes(path: Path, max_bytes: int) -> int:
+    """Return the bytes by which the files of a directory may still grow."""
+    try:
+        with (path / "lock").open("rb") as file:
+            data = file.read(_COUNT.size)
+    except OSError:
+        return max_bytes  # nobody has it open
+    return max(0, max_bytes - (_COUNT.unpack(data)[0] if len(data) == _COUNT.size else 0))
 
 
 class StoreDirectory:
@@ -137,6 +150,17 @@ class StoreDirectory:
                 until = min(max(file.stat().st_mtime, now) + REUSE_S, now + MOST_AHEAD_S)
                 os.utime(file, (until, until))
 
+    def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
+        """Keep the first blocks of a prefix, each with so many bytes of rows, for some time: those that the bound of
+        the owner allows. Blocks that are not there may be written later."""
+        now, size = time.time(), stored_size(rows)
+        count = pins.most_pinned(self._max_bytes, size)
+        with self._locked():
+            pinned = pins.pin(
+                self._pins(), pins.owner_key(owner), blocks[:count], size, now + min(seconds, pins.MAX_PIN_S), now
+            )
+            self._set_pins(pins.within(pinned, self._max_bytes))
+
     def remove(self, block: RowBlock) -> None:
         """Remove a block, if it is there."""
         file = self.file(block)
@@ -162,6 +186,16 @@ class StoreDirectory:
 
     def _count(self, change: int) -> None:
         self._set_count(self._counted() + change)
+
+    def _pins(self) -> list[pins.PinnedBlock]:
+        try:
+            return pins.decode((self.path / _PINS).read_bytes())
+        except FileNotFoundError:
+            return []
+
+    def _set_pins(self, pinned: Sequence[pins.PinnedBlock]) -> None:
+        """Write the file of pins. That of a process that is killed meanwhile is damaged, and has no pins."""
+        (self.path / _PINS).write_bytes(pins.encode(pinned))
 
     def _check_free(self, size: int) -> None:
         system = os.statvfs(self.path)
@@ -194,30 +228,39 @@ class StoreDirectory:
         """Evict blocks until `size` bytes more fit into the bound, and correct the count. False if they cannot.
 
         The last blocks of prefixes go first, those whose reuse is longest ago; no block goes before those that follow
-        it.
+        it. Pinned blocks stay, unless they alone are beyond the bound, as that of a process with a lower one.
         """
         entries, others = self._scan()
         total = sum(entry.size for entry in entries.values()) + others
         if total + size > self._max_bytes:
-            total = self._evict_to(int(self._max_bytes * (1 - SLACK_SHARE)) - size, entries, total)
+            most, now = int(self._max_bytes * (1 - SLACK_SHARE)) - size, time.time()
+            pinned = {each.key.hex() for each in self._pins() if each.until > now}
+            total = self._evict_to(most, entries, total, pinned)
+            if total + size > self._max_bytes:
+                total = self._evict_to(most, entries, total, set())
         self._set_count(total)
         return total + size <= self._max_bytes
 
-    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int) -> int:
+    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int, pinned: set[str]) -> int:
+        """Evict blocks, which are removed from `entries`, until `most` bytes are left. Return what is left."""
         following: dict[str, int] = {}
         for entry in entries.values():
             following[entry.parent] = following.get(entry.parent, 0) + 1
-        last = [(entry.evict_at, entry.key) for entry in entries.values() if entry.key not in following]
+        last = [
+            (entry.evict_at, entry.key)
+            for entry in entries.values()
+            if entry.key not in following and entry.key not in pinned
+        ]
         heapq.heapify(last)
         while last and total > most:
             _, key = heapq.heappop(last)
-            entry = entries[key]
+            entry = entries.pop(key)
             with contextlib.suppress(FileNotFoundError):
                 (self.path / entry.name).unlink()
             total -= entry.size
             following[entry.parent] -= 1
             before = entries.get(entry.parent)
-            if before is not None and not following[entry.parent]:
+            if before is not None and not following[entry.parent] and before.key not in pinned:
                 heapq.heappush(last, (before.evict_at, before.key))
         return total
 
@@ -228,7 +271,7 @@ class StoreDirectory:
         with os.scandir(self.path) as files:
             for file in files:
                 if file.name.startswith(_PARTIAL):
-                    others += int(file.name.split("-")[1])
+                    others += _partial_size(file)
                 elif len(file.name) == _NAME:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
@@ -258,6 +301,17 @@ def _open_shared(path: Path) -> int:
             if (path / "users").stat().st_ino == os.fstat(users).st_ino:
                 return users
         os.close(users)
+
+
+def _partial_size(file: os.DirEntry[str]) -> int:
+    """Return the bytes that a temporary file is going to have; those that it has by now if another version wrote it."""
+    size = file.name.removeprefix(_PARTIAL).partition("-")[0]
+    if size.isdecimal():
+        return int(size)
+    try:
+        return _rounded(file.stat(follow_symlinks=False).st_size)
+    except FileNotFoundError:
+        return 0
 
 
 def _rounded(size: int) -> int:

@@ -13,7 +13,9 @@ import structlog
 
 from workers.prefix_store.block import RowBlock
 from workers.prefix_store.directory import StoreDirectory
-from workers.prefix_store.entry import read_entry
+from workers.prefix_store.entry import read_entry, stored_size
+from workers.prefix_store.pins import most_pinned
+from workers.prefix_store.read_ahead import ReadAhead
 
 QUEUED_BLOCKS = 4
 """Blocks that wait to be written. A further one is not taken."""
@@ -32,8 +34,9 @@ class PrefixStore:
     def __init__(self, path: Path, max_bytes: int, *, temporary: bool = False) -> None:
         """Open the directory. Raises `workers.prefix_store.directory.DirectoryUnusable`."""
         self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
+        self._max_bytes = max_bytes
         self._log = structlog.get_logger().bind(directory=str(path))
-        self._buffer = bytearray()
+        self._ahead = ReadAhead()
         self._reported = ""
         self._rests_until = 0.0
         self._used_bytes = 0
@@ -46,6 +49,7 @@ class PrefixStore:
         """Keys of the blocks that wait to be removed."""
         self._busy = False
         self._closing = False
+        self._spent_s = 0.0
         self.failures = 0
         """Blocks that could not be written or read."""
         self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
@@ -55,6 +59,12 @@ class PrefixStore:
     def used_bytes(self) -> int:
         """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
         return self._used_bytes
+
+    def take_spent_s(self) -> float:
+        """Return the seconds of processor time that changes have taken since the last call."""
+        with self._changed:
+            spent, self._spent_s = self._spent_s, 0.0
+        return spent
 
     def can_write(self) -> bool:
         """False for some time after a write has failed."""
@@ -67,15 +77,23 @@ class PrefixStore:
         return block.key not in self._discarded and self._exists(block)
 
     def read(self, block: RowBlock, size: int) -> memoryview | None:
-        """Return the `size` bytes of a block, valid until the next read; None if it is not there or damaged."""
-        if len(self._buffer) != size:
-            self._buffer = bytearray(size)
-        file = self._directory.file(block)
-        rows = read_entry(file, block, self._buffer)
+        """Return the `size` bytes of a block; None if it is not there or damaged."""
+        rows = self._ahead.take(block, functools.partial(self._read, bytearray(size)))
         if rows is None and self._exists(block):
-            self._fail("is damaged", file.name)
+            self._fail("is damaged", self._directory.file(block).name)
             self.discard(block)
         return rows
+
+    def expect(self, owner: int, blocks: Sequence[RowBlock], size: int) -> None:
+        """Read blocks of `size` bytes before they are asked for. `owner` is for `forget`."""
+        self._ahead.expect(owner, blocks, lambda block: self._read(bytearray(size), block))
+
+    def forget(self, owner: int) -> None:
+        """Read no more for an owner."""
+        self._ahead.forget(owner)
+
+    def _read(self, buffer: bytearray, block: RowBlock) -> memoryview | None:
+        return read_entry(self._directory.file(block), block, buffer)
 
     def has_room(self, wait_s: float = 0.0) -> bool:
         """Return whether `offer` may be called now, or within some time."""
@@ -95,6 +113,14 @@ class PrefixStore:
         """Note that blocks were reused."""
         self._post(functools.partial(self._directory.touch, blocks))
 
+    def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
+        """Keep the first blocks of a prefix, see `StoreDirectory.pin`."""
+        self._post(functools.partial(self._directory.pin, owner, blocks, rows, seconds))
+
+    def most_pinned(self, rows: int) -> int:
+        """Return the blocks with so many bytes of rows that one owner may pin."""
+        return most_pinned(self._max_bytes, stored_size(rows))
+
     def discard(self, block: RowBlock) -> None:
         """Remove a block."""
         self._discarded.add(block.key)
@@ -107,6 +133,7 @@ class PrefixStore:
 
     def close(self) -> None:
         """Make the last changes and close the directory. Nothing may be called afterwards."""
+        self._ahead.close(CLOSE_S)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -126,12 +153,14 @@ class PrefixStore:
                 if not self._jobs:
                     return
                 job, self._busy = self._jobs.popleft(), True
+            began = time.thread_time()
             try:
                 job()
                 self._used_bytes = self._directory.used_bytes
             except OSError as error:
                 self._fail("cannot be changed", error.strerror or str(error), rest=error.errno)
             with self._changed:
+                self._spent_s += time.thread_time() - began
                 self._busy = False
                 self._changed.notify_all()
 

@@ -104,6 +104,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
     # Slow imports, which a script does not need.
     from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
+    from workers.process.startup.tier_reserve import tier_reserve
 
     context = ContextChoice.of(spec, backend, config).context
     return LoadOptions(
@@ -119,6 +120,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         mmap=spec.mmap,
         kv_bytes=kv_bytes_of(spec, backend, config, context),
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
+        reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         workers=spec.workers,
         place=spec.place,
     )

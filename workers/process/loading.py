@@ -125,18 +125,29 @@ def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixP
 
 
 def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
-    """Open the prefix tier, if there is one. A directory that cannot be used costs no more than the tier."""
+    """Open the prefix tier, if there is one. A directory that cannot be used costs no more than the tier.
+
+    Raises `LoadRefused` for a size that was set and is too small for one block.
+    """
     if not (spec.prefix_cache and spec.prefix_cache_bytes):
         return None
     log = structlog.get_logger()
+    asked = "prefix_cache_bytes" in spec.sources
     if not PrefixTier.serves(runner.capabilities):
-        log.warning("prefix_tier_off", reason=f"cached rows depend on their chunks on {runner.capabilities.device}")
+        reason = f"cached rows depend on their chunks on {runner.capabilities.device}"
+        (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
+        return None
+    if (least := PrefixTier.least_bytes(runner.capabilities)) > spec.prefix_cache_bytes:
+        reason = f"prefix_cache_bytes: a block of {spec.model_name} takes {least}, more than {spec.prefix_cache_bytes}"
+        if asked:
+            raise LoadRefused(f"{reason}: set {least} at least, or 0 for no prefix tier")
+        log.info("prefix_tier_off", reason=reason)
         return None
     path = Path(spec.prefix_cache_dir).expanduser() if spec.prefix_cache_dir else default_directory()
     try:
         store = PrefixStore(path, spec.prefix_cache_bytes, temporary=not spec.prefix_cache_dir)
     except DirectoryUnusable as error:
-        log.warning("prefix_tier_off", reason=str(error))
+        (log.warning if asked else log.info)("prefix_tier_off", reason=str(error))
         return None
     return PrefixTier(store, runner)
 

@@ -240,6 +240,7 @@ class OutputProcessor:
             prompt_logprobs=submit.prompt_logprobs is not None,
             urgency=submit.urgency,
             speculate=limits.speculate,
+            pins=prompt.pins,
             queue_s=queue_s,
         )
         return SubmitResult(request, None)
@@ -384,7 +385,9 @@ class OutputProcessor:
             tail, segments = live.take_parsed()
             self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
-        usage = Usage(live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens)
+        usage = Usage(
+            live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens, end.created_tokens
+        )
         reason = live.reason(end.reason)
         return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason)),)
 

@@ -13,10 +13,12 @@ class MemoryPlan:
     """Owns what each model takes. Contexts are chosen once: the workers of all incarnations have the same. Threads may
     add models at the same time."""
 
-    def __init__(self, budget: float, *, predecessor: int = 0) -> None:
+    def __init__(self, budget: float, *, predecessor: int = 0, reserved: int = 0) -> None:
         """`budget` in bytes. More than a share of the memory that is free now, or will be when the `predecessor` has
-        ended, is not given to contexts that are left open. This is the process of the server."""
-        self._available = min(budget, SHARE * (spare_bytes() + leaving_bytes(predecessor, os.getpid())))
+        ended, less the `reserved` bytes of the prefix tier, is not given to contexts that are left open. This is the
+        process of the server."""
+        free = spare_bytes() + leaving_bytes(predecessor, os.getpid()) - reserved
+        self._available = min(budget, SHARE * max(0, free))
         self._models: dict[str, ModelMemory] = {}
         self._lock = threading.Lock()
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.errors import RequestError, invalid
-from gateway.generation.builder import RequestParameters, build_request, resumable_for, stop_strings
+from gateway.generation.builder import RequestParameters, build_request, resumable_for, retention_pins, stop_strings
 from gateway.generation.client_sampling import client_sampling
 from gateway.generation.request import GenerationRequest, OutputOptions
 from gateway.generation.template_time import template_time
@@ -94,6 +94,7 @@ class ResponsesDecoder:
             choice,
             parse_tools=bool(body.tools) and choice.mode != "none",
             parse_reasoning=True,
+            pins=retention_pins(body.prompt_cache_retention, len(messages)),
         )
         logprobs = (body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None
         options = body.stream_options or ResponsesStreamOptions()

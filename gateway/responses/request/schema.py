@@ -110,7 +110,6 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     user: MetadataValue | None = None
     safety_identifier: MetadataValue | None = None
     prompt_cache_key: MetadataValue | None = None
-    # How long prompts are kept in memory, which the server decides.
     prompt_cache_retention: MetadataValue | None = None
     # Baton's own.
     seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None

@@ -1,19 +1,101 @@
-"""The directory of the prefix tier while a server runs."""
+"""The prefix tier of a server: its size where the settings leave it open, and its directory while the server runs."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
+from cli.config import prefix_directory
 from cli.config.errors import CommandFailed
-from cli.config.prefix_directory import prefix_directory
+from cli.config.model import ChosenModel, worker_spec
+from cli.config.prefix_directory import LEAST_BYTES, PrefixTierPlan
 from cli.config.settings import Settings
 from workers.prefix_store import directory as directories
 
+DEFAULT = Settings().prefix_cache_bytes
 
-def test_a_directory_in_memory_ends_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "memory"
-    monkeypatch.setattr("cli.config.prefix_directory.default_directory", lambda: path)
-    with prefix_directory(Settings(prefix_cache_bytes=1 << 20)):
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file system in memory with all the room that there is."""
+    for module in (directories, prefix_directory):
+        monkeypatch.setattr(module, "MEMORY", tmp_path)
+    has_free(monkeypatch, memory=1 << 40, disk=1 << 40)
+    return tmp_path
+
+
+def has_free(monkeypatch: pytest.MonkeyPatch, *, memory: int, disk: int) -> None:
+    monkeypatch.setattr(prefix_directory, "spare_bytes", lambda: memory)
+    monkeypatch.setattr(prefix_directory, "statvfs", lambda path: SimpleNamespace(f_bavail=disk, f_frsize=1))
+
+
+@pytest.mark.parametrize(
+    ("free", "disk", "size"),
+    [
+        (16 * DEFAULT, 2 * DEFAULT, DEFAULT),
+        (16 * DEFAULT - 16, 1 << 40, DEFAULT - 1),
+        (1 << 40, 2 * DEFAULT - 2, DEFAULT - 1),
+        (16 * LEAST_BYTES, 1 << 40, LEAST_BYTES),
+        (16 * LEAST_BYTES - 1, 1 << 40, 0),
+        (1 << 40, 2 * LEAST_BYTES, LEAST_BYTES),
+        (1 << 40, 2 * LEAST_BYTES - 1, 0),
+    ],
+)
+def test_a_size_that_is_left_open_is_a_share_of_what_is_free(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, free: int, disk: int, size: int
+) -> None:
+    has_free(monkeypatch, memory=free, disk=disk)
+    plan = PrefixTierPlan.of(Settings())
+    assert worker_spec(plan.settings, ChosenModel("m", Path())).prefix_cache_bytes == size
+    with capture_logs() as logs:
+        plan.report()
+    assert [log["event"] for log in logs] == ["prefix_tier" if size else "prefix_tier_off"]
+    assert size or str(LEAST_BYTES) in logs[0]["reason"]
+
+
+def test_a_small_file_system_in_memory_is_reported_with_a_remedy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_free(monkeypatch, memory=1 << 40, disk=64 << 20)
+    assert "--shm-size" in PrefixTierPlan.of(Settings()).off["remedy"]
+
+
+def test_without_a_file_system_in_memory_there_is_no_tier_by_default(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (directories, prefix_directory):
+        monkeypatch.setattr(module, "MEMORY", tmp_path / "none")
+    plan = PrefixTierPlan.of(Settings())
+    assert plan.settings.prefix_cache_bytes == 0
+    assert "--prefix-cache-dir" in plan.off["remedy"]
+
+
+@pytest.mark.parametrize("settings", [Settings(backend="scripted"), Settings(prefix_cache=False)])
+def test_where_nothing_is_kept_nothing_is_said(memory: Path, settings: Settings) -> None:
+    plan = PrefixTierPlan.of(settings)
+    assert (plan.settings.prefix_cache_bytes, plan.off) == (0, {})
+
+
+def test_a_size_that_is_set_is_taken_as_it_is(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_free(monkeypatch, memory=0, disk=0)
+    for size in (0, 1, 1 << 50):
+        assert PrefixTierPlan.of(Settings(prefix_cache_bytes=size)).settings.prefix_cache_bytes == size
+
+
+def test_a_server_of_one_command_has_a_tier_only_if_it_is_set(memory: Path) -> None:
+    assert PrefixTierPlan.given(Settings()).settings.prefix_cache_bytes == 0
+    assert PrefixTierPlan.given(Settings(prefix_cache_bytes=5)).settings.prefix_cache_bytes == 5
+
+
+def test_a_named_directory_may_have_half_of_its_disk(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_free(monkeypatch, memory=0, disk=2 * LEAST_BYTES)
+    settings = Settings(prefix_cache_dir=str(memory / "not" / "there"))
+    assert PrefixTierPlan.of(settings).settings.prefix_cache_bytes == LEAST_BYTES
+
+
+def test_a_directory_in_memory_ends_with_the_server(memory: Path) -> None:
+    path = memory / f"baton-prefixes-{os.getuid()}"
+    with PrefixTierPlan.of(Settings()).opened():
         assert path.is_dir()
         worker = directories.StoreDirectory(path, 1 << 20, temporary=True)
         worker.close()
@@ -23,7 +105,7 @@ def test_a_directory_in_memory_ends_with_the_server(tmp_path: Path, monkeypatch:
 
 def test_a_named_directory_stays(tmp_path: Path) -> None:
     path = tmp_path / "named"
-    with prefix_directory(Settings(prefix_cache_bytes=1 << 20, prefix_cache_dir=str(path))):
+    with PrefixTierPlan(Settings(prefix_cache_bytes=1 << 20, prefix_cache_dir=str(path))).opened():
         pass
     assert path.is_dir()
 
@@ -32,30 +114,22 @@ def test_a_named_directory_stays(tmp_path: Path) -> None:
 def test_without_a_tier_there_is_no_directory(tmp_path: Path, most: int, enabled: bool) -> None:
     path = tmp_path / "named"
     settings = Settings(prefix_cache_dir=str(path), prefix_cache_bytes=most, prefix_cache=enabled)
-    with prefix_directory(settings.from_sources({"prefix_cache_bytes": "--prefix-cache-bytes"})):
+    with PrefixTierPlan.of(settings).opened():
         assert not path.exists()
 
 
-def test_a_directory_without_its_bytes_is_refused(tmp_path: Path) -> None:
-    settings = Settings(prefix_cache_dir=str(tmp_path))
-    with (
-        pytest.raises(CommandFailed, match="--prefix-cache-dir needs --prefix-cache-bytes"),
-        prefix_directory(settings),
-    ):
-        pass
-
-
-def test_an_unusable_directory_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "open"
+def test_an_unusable_directory_is_refused_by_name_and_by_default_left_alone(memory: Path) -> None:
+    path = memory / f"baton-prefixes-{os.getuid()}"
     path.mkdir(mode=0o755)
-    with (
-        pytest.raises(CommandFailed, match=r"--prefix-cache-dir: .*mode must be 0700"),
-        prefix_directory(Settings(prefix_cache_bytes=1, prefix_cache_dir=str(path))),
-    ):
+    settings = Settings(prefix_cache_bytes=1, prefix_cache_dir=str(path))
+    named = PrefixTierPlan.of(settings.from_sources({"prefix_cache_dir": "--prefix-cache-dir"}))
+    with pytest.raises(CommandFailed, match=r"--prefix-cache-dir: .*mode must be 0700"), named.opened():
         pass
+    with capture_logs() as logs, PrefixTierPlan.of(Settings()).opened():
+        pass
+    assert [log["event"] for log in logs] == ["prefix_tier_off"]
 
 
-def test_the_default_directory_is_in_memory_where_there_is_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Path("/dev/shm")
+def test_the_default_directory_is_in_memory_where_there_is_such() -> None:
     path = directories.default_directory()
-    assert (path.parent == memory) == memory.is_dir()
+    assert (path.parent == directories.MEMORY) == directories.MEMORY.is_dir()

@@ -80,7 +80,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Log-probabilities": of(logprobs=True),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": ignored(metadata={"user_id": "x"}),
-    "Hints for caches": ignored(cache_control={"type": "ephemeral"}),
+    "Prompts that are kept": of(cache_control={"type": "ephemeral"}),
+    "Hints for caches": NO_FIELD,
     "Service tier and priority": ignored(service_tier="standard_only"),
 }
 

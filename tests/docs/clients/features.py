@@ -70,6 +70,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "Request": (
         "Labels of the client",
         "A cache of one's own",
+        "Prompts that are kept",
         "Hints for caches",
         "No speculative decoding",
         "Service tier and priority",

@@ -60,6 +60,7 @@ SHARED: Mapping[str, Sample] = {
     "Log-probabilities": of(logprobs=True, top_logprobs=2),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": NO_FIELD,
+    "Prompts that are kept": NO_FIELD,
     "Hints for caches": NO_FIELD,
     "Service tier and priority": NO_FIELD,
 }

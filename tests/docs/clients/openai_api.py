@@ -60,12 +60,13 @@ SHARED: Mapping[str, Sample] = {
     ),
     "Verbosity": of(verbosity="low"),
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
-    "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="24h"),
+    "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="in_memory"),
     "Service tier and priority": of(service_tier="flex", priority=5),
 }
 """The same fields for both paths. A chat's field is sent to completions as well, to see what becomes of it there."""
 
 CHAT: Mapping[str, Sample] = {
+    "Prompts that are kept": of(prompt_cache_retention="24h"),
     "System text": messages({"role": "system", "content": "x"}, USER, named="`system`, `developer`"),
     "Text in parts": messages({"role": "user", "content": [{"type": "text", "text": "x"}]}, named="`text`"),
     "Images": messages(
@@ -93,6 +94,7 @@ CHAT: Mapping[str, Sample] = {
     "Log-probabilities": of(logprobs=True, top_logprobs=2),
 }
 COMPLETION: Mapping[str, Sample] = {
+    "Prompts that are kept": ignored(prompt_cache_retention="24h"),
     **dict.fromkeys(("System text", "Text in parts", "Images", "Results of tools", "Reasoning sent back"), NO_FIELD),
     "Audio": of(audio={"voice": "x", "format": "wav"}),
     "Several prompts in one request": of(prompt=["a", "b"]),

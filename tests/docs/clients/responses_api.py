@@ -99,7 +99,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Log-probabilities": of(include=["message.output_text.logprobs"], top_logprobs=2),
     "Verbosity": Sample({"text": {"verbosity": "low"}}, "`text.verbosity`"),
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
-    "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="24h"),
+    "Prompts that are kept": of(prompt_cache_retention="24h"),
+    "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="in_memory"),
     "Service tier and priority": of(service_tier="flex", priority=5),
 }
 

@@ -11,7 +11,7 @@ import anyio.to_thread
 import httpx2
 import pydantic
 import pytest
-from anthropic.types import MessageParam, ToolParam
+from anthropic.types import MessageParam, TextBlockParam, ToolParam
 
 from protocol.commands import Submit, Tokenize
 from protocol.errors import ErrorCode
@@ -73,6 +73,18 @@ async def test_a_message() -> None:
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens, message.usage.output_tokens) == (3, 1, 2)
     assert message.id.startswith("msg_")
     assert message._request_id
+
+
+async def test_the_usage_tells_what_was_read_what_is_kept_and_the_rest() -> None:
+    async def script(served: Served) -> None:
+        (submit,) = await served.worker.wait_submits(1)
+        served.worker.finish(submit.stream, "Hello", usage=Usage(100, 1, cached_tokens=16, created_tokens=64))
+
+    system: list[TextBlockParam] = [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}]
+    async with anthropic_client(script) as client:
+        usage = (await client.messages.create(model="tiny", max_tokens=8, messages=HI, system=system)).usage
+    kinds = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
+    assert kinds == (20, 64, 16)
 
 
 async def test_a_stop_sequence() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.fields import SIGNATURE
 from gateway.anthropic.schema import CountBody, MessagesBody
 from gateway.anthropic.unsupported import OPTIONS
-from protocol.request import ChatInput, Grammar, Limits, Message, Sampling, TemplateOptions, ToolCall, ToolChoice
+from protocol.request import ChatInput, Grammar, Limits, Message, Pin, Sampling, TemplateOptions, ToolCall, ToolChoice
 from tests.gateway.anthropic.bodies import BODY, CALL, DECODER, TOOL, chat, of_assistant, of_user, sequence
 
 DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
@@ -109,11 +110,43 @@ def test_thinking_is_sent_back(signature: str) -> None:
     assert chat(messages=messages).messages[1] == Message("assistant", "yes", reasoning="hm")
 
 
-def test_cache_control_has_no_effect() -> None:
-    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
-    text = {"type": "text", "text": "hi"}
-    marked = chat(messages=of_user(text | mark), system=[text | mark], tools=[TOOL | mark], **mark)
-    assert marked == chat(messages=of_user(text), system=[text], tools=[TOOL])
+TEXT = {"type": "text", "text": "hi"}
+EMPTY = {"type": "text", "text": ""}
+MARK = {"cache_control": {"type": "ephemeral"}}
+LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "12 C"}
+SYSTEM = {"system": [TEXT]}
+
+
+def test_cache_control_changes_no_prompt() -> None:
+    marked = chat(messages=of_user(TEXT | LONG), system=[TEXT | LONG], tools=[TOOL | LONG], **LONG)
+    assert structs.replace(marked, pins=()) == chat(messages=of_user(TEXT), system=[TEXT], tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("fields", "pins"),
+    [
+        ({}, ()),
+        ({"system": [TEXT | MARK]}, (Pin(0, 300, 2),)),
+        ({"system": [TEXT | LONG, TEXT]}, (Pin(0, 3600, 2),)),
+        ({"system": [TEXT, EMPTY, TEXT | MARK]}, (Pin(0, 300, 5),)),
+        ({"tools": [TOOL | MARK]}, (Pin(0, 300),)),
+        (SYSTEM | {"tools": [TOOL | MARK]}, (Pin(1, 300),)),
+        ({"system": [TEXT | MARK], "tools": [TOOL | MARK]}, (Pin(1, 300),)),
+        (SYSTEM | {"messages": of_user(TEXT, TEXT | MARK, TEXT)}, (Pin(1, 300, 5),)),
+        ({"messages": of_user(TEXT | MARK) + of_user(TEXT | MARK)}, (Pin(0, 300, 5),)),
+        (SYSTEM | MARK, (Pin(2, 300),)),
+        ({"system": [TEXT | LONG]} | MARK, (Pin(2, 300), Pin(0, 3600, 2))),
+        ({"system": [TEXT | MARK]} | LONG, (Pin(2, 3600),)),
+        ({"messages": of_assistant(CALL | MARK)}, (Pin(2, 300),)),
+        ({"messages": [*of_assistant(CALL)[:2], *of_user(RESULT | MARK)]}, (Pin(3, 300),)),
+        ({"messages": [*of_user(TEXT), {"role": "system", "content": [TEXT | MARK]}]}, (Pin(1, 300, 2),)),
+    ],
+)
+def test_cache_control_keeps_the_prompt_up_to_the_last_mark_of_each_time(
+    fields: dict[str, Any], pins: tuple[Pin, ...]
+) -> None:
+    assert set(chat(**fields).pins) == set(pins)
 
 
 def test_tools() -> None:

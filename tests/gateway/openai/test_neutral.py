@@ -10,7 +10,7 @@ from gateway.generation.request import GenerationRequest
 from gateway.openai.ignored import IgnoredOptions
 from gateway.openai.unsupported import OPTIONS
 from protocol.bounds import MAX_TOKENS
-from protocol.request import ChatInput, Message, TemplateOptions
+from protocol.request import ChatInput, Message, Pin, TemplateOptions
 from tests.gateway.openai.bodies import chat, completion, message, refusal
 
 IGNORED: dict[str, list[Any]] = {
@@ -18,7 +18,7 @@ IGNORED: dict[str, list[Any]] = {
     "metadata": [{"a": "b"}],
     "safety_identifier": ["s"],
     "prompt_cache_key": ["p"],
-    "prompt_cache_retention": ["24h", "in-memory"],
+    "prompt_cache_retention": ["in_memory", "in-memory"],
     "cache_prompt": [True, False],
     "keep_alive": ["5m", -1, 0, 3.5],
     "ttl": [300],
@@ -253,3 +253,8 @@ def test_a_reply_of_other_libraries_can_be_sent_back() -> None:
 def test_hints_name_the_endpoint_of_a_field() -> None:
     error = refusal(completion, chat_template_kwargs={})
     assert "/v1/chat/completions" in error.text
+
+
+def test_a_retention_of_a_day_keeps_the_prompt_of_a_chat() -> None:
+    assert chat_input(prompt_cache_retention="24h").pins == (Pin(1, 86_400),)
+    assert chat_input(prompt_cache_retention="in_memory").pins == ()

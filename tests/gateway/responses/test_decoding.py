@@ -17,7 +17,7 @@ from gateway.responses.unsupported import RESPONSES_OPTIONS
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_TEXT
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Grammar, Limits, Message, TemplateOptions, ToolCall, ToolChoice
+from protocol.request import ChatInput, Grammar, Limits, Message, Pin, TemplateOptions, ToolCall, ToolChoice
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
@@ -179,6 +179,8 @@ def test_sampling_and_limits() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)
     assert sequence.cache_salt == "s"
+    assert isinstance(sequence.input, ChatInput)
+    assert sequence.input.pins == (Pin(1, 86_400),)
     assert sequence.unset == ("min_p", "repetition_penalty")
     assert (request.output.stream, request.output.resume_s, request.output.kept) == (True, 60, True)
 

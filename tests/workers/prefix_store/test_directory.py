@@ -261,6 +261,27 @@ def test_a_file_that_another_process_writes_is_left_alone(path: Path) -> None:
     directory.close()
 
 
+def test_files_of_another_version_are_no_blocks_of_this_one(path: Path) -> None:
+    """Their names may be others; those of its temporary files count by their size, and go when it is killed."""
+    directory = StoreDirectory(path, 4 * SIZE, temporary=False)
+    (path / "index-of-version-9").write_bytes(bytes(SIZE))
+    partial = path / "partial-v9-x"
+    partial.write_bytes(bytes(SIZE))
+    with partial.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        directory.tidy()
+        assert directory.used_bytes == SIZE
+        for block in chain(3):
+            directory.write(block, ROWS)
+        assert directory.used_bytes == 4 * SIZE
+        assert partial.exists()
+    directory.tidy()
+    assert not partial.exists()
+    assert (path / "index-of-version-9").exists()
+    assert directory.used_bytes == 3 * SIZE
+    directory.close()
+
+
 def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = chain(1)
     directory = StoreDirectory(path, 10 * SIZE, temporary=False)

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.checkpoints import make_checkpoint
+from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.host import memory
 from workers.iree.build.recipe import Recipe
 from workers.iree.kv_memory import row_bytes as kv_row_bytes
+from workers.prefix_store.directory import MEMORY, StoreDirectory, unused_bytes
 from workers.process.backends import options_of
 from workers.process.spec import WorkerSpec
-from workers.process.startup import context_choice
+from workers.process.startup import context_choice, tier_reserve
 from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
 
 MOST = 131_072
@@ -184,3 +187,26 @@ def test_what_a_predecessor_leaves_counts_as_free(path: Path, monkeypatch: pytes
     worker = spec(path, kv_most=left, predecessor=77)
     assert kv_bytes_of(worker, "iree", ModelConfig.from_dir(path), 3000) // row_bytes(path) == MOST
     assert successors == [os.getpid(), os.getpid(), os.getppid()], "the server chooses the context"
+
+
+def test_what_the_prefix_tier_may_still_take_is_left_free(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a directory in memory; what is in it is not free anyway."""
+    free, most = 1 << 33, 1 << 30
+    monkeypatch.setattr(context_choice, "spare_bytes", lambda: free)
+    monkeypatch.setattr(tier_reserve, "default_directory", lambda: MEMORY / "none")
+    one = spec(path, kv_most=1 << 40)
+    without = kv_bytes_of(one, "iree", ModelConfig.from_dir(path), 64)
+    for fields, less in (({}, most), ({"prefix_cache_dir": "/named"}, 0)):
+        tiered = replace(one, prefix_cache_bytes=most, **fields)
+        left = without - kv_bytes_of(tiered, "iree", ModelConfig.from_dir(path), 64)
+        assert abs(left - memory.SHARE * less) <= 1
+
+
+def test_the_bytes_of_a_tier_that_are_taken_are_not_left_free_again(tmp_path: Path) -> None:
+    assert unused_bytes(tmp_path / "none", 10 * SIZE) == 10 * SIZE
+    directory = StoreDirectory(tmp_path / "store", 10 * SIZE, temporary=True)
+    assert unused_bytes(directory.path, 10 * SIZE) == 10 * SIZE
+    directory.write(chain(1)[0], ROWS)
+    assert unused_bytes(directory.path, 10 * SIZE) == 9 * SIZE
+    assert unused_bytes(directory.path, SIZE - 1) == 0
+    directory.close()

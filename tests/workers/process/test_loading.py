@@ -1,19 +1,22 @@
 """Loading a scripted worker: what it needs, what it refuses, and the warm-up."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
+from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
 from workers.process import loading
-from workers.process.loading import kv_tokens, load, make_speculator, warm_up
+from workers.process.loading import kv_tokens, load, make_speculator, prefix_tier, warm_up
 from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.scripted.runner import ScriptedRunner
@@ -101,6 +104,35 @@ def test_nothing_drafts_if_the_setting_forbids_it() -> None:
     able = capabilities(exact_rows=True, decode_rows=8)
     assert make_speculator(scripted(), able) is not None
     assert make_speculator(structs.replace(scripted(), speculate="off"), able) is None
+
+
+def test_a_tier_too_small_for_a_block_is_refused_if_it_was_set_and_off_otherwise(tmp_path: Path) -> None:
+    runner = ScriptedRunner()
+    least = PrefixTier.least_bytes(runner.capabilities)
+    named = scripted(prefix_cache_bytes=least, prefix_cache_dir=str(tmp_path / "prefixes"))
+    named = structs.replace(named, sources={"prefix_cache_bytes": "--prefix-cache-bytes"})
+    tier = prefix_tier(named, runner)
+    assert tier is not None
+    tier.close()
+    small = structs.replace(named, prefix_cache_bytes=least - 1)
+    with pytest.raises(LoadRefused, match=f"^prefix_cache_bytes: a block .* takes {least}, more than {least - 1}: set"):
+        prefix_tier(small, runner)
+    with capture_logs() as logs:
+        assert prefix_tier(structs.replace(small, sources={}), runner) is None
+    assert [(log["event"], log["log_level"]) for log in logs] == [("prefix_tier_off", "info")]
+
+
+@pytest.mark.parametrize(("sources", "level"), [({}, "info"), ({"prefix_cache_bytes": "a file"}, "warning")])
+def test_a_tier_that_cannot_be_is_a_warning_only_if_it_was_set(
+    tmp_path: Path, sources: dict[str, str], level: str
+) -> None:
+    path = tmp_path / "open"
+    path.mkdir(mode=0o755)
+    spec = scripted(prefix_cache_bytes=1 << 20, prefix_cache_dir=str(path), sources=sources)
+    with capture_logs() as logs:
+        assert prefix_tier(spec, ScriptedRunner()) is None
+        assert prefix_tier(spec, ScriptedRunner(exact_rows=False)) is None
+    assert [(log["event"], log["log_level"]) for log in logs] == [("prefix_tier_off", level)] * 2
 
 
 @pytest.mark.parametrize(

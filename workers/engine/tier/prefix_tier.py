@@ -2,21 +2,29 @@
 
 Rows are saved in blocks when a sampled token has proven that they are finite, while their sequence runs, so that
 another worker finds them if this one is lost. Saves and restores are made between the calls of a step, a few at a time.
+What nobody is known to ask for again costs a bounded share of the time, and is saved last.
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 import structlog
 
-from workers.engine.prefix_match import CachedRows
+from protocol.commands import client_of
+from workers.engine.prefix_match import CachedRows, PinnedPrefix
 from workers.engine.runner import Runner, RunnerCapabilities
 from workers.engine.sequence import EngineSequence
+from workers.engine.tier.save_budget import SaveBudget
 from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
+from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
 
 SAVES_PER_STEP = 2
 """Blocks that are read from their slots in one step."""
+SEEN_BLOCKS = 32_768
+"""Blocks that are remembered, to tell those that are asked for again."""
 IDLE_WAIT_S = 0.1
 """Time that a step without other work waits for the store to take a block."""
 RESTORE_S = 0.02
@@ -46,6 +54,11 @@ class PrefixTier:
         self.clock = clock
         self._log = structlog.get_logger()
         self._saves = True
+        self._budget = SaveBudget()
+        self._expected: set[int] = set()
+        """Streams for which blocks are read ahead."""
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        """Keys of blocks that sequences had, the latest last."""
         self.unsaved = False
         """There were rows to save after the last step."""
         self.hits = 0
@@ -58,6 +71,11 @@ class PrefixTier:
         """Return whether rows of a runner can be restored: they are the same whichever chunks computed them."""
         return bool(capabilities.exact_rows and capabilities.rows_format and capabilities.row_bytes)
 
+    @staticmethod
+    def least_bytes(capabilities: RunnerCapabilities) -> int:
+        """Return the bytes of a store with one block."""
+        return stored_size(rows_of_block(capabilities.row_bytes) * capabilities.row_bytes)
+
     @property
     def used_bytes(self) -> int:
         """Bytes of the store."""
@@ -67,6 +85,21 @@ class PrefixTier:
     def failures(self) -> int:
         """Blocks that could not be written or read."""
         return self._store.failures
+
+    def expect(self, sequence: EngineSequence, held: Callable[[EngineSequence], int]) -> None:
+        """Read the blocks that a new sequence is going to take while it waits: those beyond the rows that it can take
+        from a slot, of which `held` returns the number."""
+        rows = self.rows_for(sequence)
+        if rows and rows > (other := held(sequence)):
+            blocks = sequence.cached.blocks[other // self.block_rows : rows // self.block_rows]
+            self._expected.add(sequence.request.stream)
+            self._store.expect(sequence.request.stream, blocks, self._block_bytes)
+
+    def forget(self, stream: int) -> None:
+        """Read no more for a sequence that has ended, or takes no rows."""
+        if stream in self._expected:
+            self._expected.discard(stream)
+            self._store.forget(stream)
 
     def rows_for(self, sequence: EngineSequence) -> int:
         """Return the first rows of a prompt that the store has. At least one token is left to compute."""
@@ -86,7 +119,7 @@ class PrefixTier:
         """
         size = self.block_rows
         while sequence.cached.rows < sequence.restores_to:
-            rows = self._store.read(sequence.cached.blocks[sequence.cached.rows // size], size * self._row_bytes)
+            rows = self._store.read(sequence.cached.blocks[sequence.cached.rows // size], self._block_bytes)
             if rows is None:
                 sequence.restores_to = sequence.cached.rows
                 break
@@ -99,6 +132,7 @@ class PrefixTier:
 
     def _restored(self, sequence: EngineSequence) -> None:
         """Note the end of a restore."""
+        self.forget(sequence.request.stream)
         taken = sequence.restores_to - sequence.restored_from
         if taken:
             count = sequence.restores_to // self.block_rows
@@ -109,34 +143,87 @@ class PrefixTier:
                 self.tokens += taken
         sequence.restores_to = 0
 
+    def created_tokens(self, sequence: EngineSequence) -> int:
+        """Return the tokens of pinned prefixes that a sequence has computed, and that the store is going to keep."""
+        if not self._saves or not self._store.can_write() or sequence.cached.saved_blocks is None:
+            return 0
+        rows = max((self._pinned_blocks(pin) for pin in sequence.request.pins), default=0) * self.block_rows
+        return max(0, rows - sequence.cached_tokens)
+
     def distrust(self, sequence: EngineSequence) -> None:
         """Drop the blocks that a sequence has started with: its logits are not finite."""
         for block in sequence.cached.blocks[: sequence.cached.rows // self.block_rows]:
             self._store.discard(block)
         sequence.cached.saved_blocks = None
 
-    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool) -> None:
-        """Save blocks of these slots that the store does not have, the first of each sequence first."""
+    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool, step_s: float) -> None:
+        """Save blocks of these slots that the store does not have, the first of each sequence first.
+
+        Those that an earlier sequence had as well, or that are pinned, are saved in any case: they will be asked for
+        again. Others take a bounded share of the time of steps, of which this one took `step_s`, or wait until the
+        engine is `idle`.
+        """
         self.unsaved = False
+        self._budget.passed(step_s)
+        self._budget.took(self._store.take_spent_s())
         if not self._saves or not self._store.can_write():
             return
+        held = [(slot, cached) for slot, cached in slots if cached.saved_blocks is not None]
         left = SAVES_PER_STEP
-        for slot, cached in slots:
-            while (block := self._next_unsaved(cached)) is not None:
-                if not left:
-                    self.unsaved = True
-                    return
-                if not self._save(slot, cached, block, IDLE_WAIT_S if idle else 0.0):
-                    self.unsaved = self._saves
-                    return
-                left -= 1
+        for known in (True, False):
+            for slot, cached in held:
+                most = min(self._wanted(cached), self._proven(cached)) if known else self._proven(cached)
+                while (block := self._next_unsaved(cached, most)) is not None:
+                    if not left or not (known or idle or self._budget.allows):
+                        self.unsaved = True
+                        return
+                    if not self._save(slot, cached, block, IDLE_WAIT_S if idle else 0.0):
+                        self.unsaved = self._saves
+                        return
+                    left -= 1
+                self._pin(cached)
 
-    def _next_unsaved(self, cached: CachedRows) -> RowBlock | None:
-        """Return the first block of a sequence that the store does not have."""
-        if cached.saved_blocks is None:
-            return None
-        proven = min(cached.rows, cached.proven) // self.block_rows
-        while cached.saved_blocks < proven:
+    def _proven(self, cached: CachedRows) -> int:
+        """Return the blocks of a sequence that may be saved."""
+        return min(cached.rows, cached.proven) // self.block_rows
+
+    def _wanted(self, cached: CachedRows) -> int:
+        """Return the first blocks of a sequence that are saved in any case."""
+        if cached.wanted_blocks is None:
+            if not (count := self._proven(cached)):
+                return 0
+            blocks = self._blocks(cached, count)[:count]
+            cached.wanted_blocks = sum(1 for _ in takewhile(lambda block: block.key in self._seen, blocks))
+            for block in blocks:
+                self._seen[block.key] = None
+                self._seen.move_to_end(block.key)
+            while len(self._seen) > SEEN_BLOCKS:
+                self._seen.popitem(last=False)
+        pinned = max((self._pinned_blocks(pin) for pin in cached.pins), default=0)
+        return max(cached.wanted_blocks, pinned)
+
+    def _pin(self, cached: CachedRows) -> None:
+        """Pin the prefixes of a sequence all of whose blocks the store has."""
+        if not cached.pins or cached.saved_blocks is None:
+            return
+        for pin in cached.pins:
+            count = self._pinned_blocks(pin)
+            if 0 < count <= cached.saved_blocks:
+                blocks = tuple(self._blocks(cached, count)[:count])
+                self._store.pin(client_of(cached.tenant), blocks, self._block_bytes, pin.seconds)
+        cached.pins = tuple(pin for pin in cached.pins if self._pinned_blocks(pin) > cached.saved_blocks)
+
+    def _pinned_blocks(self, pin: PinnedPrefix) -> int:
+        """Return the blocks of a prefix that are pinned: whole ones, as many as its owner may have."""
+        return min(pin.rows // self.block_rows, self._store.most_pinned(self._block_bytes))
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.block_rows * self._row_bytes
+
+    def _next_unsaved(self, cached: CachedRows, most: int) -> RowBlock | None:
+        """Return the first block of a sequence that the store does not have, of the first `most`."""
+        while cached.saved_blocks is not None and cached.saved_blocks < most:
             block = self._blocks(cached, cached.saved_blocks + 1)[cached.saved_blocks]
             if not self._store.holds(block):
                 return block
@@ -151,12 +238,14 @@ class PrefixTier:
         if not self._store.has_room(wait_s):
             return False
         start = cached.saved_blocks * self.block_rows
+        began = time.thread_time()
         try:
             rows = self._runner.read_rows(slot, start, start + self.block_rows)
         except Exception as error:  # noqa: BLE001 - any error of a device must cost no request
             self._saves = False
             self._log.error("prefix_not_saved", slot=slot, exc_info=error)
             return False
+        self._budget.took(time.thread_time() - began)
         self._store.offer(block, rows)
         cached.saved_blocks += 1
         return True

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.host.cpu_plan import CpuPlan
 from workers.iree.build.compile_client import Builder, Building, Built
 from workers.iree.build.recipe import Recipe
@@ -27,10 +27,10 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
         recipe = Recipe.of(path, config, device, options)
     finally:
         device.close()
-    builder = Builder(recipe)
+    builder, digest = Builder(recipe), config_digest(path)
     with Building(builder, builder.plan.everything(), planned) as building:
         for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
-            open_archive(open_weights(path), builder.plan.weights, builder.plan.ops, place, progress).close()
+            open_archive(open_weights(path), digest, builder.plan.weights, builder.plan.ops, place, progress).close()
         count = len(building.groups)
         progress("compile graphs", 0, count)
         for done, built in enumerate(chain(building.found, building.compiled()), 1):

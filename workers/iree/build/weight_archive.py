@@ -22,7 +22,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from workers.checkpoints.checkpoint import Weights, config_digest
+from workers.checkpoints.checkpoint import Weights
 from workers.errors import LoadRefused
 from workers.host.cpu_plan import WorkerCpus
 from workers.iree.build.weight_memory import HugeWriter, copy_weights, index_of, map_weights
@@ -113,6 +113,7 @@ class Archive:
 
 def open_archive(
     weights: Weights,
+    digest: str,
     wanted: Sequence[Stored],
     ops: Ops,
     place: ArchivePlace,
@@ -120,13 +121,14 @@ def open_archive(
     max_bytes: int = MAX_BYTES,
 ) -> Archive:
     """Open the parameters of a checkpoint as `wanted`; they are packed on first use, then found in the cache folder.
+    `digest` is the checkpoint's, of `config_digest`.
 
     A new archive makes room: the least recently used ones are removed until all are `max_bytes` together, except those
     that are open and the new one. Raises `CheckpointError` for tensors that are missing or whose shape does not follow
     from config.json, `ArchiveError` when there is no room or no permission.
     """
     folder = place.cache_dir / "weights"
-    name = _digest(weights.directory, wanted) + (f"-{place.copy}" if place.copy else "")
+    name = _digest(weights.directory, digest, wanted) + (f"-{place.copy}" if place.copy else "")
     file = folder / f"{name}.safetensors"
     layout = Layout.of(wanted)
     try:
@@ -189,12 +191,12 @@ def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:
             total -= stat.st_size
 
 
-def _digest(path: Path, wanted: Sequence[Stored]) -> str:
+def _digest(path: Path, model: str, wanted: Sequence[Stored]) -> str:
     """Return the digest of the checkpoint and the layout. Times of files tell weights that were trained further."""
     stamps = [(file.name, file.stat().st_mtime_ns) for file in sorted(path.glob("*.safetensors"))]
     layout = [(stored.name, stored.shape, stored.dtype, repr(stored.packing)) for stored in wanted]
     version = QUANTIZED_FORMAT if any(stored.packing is not None for stored in wanted) else FORMAT
-    parts = [version, config_digest(path), stamps, layout]
+    parts = [version, model, stamps, layout]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 

@@ -13,6 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.prefix_digests import PrefixDigests
 from protocol.request import ChatInput, Grammar, InfillInput, Input, Sampling
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import Constraint
 from workers.grammar.tool_calls.answer_grammar import ToolCallGrammars
 from workers.grammar.tool_calls.call_syntax import call_writer
@@ -56,6 +57,8 @@ class TokenizedPrompt:
     """The tokens of `eos` that are only the request's own."""
     prefix: PrefixDigests = field(default_factory=lambda: PrefixDigests(""))
     """The digests of the prompt."""
+    pins: tuple[PinnedPrefix, ...] = ()
+    """Its prefixes that the prefix tier is to keep."""
 
 
 PromptResult = TokenizedPrompt | BaseException
@@ -135,7 +138,8 @@ class PromptBuilder:
         bad, breakers = self._words(submit.sampling)
         grammar = self._constraints.grammar(submit, gate)
         prefix = PrefixDigests.of(submit.input, submit.tenant)
-        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix)
+        pins = self._encoder.pinned(submit.input, tokens) if isinstance(submit.input, ChatInput) else ()
+        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins)
 
     def _ends(self, source: Input) -> frozenset[int]:
         """Return the end-of-sequence tokens; the text of a gap has more of them."""

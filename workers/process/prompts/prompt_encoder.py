@@ -6,6 +6,8 @@ from typing import Any
 
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, InfillInput, Input, Message, TextInput
+from workers.engine.prefix_match import PinnedPrefix
+from workers.process.prompts.pinned_prefix import PinnedPrefixes
 from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
 from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, WriteCalls, find_style
@@ -25,6 +27,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._write_calls = write_calls
         self._context = context
+        self._pinned = PinnedPrefixes(lambda source: self._rendered(source)[1:], self._encode_rendered)
         self._styles: dict[bool, MessageStyle | None] = {}
         """The shape of tool calls for the chat template, with tools in the request and without. Found when needed."""
 
@@ -35,13 +38,20 @@ class PromptEncoder:
             return self._encode(self.require("prompt"), source.text, "prompt", special=special)
         if isinstance(source, ChatInput):
             tokenizer, text, mark = self._rendered(source)
-            if not mark:
-                return self._encode(tokenizer, text, "messages", special=False)
-            self._check_length(tokenizer, len(text) - len(mark) * text.count(mark), "messages")
-            return tuple(tokenizer.encode_marked(text, mark))
+            characters = len(text) - (len(mark) * text.count(mark) if mark else 0)
+            self._check_length(tokenizer, characters, "messages")
+            return tuple(self._encode_rendered(text, mark))
         if isinstance(source, InfillInput):
             return tuple(self._infill(source).encode(source.prefix, source.suffix))
         return source.tokens
+
+    def pinned(self, source: ChatInput, tokens: Sequence[int]) -> tuple[PinnedPrefix, ...]:
+        """Return the prefixes of a chat's prompt that are to be kept, of which these are the tokens."""
+        return self._pinned.of(source, tokens)
+
+    def _encode_rendered(self, text: str, mark: str) -> Sequence[int]:
+        tokenizer = self.require("messages")
+        return tokenizer.encode_marked(text, mark) if mark else tokenizer.encode(text, special=False)
 
     def text(self, source: Input) -> str:
         """Return the text of a prompt: a chat's by the template, and that of tokens without special ones. Raises

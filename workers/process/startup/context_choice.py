@@ -12,6 +12,7 @@ from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.width_padding import WidthPadding
 from workers.process.spec import WorkerSpec
+from workers.process.startup.tier_reserve import tier_reserve
 
 ContextBound = Literal["", "setting", "memory", "device"]
 ADDRESS_BYTES = 1 << 45
@@ -93,7 +94,9 @@ def _kind(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
 def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
     weights = weight_bytes(open_weights(Path(spec.model_path)), _kind(spec, config), spec.quantize)
-    return max(0, kv_share(spare_bytes() + leaving_bytes(spec.predecessor, server), spec.workers, weights))
+    reserved = tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir)
+    free = spare_bytes() + leaving_bytes(spec.predecessor, server) - reserved
+    return max(0, kv_share(free, spec.workers, weights))
 
 
 def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:

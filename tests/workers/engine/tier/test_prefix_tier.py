@@ -176,6 +176,55 @@ def test_a_sequence_that_is_cancelled_half_restored_leaves_valid_rows(saved: Pat
     engine.close()
 
 
+def expected_of(engine: BatchEngine) -> set[int]:
+    assert engine._tier is not None
+    return engine._tier._expected
+
+
+def test_blocks_are_read_while_a_sequence_waits_for_a_slot(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    for stream in (7, 8):
+        engine.submit(other(stream))
+        engine.step()
+    assert engine._tier is not None
+    ahead = engine._tier._store._ahead
+    engine.submit(request(1))
+    engine.step()
+    assert expected_of(engine) == {1}
+    with ahead._changed:
+        assert ahead._changed.wait_for(lambda: len(ahead._ready) == BLOCKS, 30)
+    monkeypatch.setattr(engine._tier._store, "_read", lambda buffer, block: None)  # the disk is gone
+    tokens = []
+    while not engine.idle:
+        tokens += [token.token for token in engine.step().tokens if token.stream == 1]
+    assert tokens == cold(request(1))
+    assert engine._tier.tokens == BLOCKS * BLOCK_ROWS
+    assert expected_of(engine) == set()
+    engine.close()
+
+
+def test_a_waiting_sequence_that_is_cancelled_is_not_read_for(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    for stream in (7, 8):
+        engine.submit(other(stream))
+        engine.step()
+    engine.submit(request(1))
+    assert expected_of(engine) == {1}
+    assert engine.cancel(1) is not None
+    assert expected_of(engine) == set()
+    assert engine._tier is not None
+    assert not engine._tier._store._ahead._queue
+    engine.close()
+
+
+def test_what_a_slot_has_is_not_read(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    serve(engine, request(1))
+    engine.submit(request(2))
+    assert expected_of(engine) == set()
+    engine.close()
+
+
 def test_all_slots_restore_and_the_queue_follows(saved: Path) -> None:
     runner = scripted()
     engine = engine_with_tier(runner, saved)

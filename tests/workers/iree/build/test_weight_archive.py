@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.errors import LoadRefused
 from workers.host.cpu_plan import WorkerCpus
 from workers.host.huge_pages import HUGE
@@ -40,7 +40,7 @@ OPS = TiledOps("float32", FloatFma("f32", 16))
 def open_at(path: Path, ops: TiledOps | PlainOps, cache_dir: Path, progress: Progress, **bound: int) -> Archive:
     weights = open_weights(path)
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
-    return open_archive(weights, wanted, ops, ArchivePlace(cache_dir), progress, **bound)
+    return open_archive(weights, config_digest(path), wanted, ops, ArchivePlace(cache_dir), progress, **bound)
 
 
 class Packing:
@@ -114,7 +114,9 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
     tracemalloc.start()
     try:
-        open_archive(weights, wanted, ops, ArchivePlace(tmp_path), lambda phase, done, total: None).close()
+        open_archive(
+            weights, config_digest(path), wanted, ops, ArchivePlace(tmp_path), lambda phase, done, total: None
+        ).close()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -184,7 +186,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, monke
     lock.mkdir()  # opening it for writing fails, for root as well
     open_plain(path, tmp_path)
     make_checkpoint(path, seed=1)
-    monkeypatch.setattr(archive, "_digest", lambda path, wanted: lock.stem)
+    monkeypatch.setattr(archive, "_digest", lambda path, model, wanted: lock.stem)
     (file,) = (tmp_path / "weights").glob("*.safetensors")
     file.unlink()
     with pytest.raises(ArchiveError, match="cannot keep"):
@@ -223,7 +225,7 @@ def test_a_copy_for_a_numa_node_is_a_file_of_its_own(tmp_path: Path) -> None:
     wanted = stored_parameters(ModelConfig.from_dir(path), ops, weights, "none")
     for cpus in (WorkerCpus(1), WorkerCpus(1, nodes=(0, 1)), WorkerCpus(1, nodes=(1,), copy="node1")):
         place = replace(ArchivePlace.of(tmp_path, cpus, True), nodes=())  # this machine may have no second node
-        open_archive(weights, wanted, ops, place, lambda phase, done, total: None).close()
+        open_archive(weights, config_digest(path), wanted, ops, place, lambda phase, done, total: None).close()
     base, copy = sorted((tmp_path / "weights").glob("*.safetensors"), key=lambda file: len(file.name))
     assert copy.name == f"{base.stem}-node1.safetensors"
     assert copy.read_bytes() == base.read_bytes()
@@ -236,7 +238,7 @@ def test_weights_that_are_not_mapped_are_copied(tmp_path: Path) -> None:
     contents = []
     for mapped in (True, False):
         place = ArchivePlace(tmp_path, mapped=mapped)
-        archive = open_archive(weights, wanted, ops, place, lambda phase, done, total: None)
+        archive = open_archive(weights, config_digest(path), wanted, ops, place, lambda phase, done, total: None)
         contents.append({name: bytes(np.asarray(entry.file_view)) for name, entry in archive.index.items()})
         archive.close()
     assert contents[0] == contents[1]

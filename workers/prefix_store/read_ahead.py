@@ -1,0 +1,78 @@
+"""Reads blocks on a thread of its own while the sequences that take them wait, or while earlier ones are written."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from workers.prefix_store.block import RowBlock
+
+AHEAD_BLOCKS = 8
+"""Blocks that are in memory before they are taken."""
+
+Read = Callable[[RowBlock], memoryview | None]
+
+
+class ReadAhead:
+    """Blocks are read in the order in which they are expected. What is not read yet is read by its taker."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._queue: deque[tuple[int, RowBlock, Read]] = deque()
+        self._ready: dict[bytes, tuple[int, memoryview | None]] = {}
+        self._reading: tuple[int, bytes] | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def expect(self, owner: int, blocks: Sequence[RowBlock], read: Read) -> None:
+        """Read blocks soon, by a function that returns None for one that is not there. `owner` is for `forget`."""
+        with self._changed:
+            self._queue.extend((owner, block, read) for block in blocks)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="prefix-read-ahead", daemon=True)
+                self._thread.start()
+
+    def take(self, block: RowBlock, read: Read) -> memoryview | None:
+        """Return the rows of a block, which this call reads if nothing has done so yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reading is None or self._reading[1] != block.key)
+            found = self._ready.pop(block.key, None)
+            if found is None:
+                self._queue = deque(each for each in self._queue if each[1].key != block.key)
+            self._changed.notify_all()
+        return read(block) if found is None else found[1]
+
+    def forget(self, owner: int) -> None:
+        """Read no more for an owner, and drop what was read for it."""
+        with self._changed:
+            self._queue = deque(each for each in self._queue if each[0] != owner)
+            self._ready = {key: found for key, found in self._ready.items() if found[0] != owner}
+            if self._reading is not None and self._reading[0] == owner:
+                self._reading = (-1, self._reading[1])
+            self._changed.notify_all()
+
+    def close(self, wait_s: float) -> None:
+        """End the thread. It is left alone if its disk does not answer in time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closing or (len(self._queue) > 0 and len(self._ready) < AHEAD_BLOCKS)
+                )
+                if self._closing:
+                    return
+                owner, block, read = self._queue.popleft()
+                self._reading = (owner, block.key)
+            rows = read(block)
+            with self._changed:
+                if self._reading[0] >= 0:  # otherwise its owner was forgotten
+                    self._ready[block.key] = (owner, rows)
+                self._reading = None
+                self._changed.notify_all()
