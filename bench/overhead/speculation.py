@@ -1,6 +1,6 @@
 """Tokens a second with speculative decoding and without, by how much of the answer repeats what came before.
 
-    python bench/overhead/speculation.py [--model 110m] [--quantize int4] [--streams 1 4 8] [--rounds 5]
+    python bench/overhead/speculation.py [--model 110m] [--quantize int4] [--backend mlx] [--streams 1 4 8] [--rounds 5]
 
 The weights are random, so the answers are given: a mask leaves one token at each position, and the drafts are those of
 prompt lookup, which knows the tokens so far. `quote` copies passages of 96 tokens from a prompt of 512, with 8 tokens
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
-from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import TOKENS, make_model
 from protocol.events import Gauges
 from protocol.request import Sampling
@@ -134,6 +134,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_model(parser, "110m")
     add_quantize(parser)
+    add_backend(parser)
     parser.add_argument("--streams", type=at_least(1), nargs="+", default=[1, 4, 8], help="at once")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="what the answers repeat")
     parser.add_argument("--max-tokens", type=at_least(2), default=200, help="tokens of an answer")
@@ -142,11 +143,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed(parser, words, smoke={"model": "tiny", "streams": [1], "max_tokens": 40, "rounds": 1})
 
 
-def main() -> None:
-    args = arguments()
+def run(args: argparse.Namespace) -> None:
+    """Print the table."""
     configure_logging("bench", "warning")
     slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (8, CONTEXT)
-    setup = Setup(make_model(args.cache_dir, args.model), args.cache_dir, slots, context, quantize=args.quantize)
+    made = make_model(args.cache_dir, args.model)
+    setup = Setup(made, args.cache_dir, slots, context, quantize=args.quantize, backend=args.backend)
     runner = load_runner(setup.spec(), lambda *_: None)
     try:
         runner.settle()
@@ -156,6 +158,10 @@ def main() -> None:
                 print(measure(runner, load, streams, args.max_tokens, args.rounds), flush=True)
     finally:
         runner.close()
+
+
+def main() -> None:
+    run(arguments())
 
 
 if __name__ == "__main__":
