@@ -40,6 +40,8 @@ class LoadOptions:
     """Bytes of KV cache that all slots share; 0 is what memory allows."""
     leaving_bytes: int = 0
     """Bytes that will be free when the server has ended whose place is taken over: the KV cache may count on them."""
+    embeddings: bool = False
+    """Prompts may have rows of embeddings in place of tokens."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

@@ -1,4 +1,4 @@
-"""Whether answers with speculation, the prefix tier and killed workers equal those of a plain server."""
+"""Compares answers with speculation, the prefix tier and killed workers with those of a plain server."""
 
 import asyncio
 import os
@@ -86,9 +86,9 @@ class EqualityResult:
     tier_tokens: int
     """Prompt tokens whose KV came from the prefix tier."""
     seconds: tuple[float, float]
-    """Of the plain server, and of the one with features and kills."""
+    """The time of the plain server, and of the one with features and kills."""
     problems: list[str] = field(default_factory=list)
-    """Of each answer that is not as it was on the plain server."""
+    """A line for each answer that is not as it was on the plain server."""
 
 
 def measure(backend: str, count: int, *, model: str, cache: Path, context: int, seed: int) -> EqualityResult:

@@ -241,6 +241,7 @@ class OutputProcessor:
             urgency=submit.urgency,
             speculate=limits.speculate,
             queue_s=queue_s,
+            embeddings=prompt.embeddings,
         )
         return SubmitResult(request, None)
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, InfillInput, Input, Message, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
+from workers.engine.request import EMBEDDINGS
 from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
 from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, WriteCalls, find_style
@@ -41,6 +42,8 @@ class PromptEncoder:
             return tuple(tokenizer.encode_marked(text, mark))
         if isinstance(source, InfillInput):
             return tuple(self._infill(source).encode(source.prefix, source.suffix))
+        if isinstance(source, EmbeddedInput):
+            raise unsupported("rows of embeddings have no tokens", EMBEDDINGS)
         return source.tokens
 
     def text(self, source: Input) -> str:
@@ -53,6 +56,8 @@ class PromptEncoder:
             return text.replace(mark, "") if mark else text
         if isinstance(source, InfillInput):
             return self._infill(source).text(source.prefix, source.suffix)
+        if isinstance(source, EmbeddedInput):
+            raise unsupported("rows of embeddings have no text", EMBEDDINGS)
         tokenizer = self.require("tokens")
         if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
             problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"
