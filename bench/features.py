@@ -11,7 +11,8 @@ Each part runs in a process of its own, on one backend after the other:
   speculation  tokens a second and accepted drafts of answers that quote, repeat keys, edit or do not repeat, for 1
                and 8 streams (bench/overhead/speculation.py)
   first        the time to the first token after a system prompt of --prompt tokens: cold, warm, after other requests,
-               after kills and restarts, on a sibling (bench/overhead/prefix_tiers.py)
+               after kills and restarts, on a sibling (bench/overhead/prefix_tiers.py); on MLX beside mlx-lm with its
+               own prompt cache and without
   gap          the gap of streams whose worker is killed, with a standby, by tokens of the prompt, with the tier and
                without it (bench/overhead/prefix_tiers.py)
   cost         the cost of the tier where it cannot gain (bench/overhead/prefix_tiers.py)
@@ -35,6 +36,7 @@ from bench.harness.shapes import make_model
 from bench.overhead import prefix_tiers, speculation
 
 MODES = ["--smoke"]
+SMOKE_PROMPT = 64
 ROOM = 1024
 """Positions after the longest prompt of `gap`, for the answer."""
 
@@ -64,8 +66,16 @@ def measure_speculation(args: argparse.Namespace, backend: str) -> None:
 
 
 def measure_first(args: argparse.Namespace, backend: str) -> None:
-    """The part `first`."""
+    """The part `first`, and what mlx-lm itself takes."""
     _measure_tiers("first", args, backend)
+    if backend == "mlx":
+        from bench.feature_parts import mlx_lm_cache  # only here: not every machine has it
+
+        rounds = 1 if args.smoke else args.rounds
+        made, prompt = make_model(args.cache_dir, args.model), SMOKE_PROMPT if args.smoke else args.prompt
+        cold, warm = mlx_lm_cache.measure(made, prompt, prefix_tiers.QUESTION, rounds)
+        print(f"  mlx-lm, cold, without a server    {cold:10.1f}")
+        print(f"  mlx-lm, its prompt cache          {warm:10.1f}{cold / warm:8.1f} x")
 
 
 def measure_gap(args: argparse.Namespace, backend: str) -> None:
