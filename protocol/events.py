@@ -55,6 +55,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     honoured."""
     infill: bool = False
     """The model's fill-in-the-middle tokens are known: `InfillInput` is accepted."""
+    embedding_width: Count = 0
+    """The hidden size of the model: rows of so many numbers are accepted in `EmbeddedInput`. 0 accepts none."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -14,10 +14,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from protocol.bounds import MAX_PREFIX_DIGESTS
-from protocol.request import ChatInput, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput, TokensInput
 
 FIRST_BYTES = 128
 """Length of the shortest prefix that has a digest, some 32 tokens of text."""
+TOKEN_BYTES = 4
 STEPS = 8
 """Digests for each doubling of the length: a prompt of a megabyte has 88, and what two prompts have in common is known
 within an eighth."""
@@ -54,6 +55,8 @@ class PrefixDigests:
         digests = cls(tenant)
         if isinstance(source, TokensInput):
             digests.add_tokens(source.tokens)
+        elif isinstance(source, EmbeddedInput):
+            digests._add_segments(source)
         else:
             digests.add_text("".join(_texts(source)))
         return digests
@@ -65,6 +68,15 @@ class PrefixDigests:
     def add_tokens(self, tokens: tuple[int, ...]) -> None:
         """Add token ids, four bytes each."""
         self._add(array("I", tokens).tobytes())
+
+    def _add_segments(self, source: EmbeddedInput) -> None:
+        """Add token ids, and as many bytes for each row of embeddings. No row has the bytes of a token."""
+        for segment in source.segments:
+            if isinstance(segment, TokensInput):
+                self.add_tokens(segment.tokens)
+            else:
+                digest = hashlib.shake_128(segment.data).digest(TOKEN_BYTES * segment.count)
+                self._add(bytes(byte | 0x80 if at % TOKEN_BYTES == 3 else byte for at, byte in enumerate(digest)))
 
     def digests(self, size: int | None = None) -> tuple[int, ...]:
         """Return the digests so far, or those of the first `size` bytes."""

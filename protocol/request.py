@@ -1,5 +1,6 @@
 """Request of a client as the worker gets it: input, sampling parameters and limits."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -11,6 +12,7 @@ from protocol.bounds import (
     MAX_BIASES,
     MAX_BREAKERS,
     MAX_DRY,
+    MAX_EMBEDDING_BYTES,
     MAX_GRAMMAR,
     MAX_MESSAGES,
     MAX_PENALTY,
@@ -18,6 +20,7 @@ from protocol.bounds import (
     MAX_PINS,
     MAX_REPETITION,
     MAX_SEED,
+    MAX_SEGMENTS,
     MAX_STOP_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
@@ -141,7 +144,49 @@ class InfillInput(Struct, frozen=True, array_like=True, tag="infill", gc=False):
     suffix: Text
 
 
-Input = TextInput | TokensInput | ChatInput | InfillInput
+EmbeddingType = Literal["bfloat16", "float16", "float32"]
+
+
+class EmbeddingRows(Struct, frozen=True, array_like=True, tag="rows", gc=False):
+    """Consecutive rows of embeddings, each in the place of a token."""
+
+    dtype: EmbeddingType
+    width: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    """Numbers of a row: the hidden size of the model."""
+    data: Annotated[bytes, Meta(min_length=2, max_length=MAX_EMBEDDING_BYTES)]
+    """The numbers in little-endian order, one row after the other."""
+
+    @property
+    def count(self) -> int:
+        """The number of whole rows."""
+        return len(self.data) // (self.width * EMBEDDING_BYTES[self.dtype])
+
+
+EMBEDDING_BYTES: Mapping[EmbeddingType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a number."""
+
+
+class EmbeddedInput(Struct, frozen=True, array_like=True, tag="embedded", gc=False):
+    """Prompt of which some parts are rows of embeddings, the others token ids.
+
+    The rows stand for rows of the model's table of embeddings: a scale that the model applies to its own is applied to
+    them as well.
+    """
+
+    segments: Annotated[tuple[TokensInput | EmbeddingRows, ...], Meta(min_length=1, max_length=MAX_SEGMENTS)]
+
+    @property
+    def count(self) -> int:
+        """Tokens and rows together."""
+        return sum(len(each.tokens) if isinstance(each, TokensInput) else each.count for each in self.segments)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(len(each.data) for each in self.segments if isinstance(each, EmbeddingRows))
+
+
+Input = TextInput | TokensInput | ChatInput | InfillInput | EmbeddedInput
 
 
 class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

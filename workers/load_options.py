@@ -42,6 +42,8 @@ class LoadOptions:
     """Bytes that will be free when the server has ended whose place is taken over: the KV cache may count on them."""
     reserved_bytes: int = 0
     """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
+    embeddings: bool = False
+    """Prompts may have rows of embeddings in place of tokens."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

@@ -1,14 +1,20 @@
 """A model in this process, without a worker: one request at a time.
 
 Runs the same engine, text code and output processing as a worker, with a batch of one, so its answers are identical.
+Users find it described in docs/library.md.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -17,6 +23,7 @@ from protocol.events import (
     Event,
     Failed,
     Finished,
+    Gauges,
     Logprobs,
     PromptLogprobs,
     PromptToken,
@@ -24,19 +31,32 @@ from protocol.events import (
     Step,
     TextSegment,
 )
-from protocol.request import FinishReason, Grammar, Input, Limits, Sampling, TextInput, TokensInput
+from protocol.request import EmbeddedInput, FinishReason, Grammar, Input, Limits, Sampling, TextInput, TokensInput
 from workers.engine.engine import BatchEngine
 from workers.engine.request import GREEDY, EngineRequest, RequestRefused
+from workers.engine.step_result import SequenceEnd
 from workers.grammar.compiler import GrammarCompiler
 from workers.load_options import Progress
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
+from workers.process.prompts.embedded_prompt import embedded_prompt, encoded_rows
+from workers.process.prompts.refusal import PromptRefused
 from workers.process.spec import WorkerSpec
 from workers.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Input
-"""Text or token ids to continue, or messages for the chat template."""
+"""Text or token ids to continue, messages for the chat template, or what `mixed_prompt` returns."""
+
+
+def mixed_prompt(*parts: Sequence[int] | NDArray[np.floating[Any]]) -> EmbeddedInput:
+    """Return a prompt of token ids and of rows of embeddings, [count, hidden size] in float32 or float16, in any order.
+
+    Each row takes the place of a token. A scale that the model applies to the rows of its own table is applied to them.
+    Raises `InvalidEmbeddings` for an array of another shape or type.
+    """
+    segments = (encoded_rows(part) if isinstance(part, np.ndarray) else TokensInput(tuple(part)) for part in parts)
+    return EmbeddedInput(tuple(segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,43 @@ class LocalModelCapabilities:
     """The model has a tokenizer; without it prompts must be token ids."""
     chat: bool
     """The model has a chat template."""
+    embedding_width: int
+    """The hidden size, if prompts may have rows of embeddings; 0 if it was loaded without `embeddings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """Cost of one request."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompt, rows of embeddings included."""
+    cached_tokens: int = 0
+    """Those of them whose KV was reused."""
+    completion_tokens: int = 0
+    prefill_s: float = 0.0
+    """Seconds from its start to the first token."""
+    decode_s: float = 0.0
+    """Seconds from the first token to the end."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafted tokens that are part of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModelStats:
+    """Counts since the model was loaded."""
+
+    requests: int
+    prefill_tokens: int
+    """Prompt tokens that were computed."""
+    cached_tokens: int
+    """Prompt tokens whose KV was reused."""
+    completion_tokens: int
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    memory: Mapping[str, int]
+    """Bytes by purpose: at least `weights` and `kv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +128,7 @@ class GenerationResult:
     """Parsed output, with its text. It comes in parts: those of one call follow each other."""
     prompt: tuple[PromptToken, ...] = ()
     """The tokens of the prompt with their log-probabilities, if they were asked for."""
+    stats: RequestStats = field(default_factory=RequestStats, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +178,24 @@ class LocalModel:
         # Tokens that a step returned beyond the one that was asked for; `decode_step` returns them next.
         self._ready: list[int] = []
         self._running = False
+        self._before = engine.gauges()
+        """The counts when the last request began."""
+        self._end: SequenceEnd | None = None
+        """The end of the last request."""
+
+    @classmethod
+    def load(cls, path: str | Path, progress: Progress = lambda phase, done, total: None, **options: Any) -> Self:
+        """Load the checkpoint in a directory. `options` are fields of `WorkerSpec`: `backend`, `device`, `dtype`,
+        `quantize`, `context`, `max_batch_size`, `speculate`, `embeddings` and others.
+
+        Raises `ValueError` that names an option which does not exist or has a wrong value, and what `open` raises.
+        """
+        fields = {"name": "local", "model_name": "local", "model_path": str(path), **options}
+        try:
+            spec = msgspec.convert(fields, WorkerSpec)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        return cls.open(spec, progress)
 
     @classmethod
     def open(cls, spec: WorkerSpec, progress: Progress = lambda phase, done, total: None) -> Self:
@@ -156,12 +232,40 @@ class LocalModel:
             vocab_size=runner.vocab_size,
             text=self._tokenizer is not None,
             chat=self._tokenizer is not None and self._tokenizer.chat is not None,
+            embedding_width=runner.embedding_width,
         )
 
-    def prefill(self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()) -> int:
+    def stats(self) -> LocalModelStats:
+        """Return the counts of all requests so far."""
+        gauges = self._engine.gauges()
+        return LocalModelStats(
+            requests=gauges.sequences_started,
+            prefill_tokens=gauges.prefill_tokens,
+            cached_tokens=gauges.prefix_tokens,
+            completion_tokens=gauges.decode_tokens,
+            steps=gauges.steps,
+            drafted_tokens=gauges.draft_tokens,
+            accepted_tokens=gauges.accepted_tokens,
+            memory=self._engine.memory(),
+        )
+
+    @property
+    def last_request(self) -> RequestStats | None:
+        """The cost of the last request, once it has ended; also of one whose stream was closed."""
+        return None if self._end is None else _request_stats(self._end, self._before, self._engine.gauges())
+
+    def prefill(
+        self, prompt: Sequence[int] | EmbeddedInput, sampling: Sampling = GREEDY, *, eos: frozenset[int] = frozenset()
+    ) -> int:
         """Compute a prompt and return the first token after it. Raises `LocalModelError`."""
         stream = self._begin()
-        self._submit(EngineRequest(stream, tuple(prompt), sampling, None, eos))
+        tokens, embeddings = tuple(prompt) if not isinstance(prompt, EmbeddedInput) else (), None
+        if isinstance(prompt, EmbeddedInput):
+            try:
+                tokens, embeddings = embedded_prompt(prompt)
+            except PromptRefused as refusal:
+                raise LocalModelError(refusal.code, str(refusal), refusal.field) from refusal
+        self._submit(EngineRequest(stream, tokens, sampling, None, eos, embeddings=embeddings))
         self._running = True
         while not self._ready:
             self._step()
@@ -238,7 +342,7 @@ class LocalModel:
                     raise LocalModelError(ErrorCode.INTERNAL, "another request to this model took its place")
                 yield from _client_events(self._run_step(processor))
         finally:
-            self._engine.cancel(stream)
+            self._note(self._engine.cancel(stream))
 
     def generate(
         self,
@@ -269,7 +373,14 @@ class LocalModel:
                 usage = event.usage
                 counts = usage.prompt_tokens, usage.completion_tokens
                 return GenerationResult(
-                    tuple(tokens), "".join(text), event.reason, *counts, tuple(logprobs), tuple(segments), tuple(scored)
+                    tuple(tokens),
+                    "".join(text),
+                    event.reason,
+                    *counts,
+                    tuple(logprobs),
+                    tuple(segments),
+                    tuple(scored),
+                    self.last_request or RequestStats(),
                 )
         raise RuntimeError("the stream ended without a terminal")
 
@@ -298,6 +409,7 @@ class LocalModel:
         self._engine.cancel(self._stream)
         self._ready.clear()
         self._running = False
+        self._before, self._end = self._engine.gauges(), None
         self._stream = next(self._streams)
         return self._stream
 
@@ -311,17 +423,37 @@ class LocalModel:
         result = self._engine.step()
         self._ready += [item.token for item in result.tokens]
         self._running = not (result.ends or result.failures)
+        self._note(*result.ends)
         for failure in result.failures:
             raise LocalModelError(failure.code, failure.text, failure.field)
+
+    def _note(self, *ends: SequenceEnd | None) -> None:
+        """Keep the end of the last request."""
+        self._end = next((end for end in ends if end is not None and end.stream == self._stream), self._end)
 
     def _run_step(self, processor: OutputProcessor) -> list[Event]:
         """Run one engine step; end the stream if a stop string was found in it, or if its deadline has passed."""
         engine = self._engine
         if expired := processor.expire():
             return [*expired]
-        processed = processor.process(EngineOutput(engine.step(), (), (), engine.gauges()))
+        result = engine.step()
+        processed = processor.process(EngineOutput(result, (), (), engine.gauges()))
         ends = tuple(end for stream in processed.finish if (end := engine.finish(stream)) is not None)
+        self._note(*result.ends, *ends)
         return processed.frames + processor.process(EngineOutput(None, ends, (), engine.gauges())).frames
+
+
+def _request_stats(end: SequenceEnd, before: Gauges, after: Gauges) -> RequestStats:
+    """Return what a request has cost that ran alone between two counts."""
+    return RequestStats(
+        prompt_tokens=end.prompt_tokens,
+        cached_tokens=end.cached_tokens,
+        completion_tokens=end.completion_tokens,
+        prefill_s=end.prefill_s,
+        decode_s=end.decode_s,
+        drafted_tokens=after.draft_tokens - before.draft_tokens,
+        accepted_tokens=after.accepted_tokens - before.accepted_tokens,
+    )
 
 
 def _client_events(events: Sequence[Event]) -> Iterator[PromptLogprobs | Delta | Finished]:

@@ -37,11 +37,12 @@ class Setup:
     quantize: str = ""
     device: str = ""
     cpu: str = "host"
+    backend: str = "iree"
 
     def spec(self) -> WorkerSpec:
         """Raises `RefusedError` for a value that this version of Baton does not know."""
         fields: dict[str, Any] = {"name": "bench", "model_name": "bench", "model_path": str(self.path)}
-        fields |= {"backend": "iree", "max_batch_size": self.slots, "context": self.context, "dtype": self.dtype}
+        fields |= {"backend": self.backend, "max_batch_size": self.slots, "context": self.context, "dtype": self.dtype}
         fields |= {"device": self.device, "cache_dir": str(self.cache), "cpu": self.cpu}
         fields |= {"quantize": self.quantize} if self.quantize else {}
         try:

@@ -32,7 +32,7 @@ def server(setup: Setup, *words: str) -> Iterator[str]:
     `NotReadyError`."""
     port = free_port()
     options: dict[str, Any] = {
-        "--backend": "iree",
+        "--backend": setup.backend,
         "--name": "bench",
         "--port": port,
         "--max-batch-size": setup.slots,

@@ -10,6 +10,8 @@ SMOKE_SLOTS, SMOKE_CONTEXT = 2, 1024
 """Batch size and context of the tiny shape with `--smoke`. All scripts share them, so that its graphs are compiled
 once."""
 
+BACKENDS = ("iree", "mlx")
+
 
 def add_cache_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="keeps compiled graphs and made models")
@@ -27,3 +29,7 @@ def add_model(parser: argparse.ArgumentParser, default: str) -> None:
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantize", choices=["int8", "int4"], default="", help="of the weights; bfloat16 without")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=BACKENDS, default="iree", help="what computes")

@@ -1,8 +1,9 @@
 """Gain of the prefix tier, and its cost where it cannot gain.
 
-    python bench/overhead/prefix_tiers.py [--parts first,gap,cost] [--prompt 2048] [--gap-prompts 100,3400]
+    python bench/overhead/prefix_tiers.py [--parts first,gap,cost] [--backend mlx] [--prompt 2048]
+        [--gap-prompts 100,3400]
 
-All servers have one active worker of a shape with random weights on IREE. Each prompt is of random tokens.
+All servers have one active worker of a shape with random weights. Each prompt is of random tokens.
 
   first  the time to the first token of a prompt that begins with a system prompt of --prompt tokens: cold, with its KV
          in a slot, after --others other requests, after the worker was killed and replaced, after the server was
@@ -42,7 +43,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, levels, parsed
 from bench.harness.engine import Setup
 from bench.harness.http import server
-from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_model
 from bench.harness.shapes import TOKENS, make_model
 from bench.harness.sse_client import StreamedAnswer, request
 from workers.process.backends import load_runner
@@ -263,6 +264,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=at_least(64), default=4096, help="of the servers")
     parser.add_argument("--tier-bytes", type=at_least(1), default=TIER_BYTES, help="of the tier of `cost`")
     add_model(parser, "110m")
+    add_backend(parser)
     add_cache_dir(parser)
     smoke: dict[str, Any] = {
         "model": "tiny",
@@ -285,10 +287,10 @@ def tier_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def main() -> None:
-    args = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and directories end as well
-    setup = Setup(make_model(args.cache_dir, args.model), args.cache_dir / "graphs", args.streams, args.context)
+def run(args: argparse.Namespace) -> None:
+    """Print the table of each part."""
+    made, graphs = make_model(args.cache_dir, args.model), args.cache_dir / "graphs"
+    setup = Setup(made, graphs, args.streams, args.context, backend=args.backend)
     compiling = multiprocessing.get_context("spawn").Process(target=compile_graphs, args=(setup,))
     compiling.start()  # not in this process, whose threads would stay on the CPUs of the runner
     compiling.join()
@@ -298,6 +300,11 @@ def main() -> None:
     for name in args.parts:
         with tier_directory() as directory:
             measures[name](setup, args, directory)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and directories end as well
+    run(arguments())
 
 
 if __name__ == "__main__":

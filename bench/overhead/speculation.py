@@ -1,6 +1,7 @@
 """Tokens a second with speculative decoding and without, by how much of the answer repeats what came before.
 
-    python bench/overhead/speculation.py [--model 110m] [--quantize int4] [--streams 1 4 8] [--rounds 5]
+    python bench/overhead/speculation.py [--model 110m] [--quantize int4] [--backend mlx] [--streams 1 4 8]
+        [--rounds 5]
     python bench/overhead/speculation.py --part cannot-gain [--model builtin] [--seconds 10]
 
 The weights are random, so the answers of `gain` are given: a mask leaves one token at each position. `quote` copies
@@ -30,7 +31,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.dictated_answers import LOADS, DictatedAnswers
 from bench.harness.engine import Setup
-from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_quantize
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_quantize
 from bench.harness.paired_engines import HalfRunner, Ratio, Side, take_turns
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path
@@ -146,6 +147,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="the built-in one, or a shape of random weights",
     )
     add_quantize(parser)
+    add_backend(parser)
     parser.add_argument("--streams", type=at_least(1), nargs="+", default=[1, 4, 8], help="at once")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="what the answers repeat")
     parser.add_argument("--max-tokens", type=at_least(2), default=200, help="tokens of an answer")
@@ -160,7 +162,7 @@ def setup(args: argparse.Namespace, slots: int) -> Setup:
     """Return the settings of a runner; those of a smoke test have no other slots than those of other scripts."""
     slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (slots, CONTEXT)
     path = builtin_path() if args.model == BUILTIN else make_model(args.cache_dir, args.model)
-    return Setup(path, args.cache_dir, slots, context, quantize=args.quantize)
+    return Setup(path, args.cache_dir, slots, context, quantize=args.quantize, backend=args.backend)
 
 
 def measure_gains(args: argparse.Namespace) -> None:
@@ -182,13 +184,17 @@ def measure_losses(args: argparse.Namespace) -> None:
             print(measure_loss(runner, args.model, streams, args.max_tokens, args.seconds), flush=True)
 
 
-def main() -> None:
-    args = arguments()
+def run(args: argparse.Namespace) -> None:
+    """Print the table."""
     configure_logging("bench", "warning")
     if "gain" in args.part:
         measure_gains(args)
     if "cannot-gain" in args.part:
         measure_losses(args)
+
+
+def main() -> None:
+    run(arguments())
 
 
 if __name__ == "__main__":

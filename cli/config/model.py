@@ -83,6 +83,7 @@ def worker_spec(
         prefix_bytes=settings.prefix_bytes,
         prefix_cache_bytes=tier_bytes(settings),
         prefix_cache_dir=settings.prefix_cache_dir,
+        embeddings=settings.enable_prompt_embeds,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
         tool_parser=settings.tool_parser,

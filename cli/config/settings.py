@@ -134,6 +134,11 @@ class Settings(BaseSettings):
         "Directory of the prefixes of --prefix-cache-bytes; they outlive the server there. Empty keeps them in memory.",
         "DIR",
     )
+    enable_prompt_embeds: bool = _field(
+        False,
+        ENGINE,
+        "Take rows of embeddings in place of a prompt: the field prompt_embeds of completions.",
+    )
     parse_special: bool = _field(
         False,
         ENGINE,

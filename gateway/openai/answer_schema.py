@@ -163,6 +163,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     structured_output: bool
     logprobs: bool
     infill: bool
+    prompt_embeds: int
+    """The hidden size, if rows of embeddings are taken in place of a prompt; otherwise 0."""
     vision: Literal[False]
     embeddings: Literal[False]
 

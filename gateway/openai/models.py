@@ -59,7 +59,7 @@ class Models:
         }
 
 
-def _capabilities(known: Capabilities | None) -> dict[str, bool] | None:
+def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
     """None for a model that was not loaded yet: what it can do is not known."""
     if known is None:
         return None
@@ -70,6 +70,7 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool] | None:
         "structured_output": known.grammar,
         "logprobs": known.logprobs,
         "infill": known.infill,
+        "prompt_embeds": known.embedding_width,
         "vision": False,
         "embeddings": False,
     }

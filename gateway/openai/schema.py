@@ -128,7 +128,10 @@ class _SharedFields(StructuredFields, kw_only=True):
 class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: Prompt
+    prompt: Prompt | None = None
+    """Null only with `prompt_embeds`."""
+    prompt_embeds: Annotated[str, Meta(min_length=1)] | None = None
+    """Rows of embeddings in place of the prompt: a file of safetensors in base64, with one tensor."""
     max_tokens: PromptLimit | None = None
     n_predict: PromptLimit | None = None
     logprobs: TopLogprobs | Literal[False] | None = None

@@ -64,7 +64,11 @@ def capabilities(pool: WorkerPool, name: str) -> Capabilities | None:
     known = [handle.capabilities for handle in pool.of(name) if handle.capabilities is not None]
     if not known:
         return None
-    return Capabilities(**{each: all(getattr(one, each) for one in known) for each in Capabilities.__struct_fields__})
+    width, others = known[0].embedding_width, set(Capabilities.__struct_fields__) - {"embedding_width"}
+    return Capabilities(
+        **{each: all(getattr(one, each) for one in known) for each in others},
+        embedding_width=width if all(one.embedding_width == width for one in known) else 0,
+    )
 
 
 def _of_workers(name: str, handles: list[WorkerHandle]) -> CatalogEntry:

@@ -62,8 +62,8 @@ end
 return found
 """
 _CLAIM = """
-local stream = redis.call('HMGET', KEYS[1], 'owner', 'gateway', 'record', 'resume_ms')
-if not stream[3] or stream[1] ~= ARGV[2] then
+local stream = redis.call('HMGET', KEYS[1], 'owner', 'gateway', 'record', 'resume_ms', 'demand')
+if not stream[3] or stream[1] ~= ARGV[2] or stream[5] == 'cancel' then
   return {'unknown'}
 end
 if stream[2] ~= '' and stream[2] ~= ARGV[1] and redis.call('EXISTS', ARGV[3] .. stream[2]) == 1 then
@@ -91,7 +91,13 @@ return 'done'
 """
 _FORGET = "if redis.call('HGET', KEYS[1], 'gateway') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 _RELEASE = """
-if redis.call('HGET', KEYS[1], 'gateway') == ARGV[1] then
+local stream = redis.call('HMGET', KEYS[1], 'gateway', 'demand')
+if stream[1] ~= ARGV[1] then
+  return
+end
+if stream[2] == 'cancel' then
+  redis.call('DEL', KEYS[1])
+else
   redis.call('HSET', KEYS[1], 'gateway', '')
   redis.call('HDEL', KEYS[1], 'demand')
 end

@@ -106,6 +106,10 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^{name} +{N} +0 +{P} +{P} +{P}$" for name in ("one model", "both in turn")),
         rf"^lost by the turns: {N} % of the tokens a second$",
     ],
+    "bench/features.py": [
+        r"^60 requests, [1-9]\d* workers killed, \d+ sequences interrupted, \d+ of \d+ drafted tokens accepted, "
+        r"[1-9]\d* prompt tokens from the tier: 0 answers differ \(",
+    ],
     "bench/gateway.py": [
         *(
             rf"^ +4 +{rate} +gateway {count}( +{P}){{7}}( +{P}x){{2}}$"
@@ -141,7 +145,9 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^\| {name} +\| +{P} \| +{P} \|" for name in ("rss", "device", "objects", "descriptors", "threads")),
         *(rf"^\| {name} +\| +0 \| +0 \| +0 \| +ok \|$" for name in ("slots", "kv_tokens")),
     ],
-    "bench/mlx_runner.py": [rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "mlx-lm 1", "mlx-lm 2", "rows 1", "rows 2")],
+    "bench/overhead/mlx_runner.py": [
+        rf"^{name} +{P} tok/s$" for name in ("mlx-lm", "mlx-lm 1", "mlx-lm 2", "rows 1", "rows 2")
+    ],
     "bench/mutation.py": [
         r"^\| workers/engine/chunking\.py +\| +2 \|( +\d \|){4}$",
         r"^\| all +\| +2 \|( +\d \|){4}$",

@@ -40,6 +40,8 @@ from protocol.events import (
 from protocol.request import (
     Bias,
     ChatInput,
+    EmbeddedInput,
+    EmbeddingRows,
     Grammar,
     InfillInput,
     Limits,
@@ -155,6 +157,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "submit_infill": Submit(
         8, "cmpl-8", InfillInput("def f(x):\n", "\n    return y"), Sampling(), Limits(max_tokens=0), prompt_logprobs=2
+    ),
+    "submit_embedded": Submit(
+        8,
+        "cmpl-8",
+        EmbeddedInput((TokensInput((1, 2)), EmbeddingRows("bfloat16", 2, b"\x80\x3f\x00\xbf"))),
+        Sampling(),
+        Limits(),
     ),
     "submit_urgent": Submit(
         9,

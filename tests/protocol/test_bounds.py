@@ -33,6 +33,8 @@ from protocol.events import (
 from protocol.request import (
     Bias,
     ChatInput,
+    EmbeddedInput,
+    EmbeddingRows,
     Grammar,
     InfillInput,
     Limits,
@@ -52,6 +54,8 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     TokensInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     ChatInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     InfillInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
+    EmbeddedInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
+    EmbeddingRows: lambda inner: Submit(1, "r", EmbeddedInput((inner,)), Sampling(), Limits()),
     Message: lambda inner: Submit(1, "r", ChatInput((inner,)), Sampling(), Limits()),
     TemplateOptions: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), options=inner), Sampling(), Limits()

@@ -1,21 +1,25 @@
 """Local model: the same answers for all kinds of prompts, and errors that name the field."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, InfillInput, Limits, Message, Sampling, TextInput, TokensInput
+from workers.engine.embeddings.prompt_embeddings import InvalidEmbeddings
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.runner import Runner
+from workers.engine.sequence import EngineSequence
+from workers.engine.speculation.speculator import Speculator
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import PlannedFault, raising
-from workers.local_model import LocalModel, LocalModelError
+from workers.local_model import LocalModel, LocalModelError, mixed_prompt
 from workers.process.spec import WorkerSpec
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -294,3 +298,67 @@ def test_a_gap_is_filled_between_its_texts(model: LocalModel) -> None:
     with pytest.raises(LocalModelError) as refused:
         bare(ScriptedRunner()).generate(InfillInput("a", "b"))
     assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "suffix")
+
+
+def test_a_model_is_loaded_with_options_by_name() -> None:
+    with LocalModel.load("", backend="scripted", max_batch_size=2, speculate="auto", embeddings=True) as model:
+        assert model.capabilities.embedding_width == 8
+        answer = model.generate("x", limits=Limits(max_tokens=6))
+        assert (answer.stats.prompt_tokens, answer.stats.completion_tokens) == (1, 6)
+    options: list[dict[str, Any]] = [{"max_batch_size": 0}, {"dtype": "int3"}, {"no_such_option": 1}]
+    for wrong in options:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            LocalModel.load("", backend="scripted", **wrong)
+
+
+class KnownAnswer:
+    """Drafts the tokens of an answer that is known."""
+
+    def __init__(self, sequence: EngineSequence, answer: Sequence[int]) -> None:
+        self._sequence, self._answer = sequence, answer
+
+    def draft(self, most: int) -> Sequence[int]:
+        at = self._sequence.completion_tokens
+        return self._answer[at : at + most]
+
+
+def test_drafts_are_counted_for_each_request() -> None:
+    runner = ScriptedRunner(slots=2, decode_rows=5)
+    answer = bare(runner).generate((1, 2), limits=Limits(max_tokens=20)).tokens
+    speculator = Speculator(
+        runner.capabilities,
+        lambda sequence: [KnownAnswer(sequence, answer)],
+        lambda costs, offers, most: [offer[0] for offer in offers],
+        clock=lambda: 0.0,
+    )
+    engine = BatchEngine(runner, max_queue=1, step_tokens=64, speculator=speculator, clock=lambda: 0.0)
+    with LocalModel(engine, None) as model:
+        first, second = (model.generate((1, 2), limits=Limits(max_tokens=20)) for _ in range(2))
+        assert first.tokens == second.tokens == answer
+        assert first.stats.drafted_tokens == first.stats.accepted_tokens == 15
+        assert second.stats.drafted_tokens == 15
+        assert model.stats().drafted_tokens == model.stats().accepted_tokens == 30
+
+
+def test_a_prompt_may_have_rows_of_embeddings(model: LocalModel) -> None:
+    rows = np.arange(24, dtype=np.float32).reshape(3, 8)
+    mixed = mixed_prompt(b"before", rows, b"after")
+    with pytest.raises(LocalModelError, match="loaded without `embeddings`") as refused:
+        model.generate(mixed)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt_embeds")
+    with LocalModel.open(spec(embeddings=True)) as able:
+        answer = able.generate(mixed, SEEDED, Limits(max_tokens=9))
+        assert answer.prompt_tokens == len(b"before") + 3 + len(b"after")
+        assert able.prefill(mixed, SEEDED) == answer.tokens[0]
+        resumed = able.generate(mixed, SEEDED, Limits(max_tokens=9), resume=answer.tokens[:4])
+        assert resumed.tokens == answer.tokens[4:]
+        assert able.generate(mixed_prompt(rows.astype(np.float16)), SEEDED, Limits(max_tokens=3)).prompt_tokens == 3
+        same = mixed_prompt(b"before", rows[:1], rows[1:], b"after")
+        assert able.generate(same, SEEDED, Limits(max_tokens=9)) == answer
+        wide = mixed_prompt(np.ones((1, 9), np.float32))
+        with pytest.raises(LocalModelError, match="hidden size of the model is 8"):
+            able.generate(wide)
+        with pytest.raises(LocalModelError, match="not finite"):
+            able.prefill(mixed_prompt(np.full((1, 8), np.nan, np.float32)))
+    with pytest.raises(InvalidEmbeddings, match="not int64"):
+        mixed_prompt(np.ones((1, 8), np.int64))

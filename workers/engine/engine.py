@@ -184,6 +184,10 @@ class BatchEngine:
         with self._resets.borrow(len(tokens)) as slot:
             return score(self._runner, slot, tokens)
 
+    def memory(self) -> dict[str, int]:
+        """See `Runner.memory`."""
+        return self._runner.memory()
+
     def settle(self) -> None:
         """Wait until the runner and the prefix tier have finished their background work. For measurements, not for
         serving."""

@@ -193,13 +193,13 @@ class LogitsProcessors:
         )
         if not sparse and request.constraint is None:
             return None
-        penalties = Penalties(sampling, request.prompt, request.min_tokens, request.eos) if sparse else None
+        penalties = Penalties(sampling, request.prompt_tokens, request.min_tokens, request.eos) if sparse else None
         sequences = BannedSequences(request.bad_sequences) if request.bad_sequences else None
         for token in request.resume:
             for each in (penalties, sequences):
                 if each is not None:
                     each.accept(token)
-        tokens = (*request.prompt, *request.resume)  # taken at once, which costs less than one after the other
+        tokens = (*request.prompt_tokens, *request.resume)  # taken at once, which costs less than one after the other
         dry = DryPenalty(sampling, tokens, request.breakers) if sampling.dry_multiplier else None
         return cls(penalties, request.constraint, sequences, dry)
 

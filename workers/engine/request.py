@@ -25,9 +25,12 @@ from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings, without_rows
 from workers.engine.prefix_match import PinnedPrefix
 
 GREEDY = Sampling()
+EMBEDDINGS = "prompt_embeds"
+"""The request field that errors name."""
 
 
 class Constraint(Protocol):
@@ -68,6 +71,7 @@ class EngineRequest:
     stream: int
     """The caller's number of this sequence, unique among running sequences."""
     prompt: tuple[int, ...]
+    """Token ids, and the numbers of rows of `embeddings`."""
     sampling: Sampling = GREEDY
     max_tokens: int | None = None
     """Maximum number of generated tokens, resumed ones included; None means up to the end of the context. With 0 the
@@ -96,6 +100,13 @@ class EngineRequest:
     """Prefixes of the prompt that the prefix tier keeps, if there is one."""
     queue_s: float = math.inf
     """Seconds after which it fails, unless its prompt is being prefilled by then."""
+    embeddings: PromptEmbeddings | None = None
+    """The rows of embeddings in the prompt."""
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The tokens of the prompt without rows of embeddings, as penalties count them."""
+        return self.prompt if self.embeddings is None else without_rows(self.prompt)
 
 
 class ConstraintFailed(Exception):
@@ -116,12 +127,14 @@ class RequestRefused(Exception):
         self.field = field
 
 
-def check(request: EngineRequest, vocab_size: int, context: int) -> None:
-    """Refuse a request that could not run even on an idle engine.
+def check(request: EngineRequest, vocab_size: int, context: int, embedding_width: int = 0) -> None:
+    """Refuse a request that could not run even on an idle engine. `embedding_width` as in `RunnerCapabilities`.
 
-    Raises `RequestRefused` (INVALID or CONTEXT) with the invalid field.
+    Raises `RequestRefused` (INVALID, CONTEXT or UNSUPPORTED) with the invalid field.
     """
-    _check_tokens("prompt", request.prompt, vocab_size)
+    if request.embeddings is not None:
+        _check_embeddings(request, request.embeddings, embedding_width)
+    _check_tokens("prompt", request.prompt_tokens, vocab_size)
     _check_tokens("resume", request.resume, vocab_size)
     if not request.prompt:
         raise _invalid("prompt", "the prompt must have at least one token")
@@ -145,6 +158,19 @@ def check(request: EngineRequest, vocab_size: int, context: int) -> None:
     biased = [each.token for each in request.sampling.logit_bias]
     _check_tokens("logit_bias", biased, vocab_size)
     _check_bad_sequences(request, vocab_size)
+
+
+def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, width: int) -> None:
+    if not width:
+        text = "the model was loaded without `embeddings` (--enable-prompt-embeds): prompts must have tokens only"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, EMBEDDINGS)
+    if embeddings.width != width:
+        raise _invalid(EMBEDDINGS, f"rows of {embeddings.width} numbers, the hidden size of the model is {width}")
+    if not all(number >= 0 or embeddings.has(number) for number in request.prompt):
+        raise _invalid(EMBEDDINGS, "the prompt has a row without its embeddings")
+    if request.prompt_logprobs:
+        text = "rows of embeddings have no log-probabilities: leave `prompt_logprobs` out"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt_logprobs")
 
 
 def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:

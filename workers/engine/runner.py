@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 
@@ -47,6 +48,8 @@ class RunnerCapabilities:
     decode_rows: int = 0
     """Most rows of a decode step that has several rows of one slot; 0 if a step takes one row a slot. More than 0 only
     if rows are exact."""
+    embedding_width: int = 0
+    """The hidden size, where prompts may have rows of embeddings in place of tokens; 0 where they may not."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -59,6 +62,8 @@ class Chunk(Struct, frozen=True, gc=False):
     tokens: tuple[int, ...]
     start: int
     position: int
+    embeddings: PromptEmbeddings | None = None
+    """The rows that negative numbers among the tokens stand for."""
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -94,7 +99,7 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
     for chunk in chunks:
         if not 0 <= chunk.slot < capabilities.slots:
             raise ValueError(f"slot: {chunk.slot} is not one of {capabilities.slots}")
-        if not chunk.tokens or min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocab_size:
+        if not chunk.tokens or max(chunk.tokens) >= capabilities.vocab_size or not _has_rows_for(capabilities, chunk):
             raise ValueError(f"tokens: give at least one, none outside of a vocabulary of {capabilities.vocab_size}")
         if not 0 <= chunk.start <= written(chunk.slot):
             raise ValueError(f"start: {chunk.start} leaves a gap after {written(chunk.slot)} rows")
@@ -102,6 +107,16 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
+
+
+def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
+    """Return whether each negative number of a chunk stands for a row of embeddings that the runner takes."""
+    if min(chunk.tokens) >= 0:
+        return True
+    embeddings = chunk.embeddings
+    if embeddings is None or embeddings.width != capabilities.embedding_width:
+        return False
+    return all(token >= 0 or embeddings.has(token) for token in chunk.tokens)
 
 
 def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:

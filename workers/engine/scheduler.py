@@ -140,7 +140,7 @@ class Scheduler:
         if any(stream in live for live in (self._waiting, self._prefilling, self._reporting, self._decoding)):
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
-        check(request, self._capabilities.vocab_size, context)
+        check(request, self._capabilities.vocab_size, context, self._capabilities.embedding_width)
         request = _within_vocabulary(request, self._capabilities.vocab_size)
         if len(self._waiting) >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")

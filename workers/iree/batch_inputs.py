@@ -7,6 +7,7 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
 
@@ -20,6 +21,8 @@ class SlotRun(NamedTuple):
     position: int
     output_index: int
     """The index of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
+    embeddings: PromptEmbeddings | None = None
+    """As in `Chunk`."""
 
 
 def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
@@ -29,7 +32,7 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
         part = chunk.tokens[at : at + most]
         ends = at + len(part) == len(chunk.tokens)
         index = output_index if ends else -1
-        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, index))
+        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, index, chunk.embeddings))
     return runs
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
+from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -29,6 +30,7 @@ from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder, Building
+from workers.iree.build.graph_plan import EMBEDDED
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -65,6 +67,8 @@ class IreeRunner:
         self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
+        self._width = plan.config.hidden_size
+        """Values of a row of embeddings, those of padding included."""
         self._inputs_of: dict[tuple[int, ...], list[Input]] = {}
         """The inputs of prefill graphs, by their blocks and the rows of each; without the cache."""
         self._decode_inputs: dict[int, DecodeInputs] = {}
@@ -88,6 +92,7 @@ class IreeRunner:
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
             rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
+            embedding_width=plan.embedding_width,
         )
 
     @classmethod
@@ -145,18 +150,22 @@ class IreeRunner:
         check_specs(self.capabilities, chunks, specs)
         self._sampler.forget()
         wanted = [spec for spec in specs if spec is not None]
-        if not self._has_prompt_graphs(head=bool(wanted)):
+        embedded = self.capabilities.embedding_width > 0 and any(has_rows(chunk.tokens) for chunk in chunks)
+        if not embedded and not self._has_prompt_graphs(head=bool(wanted)):
             return self._prefill_by_decoding(chunks, specs)
         lasts = iter(range(len(wanted)))
         output_indices = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
-        for size, runs in self._calls(chunks, output_indices):
+        kind = EMBEDDED if embedded else "prefill"
+        for size, runs in self._calls(chunks, output_indices, kind):
             ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
             for row, run in enumerate(runs):
                 if run.output_index >= 0:
                     ends[run.output_index] = row * (self._plan.block or size) + len(run.tokens) - 1
-            arguments = self._run_inputs(runs, size)
-            last_rows, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), last_rows)
+            arguments = [*self._run_inputs(runs, size), self._device.upload(ends), last_rows]
+            if embedded:
+                arguments.append(self._device.upload(self._given_rows(runs, size)))
+            last_rows, _ = self._call(f"{kind}_{size}", *arguments)
         if not wanted:
             return [None] * len(chunks)
         tokens = self._sample_last(last_rows, with_masks(wanted))
@@ -184,9 +193,11 @@ class IreeRunner:
         tokens = iter(self.decode(lasts))
         return [None if spec is None else next(tokens) for spec in specs]
 
-    def _calls(self, chunks: Sequence[Chunk], output_indices: Sequence[int]) -> Iterator[tuple[int, list[SlotRun]]]:
+    def _calls(
+        self, chunks: Sequence[Chunk], output_indices: Sequence[int], kind: str = "prefill"
+    ) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
-        sizes, block = self._plan.prefill_sizes, self._plan.block
+        sizes, block = self._plan.embedded_sizes if kind == EMBEDDED else self._plan.prefill_sizes, self._plan.block
         runs = [
             run
             for chunk, index in zip(chunks, output_indices, strict=True)
@@ -194,7 +205,7 @@ class IreeRunner:
         ]
         while runs:
             rows = len(runs) * block if block else len(runs[0].tokens)
-            size = self.graphs.covering("prefill", sizes, min(rows, sizes[-1])) or self.graphs.largest("prefill", sizes)
+            size = self.graphs.covering(kind, sizes, min(rows, sizes[-1])) or self.graphs.largest(kind, sizes)
             count = size // block if block else 1
             yield size, runs[:count]
             runs = runs[count:]
@@ -381,12 +392,22 @@ class IreeRunner:
         slots = np.full(shape[0], runs[0].slot, np.int32)
         for row, run in enumerate(runs):
             count = len(run.tokens)
-            tokens[row, :count] = run.tokens
+            tokens[row, :count] = run.tokens if run.embeddings is None else [max(token, -1) for token in run.tokens]
             kv_rows[row, :count] = np.arange(run.start, run.start + count)
             positions[row, :count] = np.arange(run.position, run.position + count)
             slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
         return self._inputs(tokens, positions, kv_rows, slots)
+
+    def _given_rows(self, runs: Sequence[SlotRun], size: int) -> NDArray[np.float32]:
+        """Return the embeddings of the rows without a token, and zeros for the others."""
+        block = self._plan.block or size
+        rows = np.zeros((size // block, block, self._width), np.float32)
+        ids = np.zeros(block, np.int32)
+        for row, run in enumerate(runs):
+            if run.embeddings is not None:
+                run.embeddings.put(run.tokens, ids[: len(run.tokens)], rows[row, : len(run.tokens)])
+        return rows
 
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], kv_rows: NDArray[Any], slots: NDArray[Any]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
+from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -35,6 +36,7 @@ from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
+from workers.mlx.given_rows import GivenRows
 from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
@@ -78,6 +80,7 @@ class MlxRunner:
         self._cpu = device.type == mx.cpu
         self._in_order = _adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
+        self._rows = GivenRows.under(model.model) if capabilities.embedding_width else None
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
@@ -128,6 +131,7 @@ class MlxRunner:
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
             rows_format=rows_format(path, kind, quantize, context, name),
+            embedding_width=config.hidden_size if options.embeddings else 0,
         )
         return cls(model, config, capabilities, chosen)
 
@@ -282,7 +286,7 @@ class MlxRunner:
 
     def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup]) -> mx.array:
         """Write the KV of chunks in the order of their groups, and return their last hidden states."""
-        tokens = [token for chunk in chunks for token in chunk.tokens]
+        tokens = self._tokens(chunks)
         positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
         offset = mx.array(positions, dtype=mx.int32)
         caches = [
@@ -291,6 +295,27 @@ class MlxRunner:
         ]
         hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
         return hidden[:, 0]
+
+    def _tokens(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Return the tokens of chunks, and give the embedding the rows among them, which are -1 each."""
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        if self._rows is None:
+            return tokens
+        self._rows.given = None
+        if not has_rows(tokens):
+            return tokens
+        ids = np.zeros(len(tokens), np.int32)
+        rows = np.zeros((len(tokens), self.capabilities.embedding_width), np.float32)
+        at = 0
+        for chunk in chunks:
+            part = slice(at, at := at + len(chunk.tokens))
+            if chunk.embeddings is None:
+                ids[part] = chunk.tokens
+            else:
+                chunk.embeddings.put(chunk.tokens, ids[part], rows[part])
+        self._rows.given = mx.array(rows)
+        known: list[int] = ids.tolist()
+        return known
 
     def _head(self, hidden: mx.array) -> mx.array:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""

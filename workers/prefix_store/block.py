@@ -50,5 +50,7 @@ def extend(blocks: list[RowBlock], first: bytes, tokens: Sequence[int], rows: in
     while len(blocks) < count:
         at = len(blocks) * rows
         parent = blocks[-1].key if blocks else first
-        text = np.asarray(tokens[at : at + rows], np.uint32).tobytes()
+        # Numbers of rows of embeddings are negative. A block with them has more bytes than one of tokens alone.
+        part = np.asarray(tokens[at : at + rows], np.int64)
+        text = part.astype(np.uint32 if part.min() >= 0 else np.int64).tobytes()
         blocks.append(RowBlock(hashlib.blake2b(parent + text, digest_size=KEY_BYTES).digest(), parent))

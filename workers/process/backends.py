@@ -28,6 +28,8 @@ PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core"
 SCRIPTED_CONTEXT = 4096
 LOAD_TICKS = 20
 """Progress reports of a scripted load."""
+SCRIPTED_WIDTH = 8
+"""Numbers of a row of embeddings of the scripted runner."""
 SCRIPTED_DRAFTS = 8
 """Rows of drafted tokens in a step of the scripted runner, beside one of each slot."""
 
@@ -121,6 +123,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         kv_bytes=kv_bytes_of(spec, backend, config, context),
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
+        embeddings=spec.embeddings,
         workers=spec.workers,
         place=spec.place,
     )
@@ -178,6 +181,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         tokens_per_second=spec.scripted.tokens_per_second,
         prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
         decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS if spec.scripted.drafts else 0,
+        embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
     )
 
 

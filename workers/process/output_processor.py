@@ -242,6 +242,7 @@ class OutputProcessor:
             speculate=limits.speculate,
             pins=prompt.pins,
             queue_s=queue_s,
+            embeddings=prompt.embeddings,
         )
         return SubmitResult(request, None)
 

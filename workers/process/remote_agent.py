@@ -55,7 +55,13 @@ class StopAgent(Struct, frozen=True):
     """Leave for good. What is live continues with other workers: the gateway is notified first."""
 
 
-AgentMessage = StopAgent | GatewayMessage | WorkerNotice | Terminated
+class AloneTooLong(Struct, frozen=True):
+    """The time without a gateway is over, unless the worker has joined one meanwhile."""
+
+    since: float
+
+
+AgentMessage = StopAgent | AloneTooLong | GatewayMessage | WorkerNotice | Terminated
 
 
 class RemoteAgent(Actor[AgentMessage]):
@@ -138,6 +144,10 @@ class RemoteAgent(Actor[AgentMessage]):
                 if isinstance(message, LinkDue):
                     self._shared.end_waits()
                 self.connections[gateway].handle(message)
+            case AloneTooLong(since):
+                if since == self._alone_since:
+                    for connection in self.connections:
+                        connection.give_up(self._alone_too_long("none has answered"))
             case StopAgent():
                 self._manager.stopping()
                 self._leave("the worker is to stop")
@@ -174,11 +184,17 @@ class RemoteAgent(Actor[AgentMessage]):
             self._alone_since = None
         elif self._alone_since is None and may_join(self._worker.status):
             self._alone_since = self._loop.time()
+            if self._join_timeout_s:  # a gateway that does not answer ends no link within this time
+                message = AloneTooLong(self._alone_since)
+                self._loop.call_at(self._alone_since + self._join_timeout_s, self._post, message)
 
     def _out_of_time(self, reason: str | None) -> str:
         since = self._alone_since
         if not self._join_timeout_s or since is None or self._loop.time() - since < self._join_timeout_s:
             return ""
+        return self._alone_too_long(reason)
+
+    def _alone_too_long(self, reason: str | None) -> str:
         return f"it was without a gateway for {self._join_timeout_s:g} s: {reason}"
 
     def _give_up(self, why: str) -> None:

@@ -71,6 +71,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum bytes of the prefix tier, which all workers of this user on the machine share; 0 is no tier."""
     prefix_cache_dir: str = ""
     """Directory of the prefix tier; empty means one in memory, which ends with its last user."""
+    embeddings: bool = False
+    """Prompts may have rows of embeddings in place of tokens."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
     generation_config: GenerationConfig = "auto"

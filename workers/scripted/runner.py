@@ -64,6 +64,7 @@ class ScriptedRunner:
         exact_rows: bool = True,
         block_rows: int = 1,
         decode_rows: int = 0,
+        embedding_width: int = 0,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -83,6 +84,7 @@ class ScriptedRunner:
             row_bytes=ROW_BYTES,
             rows_format=ROWS_FORMAT,
             decode_rows=decode_rows,
+            embedding_width=embedding_width,
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -259,7 +261,10 @@ class ScriptedRunner:
                 raise self._violation(f"a sample at position {spec.position} after {chunk}")
 
     def _check_chunk(self, chunk: Chunk) -> None:
-        self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
+        tokens: Sequence[int] = chunk.tokens
+        if (embeddings := chunk.embeddings) is not None and embeddings.width == self._capabilities.embedding_width:
+            tokens = [token for token in tokens if not embeddings.has(token)]
+        self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), tokens)
         if not 1 <= len(chunk.tokens) <= self._capabilities.prefill_chunks[-1]:
             raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
         if chunk.position != chunk.start:

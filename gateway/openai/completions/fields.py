@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import invalid
+from gateway.openai.completions.embedded_prompts import embedded_prompt
 from gateway.openai.schema import ChatBody, CompletionBody
 from protocol.request import InfillInput, Input, TextInput, TokensInput
 
@@ -11,6 +12,10 @@ from protocol.request import InfillInput, Input, TextInput, TokensInput
 def completion_inputs(body: CompletionBody) -> list[Input]:
     """Return the inputs of a completion. With a `suffix` the answer fills the gap between both. Raises
     `RequestError`."""
+    if body.prompt_embeds is not None:
+        return [_embedded_input(body, body.prompt_embeds)]
+    if body.prompt is None:
+        raise invalid("prompt", "`prompt` is required")
     prompts = prompt_inputs(body.prompt, "prompt")
     if not body.suffix:
         return prompts
@@ -24,6 +29,15 @@ def completion_inputs(body: CompletionBody) -> list[Input]:
             "suffix", "`suffix` goes with a `prompt` of text only; put the model's own tokens around token ids"
         )
     return [InfillInput(text, body.suffix) for text in texts]
+
+
+def _embedded_input(body: CompletionBody, embeddings: str) -> Input:
+    """Return the input of a completion whose prompt are embeddings. Raises `RequestError`."""
+    others = {"prompt": body.prompt, "suffix": body.suffix, "echo": body.echo, "prompt_logprobs": body.prompt_logprobs}
+    for name, value in others.items():
+        if value is not None and value is not False and value != "":
+            raise invalid(name, f"`{name}` and `prompt_embeds` exclude each other: rows of embeddings have no text")
+    return embedded_prompt(embeddings)
 
 
 def prompt_inputs(prompt: Any, field: str) -> list[Input]:

@@ -119,6 +119,27 @@ async def test_a_stream_is_cancelled_where_it_is(tmp_path: Path, alive: bool) ->
             await two.records.cancel(ID, OWNER)
 
 
+@pytest.mark.parametrize("after", ["it lives", "it stops", "it dies"])
+async def test_a_cancel_that_was_not_read_holds_whatever_is_asked_then(tmp_path: Path, after: str) -> None:
+    async with gateways(tmp_path) as (one, two):
+        await one.keep()
+        await two.records.cancel(ID, OWNER)
+        with pytest.raises(RecordUnknown):
+            await two.records.claim(ID, OWNER, ask=True)
+        if after == "it lives":
+            await one.exchange()
+            assert one.demands == [(ID, StreamDemand.CANCEL)]
+            return
+        if after == "it stops":
+            one.records.release(ID)
+            await one.records.write()
+            assert await two.holder() is None
+        else:
+            await one.die()
+        with pytest.raises(RecordUnknown):
+            await two.records.claim(ID, OWNER, ask=True)
+
+
 async def test_a_record_is_kept_as_long_as_its_gateway_lives_and_then_for_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

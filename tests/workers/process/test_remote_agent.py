@@ -450,3 +450,15 @@ async def test_a_worker_ends_after_its_time_without_a_gateway(tmp_path: Path) ->
         made.worker_is(SERVES)
         await until_it_stops_its_worker(made)
         assert made.gave_up.startswith("it was without a gateway for 0.2 s: ")
+
+
+async def test_a_worker_does_not_wait_for_an_answer_beyond_its_time_without_a_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "WELCOME_S", 3600.0)
+    async with entrance(tmp_path) as door:
+        address = address_of(door)
+    async with agent(address, join_timeout_s=0.2) as made:
+        made.worker_is(SERVES)
+        await until_it_stops_its_worker(made)
+        assert made.gave_up == "it was without a gateway for 0.2 s: none has answered"

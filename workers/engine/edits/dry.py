@@ -41,7 +41,7 @@ class DryPenalty:
     """
 
     def __init__(self, sampling: Sampling, tokens: Sequence[int], breakers: Breakers) -> None:
-        """`tokens` are those before the first token to be sampled, at least one."""
+        """`tokens` are those before the first token to be sampled."""
         self._allowed = sampling.dry_allowed_length
         self._range = sampling.dry_range
         self._penalties = _penalties(sampling)
@@ -98,7 +98,7 @@ class DryPenalty:
     def _search(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places of the last token before the end, and how many tokens up to each equal the last ones."""
         tokens = self._tokens[: self._count]
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1:])
         lengths = np.full(len(ends), MAX_MATCH)
         left, at = np.arange(len(ends)), ends
         for length in range(1, min(MAX_MATCH, self._count)):

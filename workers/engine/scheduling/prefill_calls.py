@@ -135,7 +135,8 @@ class PrefillCalls:
         sequence, start = candidate.sequence, candidate.start
         is_first = sequence.reused is None
         copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
-        chunk = Chunk(sequence.slot, tuple(sequence.tokens[start : start + length]), start, start)
+        tokens = tuple(sequence.tokens[start : start + length])
+        chunk = Chunk(sequence.slot, tokens, start, start, sequence.request.embeddings)
         return ScheduledChunk(
             sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first
         )

@@ -7,6 +7,7 @@ drafted without probabilities no other rule accepts more (https://arxiv.org/abs/
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import structlog
@@ -189,6 +190,8 @@ class Speculator:
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
             self._failed(sequence, error)
             return ()
+        if request.embeddings is not None:  # whose rows are not drafted
+            draft = tuple(takewhile(lambda token: token >= 0, draft))
         if not draft or request.eos.isdisjoint(draft):
             return draft
         return draft[: next(at for at, token in enumerate(draft) if token in request.eos)]

@@ -40,6 +40,8 @@ SAMPLE = "sample"
 (`workers.iree.kernels.sampling.sample`)."""
 SAMPLING = (("unfiltered", "narrow"),)
 """Graphs that sample on other devices, those of one module together."""
+EMBEDDED = "embedded"
+"""The graphs that prefill prompts with rows of embeddings."""
 ON_DEMAND = (("edit", "mask"), ("report",))
 """Graphs that edit, mask and report logits: compiled when a request first needs one."""
 WIDE_SAMPLING = (("filter",), ("full",))
@@ -71,20 +73,26 @@ class GraphPlan:
     weights: Sequence[Stored]
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
+    embeddings: bool = False
+    """There are prefill graphs that take rows of embeddings, beside those that do not."""
 
     def required(self) -> list[tuple[str, ...]]:
         """Return the fewest graphs that can serve everything, those of one module together."""
         if isinstance(self.ops, PlainOps):
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
+            steps += [f"{EMBEDDED}_{size}" for size in self.embedded_sizes]
             return [(*steps, f"score_{self.score_chunk}", "copy")]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
-        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,)]
+        embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
+        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,), *embedded]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
         enough rows computes prompts, with the same bits, and numpy samples."""
         required = self.required()
+        if self.embeddings:  # which no decode graph takes
+            return required
         return required[:1] if self.block and self.buckets[-1] >= self.block else required
 
     def optional(self) -> list[tuple[str, ...]]:
@@ -127,6 +135,21 @@ class GraphPlan:
         return tuple(sorted({*([shortest] if split else []), self.chunks[-1]}))
 
     @property
+    def embedded_sizes(self) -> tuple[int, ...]:
+        """Size buckets of a prefill call with rows of embeddings: where padding rows are left out, one is enough."""
+        if not self.embeddings:
+            return ()
+        return self.prefill_sizes if isinstance(self.ops, PlainOps) else self.prefill_sizes[-1:]
+
+    @property
+    def embedding_width(self) -> int:
+        """The hidden size of the model without padding, where prompts may have rows of embeddings; otherwise 0."""
+        if not self.embeddings:
+            return 0
+        padding = self.ops.padding if isinstance(self.ops, TiledOps) else None
+        return self.config.hidden_size if padding is None else padding.hidden.size
+
+    @property
     def head_sizes(self) -> tuple[int, ...]:
         """Size buckets of the last rows of chunks whose logits come from one call: mostly of one prompt, or of few."""
         if self.block == 0:
@@ -148,7 +171,7 @@ class GraphPlan:
         """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
-        plan = repr(replace(self, buckets=(), chunks=()))
+        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False))
         return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
@@ -166,6 +189,8 @@ class GraphPlan:
             return self._decode(name, int(size))
         if kind == "prefill":
             return self._prefill(name, int(size))
+        if kind == EMBEDDED:
+            return self._prefill(name, int(size), embedded=True)
         if kind == "head":
             return self._last_head(name, int(size))
         if kind == "score":
@@ -180,10 +205,14 @@ class GraphPlan:
         return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
 
     def _run(
-        self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
+        self,
+        values: Sequence[Any],
+        weights: Parameters,
+        live: jax.Array | None = None,
+        embeddings: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         tokens, cos, sin, rows, slots, kv = values
-        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live))
+        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
         return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
@@ -228,20 +257,26 @@ class GraphPlan:
             return Graph(name, decode, inputs, in_place=((KV, 2),))
         return Graph(name, decode, (*inputs, struct((batch,), "int32")), in_place=((KV, 2), (GREEDY, 0)))
 
-    def _prefill(self, name: str, chunk: int) -> Graph:
+    def _prefill(self, name: str, chunk: int, *, embedded: bool = False) -> Graph:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
 
-        The last rows are the hidden rows that `lasts` names, and those of the call before where it is negative.
+        The last rows are the hidden rows that `lasts` names, and those of the call before where it is negative. With
+        `embedded` there is one more input, the embeddings of rows whose token is -1.
         """
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, lasts, before, weights = values
-            hidden, kv = self._run(dynamic, weights, self._live(dynamic[ROWS]))
+            *dynamic, lasts, before, weights = values if not embedded else (*values[:-2], values[-1])
+            given = values[-2] if embedded else None
+            hidden, kv = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
             return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
 
         lasts = struct(self.last_rows.shape[:1], "int32")
-        return Graph(name, prefill, (*self._block_inputs(chunk), lasts, self.last_rows), in_place=((KV, 1),))
+        inputs = (*self._block_inputs(chunk), lasts, self.last_rows)
+        if embedded:
+            block = self.block or chunk
+            inputs = (*inputs, struct((chunk // block, block, self.config.hidden_size), "float32"))
+        return Graph(name, prefill, inputs, in_place=((KV, 1),))
 
     def _last_head(self, name: str, rows: int) -> Graph:
         """Hidden rows that prefill graphs left, and how many -> greedy tokens [rows] and logits [rows, vocab]."""

@@ -43,6 +43,8 @@ class Recipe(Struct, frozen=True):
     cpu: CpuTarget = "host"
     threads: int = 1
     """Compute threads of a local device."""
+    embeddings: bool = False
+    """There are graphs for prompts with rows of embeddings."""
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
@@ -65,6 +67,7 @@ class Recipe(Struct, frozen=True):
             target=device.compile_target(),
             cache_dir=str(options.cache_dir),
             threads=device.threads,
+            embeddings=options.embeddings,
         )
 
     def plan(self) -> GraphPlan:
@@ -85,7 +88,8 @@ class Recipe(Struct, frozen=True):
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)
         # One decode graph where rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
-        return GraphPlan(config, ops, cache, stored, buckets, prefill_chunks(self.context))
+        chunks = prefill_chunks(self.context)
+        return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings)
 
     def compiler(self) -> Compiler:
         """Return the compiler with its cache. Raises `CacheError`."""

@@ -78,6 +78,8 @@ class StepInputs:
     sin: jax.Array
     """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     step: StepRows
+    embeddings: jax.Array | None = None
+    """float32 [batch, tokens, hidden]: the embeddings of rows whose token is -1."""
 
     def angles(self, config: ModelConfig, layer: LayerConfig) -> RopeAngles | None:
         """Return the angles of the layer's rotation; None for a layer without positions."""
@@ -158,7 +160,12 @@ def unfused_layer(
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> jax.Array:
     """Return the embeddings of the step's tokens, float32 [rows, hidden]."""
-    x = ops.embedding(w["embedding"], inputs.tokens.reshape(-1))
+    tokens = inputs.tokens.reshape(-1)
+    if inputs.embeddings is None:
+        x = ops.embedding(w["embedding"], tokens)
+    else:
+        x = ops.embedding(w["embedding"], jnp.maximum(tokens, 0))
+        x = jnp.where((tokens < 0)[:, None], inputs.embeddings.reshape(x.shape), x)
     if config.embedding_scale == 1:
         return x
     kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32

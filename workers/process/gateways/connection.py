@@ -160,18 +160,19 @@ class GatewayConnection:
         if link.joined:
             self._failures.clear()
         if why := self._keys.ended(refused=link.ended == KEY_REFUSED):
-            self._end(why)
+            self.give_up(why)
         else:
             self._try_later(link.ended)
 
-    def _end(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """End the worker, and do not connect again."""
         self._log.error("gives_up", reason=why)
         self._waits = True
         self._give_up(why)
 
     def _try_later(self, reason: str | None) -> None:
         if why := self._out_of_time(reason):
-            self._end(why)
+            self.give_up(why)
             return
         now = self._loop.time()
         self._failures.append(now)

@@ -3,7 +3,7 @@
 from protocol.commands import Submit
 from protocol.events import Delta, HeldPrefix
 from protocol.prefix_digests import PrefixDigests, answer_begins
-from protocol.request import InfillInput, TokensInput
+from protocol.request import EmbeddedInput, InfillInput, TokensInput
 from workers.engine.kv_slots import RetentionChange
 
 
@@ -16,7 +16,7 @@ class AnsweredPrefix:
     def __init__(self, digests: PrefixDigests, submit: Submit) -> None:
         """`digests` are those of the prompt, and are added to."""
         self._digests = digests
-        self._of_tokens = isinstance(submit.input, TokensInput)
+        self._of_tokens = isinstance(submit.input, TokensInput | EmbeddedInput)
         self._grows = not submit.resume and not isinstance(submit.input, InfillInput)
         self._begins = answer_begins(submit.input)
         """The separator that is still to be added before the text."""

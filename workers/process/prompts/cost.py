@@ -1,12 +1,14 @@
 """Estimates of the work that the prompt and the grammar of a request take."""
 
 from protocol.commands import Submit
-from protocol.request import ChatInput, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput, TokensInput
 
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
 CHARACTERS_PER_TOKEN = 4
 """Characters to tokenize that cost as much as detokenizing one resumed token."""
+BYTES_PER_CHARACTER = 512
+"""Bytes of embeddings whose digests cost as much as tokenizing one character."""
 CHARACTERS_PER_BREAKER = 4096
 """Characters to tokenize that cost as much as looking for one breaker in the vocabulary."""
 
@@ -30,6 +32,8 @@ def input_cost(source: Input) -> int:
         return characters + CHARACTERS_PER_MESSAGE * len(source.messages)
     if isinstance(source, InfillInput):
         return len(source.prefix) + len(source.suffix)
+    if isinstance(source, EmbeddedInput):
+        return source.data_bytes // BYTES_PER_CHARACTER
     return CHARACTERS_PER_TOKEN * len(source.tokens)
 
 

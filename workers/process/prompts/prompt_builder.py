@@ -4,15 +4,16 @@ The result depends on the frame alone, so prompts can be built on any thread, on
 another thread meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.prefix_digests import PrefixDigests
-from protocol.request import ChatInput, Grammar, InfillInput, Input, Sampling
+from protocol.request import ChatInput, EmbeddedInput, Grammar, InfillInput, Input, Sampling
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import Constraint
 from workers.grammar.tool_calls.answer_grammar import ToolCallGrammars
@@ -24,6 +25,7 @@ from workers.output_formats.parsing import OutputParsing
 from workers.output_formats.reasoning_gate import ReasoningGate
 from workers.process.prompts.allowed_tokens import check_allowed
 from workers.process.prompts.answer_constraint import AnswerConstraints
+from workers.process.prompts.embedded_prompt import embedded_prompt, last_tokens
 from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
 from workers.process.prompts.refusal import PromptRefused
 from workers.process.prompts.word_tokens import BreakerTokens, bad_sequences
@@ -59,6 +61,8 @@ class TokenizedPrompt:
     """The digests of the prompt."""
     pins: tuple[PinnedPrefix, ...] = ()
     """Its prefixes that the prefix tier is to keep."""
+    embeddings: PromptEmbeddings | None = None
+    """The rows of embeddings among the tokens."""
 
 
 PromptResult = TokenizedPrompt | BaseException
@@ -118,7 +122,11 @@ class PromptBuilder:
     def build(self, submit: Submit) -> TokenizedPrompt:
         """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
         check_allowed(submit.sampling, self._vocab_size)
-        tokens = self.tokens(submit.input)
+        embeddings = None
+        if isinstance(submit.input, EmbeddedInput):
+            tokens, embeddings = embedded_prompt(submit.input)
+        else:
+            tokens = self.tokens(submit.input)
         parser, gate = None, None
         if self._parsing is not None and isinstance(submit.input, ChatInput):
             parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
@@ -139,7 +147,9 @@ class PromptBuilder:
         grammar = self._constraints.grammar(submit, gate)
         prefix = PrefixDigests.of(submit.input, submit.tenant)
         pins = self._encoder.pinned(submit.input, tokens) if isinstance(submit.input, ChatInput) else ()
-        return TokenizedPrompt(tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins)
+        return TokenizedPrompt(
+            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings
+        )
 
     def _ends(self, source: Input) -> frozenset[int]:
         """Return the end-of-sequence tokens; the text of a gap has more of them."""
@@ -192,5 +202,7 @@ class PromptBuilder:
                 raise PromptRefused(ErrorCode.UNSUPPORTED, problem, "stop")
             return None
         # An answer in a chat starts a new text; any other continues the text of its prompt.
-        context = () if isinstance(submit.input, ChatInput) else prompt
+        context: Sequence[int] = () if isinstance(submit.input, ChatInput) else prompt
+        if isinstance(submit.input, EmbeddedInput):
+            context = last_tokens(prompt)
         return IncrementalDetokenizer(self._tokenizer, context, submit.limits.stop, keep_stop=submit.limits.keep_stop)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, InfillInput, Input, Message, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
 from workers.engine.prefix_match import PinnedPrefix
+from workers.engine.request import EMBEDDINGS
 from workers.process.prompts.pinned_prefix import PinnedPrefixes
 from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
@@ -43,6 +44,8 @@ class PromptEncoder:
             return tuple(self._encode_rendered(text, mark))
         if isinstance(source, InfillInput):
             return tuple(self._infill(source).encode(source.prefix, source.suffix))
+        if isinstance(source, EmbeddedInput):
+            raise unsupported("rows of embeddings have no tokens", EMBEDDINGS)
         return source.tokens
 
     def pinned(self, source: ChatInput, tokens: Sequence[int]) -> tuple[PinnedPrefix, ...]:
@@ -63,6 +66,8 @@ class PromptEncoder:
             return text.replace(mark, "") if mark else text
         if isinstance(source, InfillInput):
             return self._infill(source).text(source.prefix, source.suffix)
+        if isinstance(source, EmbeddedInput):
+            raise unsupported("rows of embeddings have no text", EMBEDDINGS)
         tokenizer = self.require("tokens")
         if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
             problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"

@@ -1,6 +1,7 @@
 """Decode on the MLX runner beside mlx-lm itself, on the same random-weight model in the same run.
 
-    python bench/mlx_runner.py [--model DIR] [--rows 1,4,8] [--tokens 64] [--prompt 32] [--spread 0] [--dtype float32]
+    python bench/overhead/mlx_runner.py [--model DIR] [--rows 1,4,8] [--tokens 64] [--prompt 32] [--spread 0]
+        [--dtype float32]
 
 `mlx-lm` is `mlx_lm.generate.generate_step`, one sequence, as a script would use it; `mlx-lm N` is its
 `BatchGenerator` with N sequences, and `rows N` is one ragged step of N sequences at a time. With `--spread` each
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
