@@ -22,6 +22,7 @@ from cli.config.errors import CommandFailed
 from cli.config.join_address import check_join_addresses
 from cli.config.launch import worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
+from cli.config.prefill_workers import check_rows
 from cli.config.prefix_directory import check_prefix_tier
 from cli.config.settings import Settings, flag
 from protocol.bounds import MAX_NAME
@@ -39,6 +40,8 @@ def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
     gateways = gateways_of(settings)
     check_prefix_tier(settings)
+    if settings.role == "prefill":
+        check_rows(settings, "role")
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)

@@ -11,6 +11,7 @@ from actors.supervision.local import CommandLine
 from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
+from cli.config.prefill_workers import role_of
 from cli.config.settings import Settings, flag
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.settings import GatewaySettings, GatewaySettingsError
@@ -55,6 +56,7 @@ def worker_specs(
     return [
         replace(
             worker_spec(settings, model, f"w{first + number}", settings.workers, place),
+            role=role_of(settings, number),
             chosen_context=chosen.chosen_context,
             kv_most=chosen.kv_most,
             predecessor=chosen.predecessor,

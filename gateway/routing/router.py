@@ -99,8 +99,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
-        self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
         self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
+        self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail, self._transfers.begun)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -117,6 +117,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if handle.live or (handle.role is Role.ACTIVE and handle.status.running):
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
+        self._transfers.lost(handle)
         self._placement.routing.forget(handle)
         self.metrics.forget(worker)
 

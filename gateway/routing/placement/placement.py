@@ -17,6 +17,7 @@ from gateway.routing.model_catalog import Activity
 from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
+from gateway.routing.placement.prefill_choice import PrefillChoice
 from gateway.routing.placement.running_urgencies import RunningUrgencies
 from gateway.routing.placement.turn_budget import TurnBudget
 from gateway.routing.placement.wait_queue import WaitQueue
@@ -80,6 +81,7 @@ class Placement:
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
         self.routing = PrefixRouting(settings.routing, metrics, pool)
+        self._prefill = PrefillChoice(self.routing, pool, settings.long_prompt_tokens)
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
@@ -118,7 +120,7 @@ class Placement:
                 return len(handle.live) + len(sequences) <= handle.room
 
             with_room = filter(has_room, self._pool.candidates(model, with_room=True))
-            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0], has_room)):
+            if any(self._send(handle, sequences) for handle in self._prefill.order(with_room, sequences[0], has_room)):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
         if not held and any(self._send(handle, sequences) for handle in self._preempting(model, sequences)):
@@ -436,7 +438,7 @@ class Placement:
 
         avoided = None
         candidates = self._pool.candidates(sequence.request.model, with_room=True)
-        for handle in self.routing.order(filter(may, candidates), sequence, may):
+        for handle in self._prefill.order(filter(may, candidates), sequence, may):
             if handle.name != failed:
                 return handle
             avoided = handle
