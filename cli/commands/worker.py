@@ -38,10 +38,10 @@ _NEEDED = {
 
 def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
-    gateways = gateways_of(settings)
-    check_prefix_tier(settings)
     if settings.role == "prefill":
         check_rows(settings, "role")
+    gateways = gateways_of(settings)
+    check_prefix_tier(settings)
     model = ChosenModel.choose(settings)
     spec = worker_spec(settings, model, socket.gethostname()[:MAX_NAME] or "worker")
     check_model(spec)
