@@ -3,8 +3,9 @@ draining one, and off a prefill worker those that have their first token.
 
 Rows go from one worker to the other through the gateway, part by part: it asks the one for a part and gives it to the
 other, with a few on their way at a time, so that it keeps none and tokens do not wait behind them. Meanwhile the
-sequence runs on. When the other worker has the rows, the sequence is resubmitted there, and finds them as it finds any
-prefix: what is missing is computed. So a transfer that fails costs nothing but the reuse.
+sequence runs on, and the rows that it generated go after the others, until few are left (iterative pre-copy, as in live
+migration). Then the sequence is resubmitted to the other worker, and finds the rows as it finds any prefix: what is
+missing is computed. So a transfer that fails costs nothing but the reuse.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ MEASURED_S = 300.0
 """Time for which it counts how fast rows went last."""
 MIN_SPEED = 4.0
 """Rows that are transferred while a sequence generates one: with fewer, too many would be left to compute."""
+LEAST_LEFT = 8
+"""Rows that were generated during a transfer from which they are transferred as well."""
+STAGES = 4
+"""Times that this is done at most."""
 ATTEMPTS = 2
 """Transfers of one sequence off one worker at most, and as many again if the worker drains later."""
 
@@ -74,6 +79,8 @@ class _Transfer:
     """Rows that are to go: those that the sequence had by the first answer. Before that, there is one to ask for."""
     asked: int = 0
     """Rows that were asked for."""
+    stages: int = 0
+    """Times that rows were added which had been generated meanwhile."""
     written: int = 0
     """Rows that the target has."""
     reads: dict[int, int] = field(default_factory=dict)
@@ -192,7 +199,10 @@ class RowTransfers:
         elif transfer.asked < transfer.goal:
             self._ask(transfer)
         elif not transfer.reads and not transfer.writes:
-            self._finish(transfer)
+            if self._goal_has_moved(transfer):
+                self._ask(transfer)
+            else:
+                self._finish(transfer)
 
     def _next(self, source: WorkerHandle) -> None:
         """Begin with the next sequence of a worker for which another one has a slot."""
@@ -325,6 +335,18 @@ class RowTransfers:
         if ratio is None or self._loop.time() - at > MEASURED_S or took_s <= 0:
             return True
         return ratio.value(1.0) > MIN_SPEED * transfer.row_bytes * len(sequence.tokens) / took_s
+
+    def _goal_has_moved(self, transfer: _Transfer) -> bool:
+        """So many rows were generated meanwhile that they are to go as well."""
+        attempt = transfer.sequence.attempts[-1]
+        if attempt.started is None or transfer.stages == STAGES:
+            return False
+        # The last token that was delivered has no row yet.
+        rows = attempt.started.prompt_tokens + len(transfer.sequence.tokens) - attempt.resumed - 1
+        if rows < transfer.asked + LEAST_LEFT:
+            return False
+        transfer.goal, transfer.stages = rows, transfer.stages + 1
+        return True
 
     def _finish(self, transfer: _Transfer) -> None:
         """The target has the rows."""

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.placement import row_transfers
-from gateway.routing.placement.row_transfers import MIN_ROWS, MIN_SPEED, RETRY_S, STALL_S, WINDOW
+from gateway.routing.placement.row_transfers import LEAST_LEFT, MIN_ROWS, MIN_SPEED, RETRY_S, STAGES, STALL_S, WINDOW
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import LAST_MOVES_S, Router
 from gateway.settings import GatewaySettings
@@ -417,3 +417,40 @@ async def test_nothing_is_kept_of_a_worker_that_did_not_answer_and_is_gone() -> 
     pair.a.die()
     await pair.run_to_the_end()
     assert not pair.router._transfers._stalled
+
+
+async def test_rows_that_were_generated_meanwhile_go_after_the_others_until_few_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_transfers, "WINDOW", 2)
+    pair = Pair()
+    group = pair.open(PROMPT * 4, max_tokens=300)
+    await pair.run(lambda: tokens(group) >= 5)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    assert tokens(group) - 5 > 3 * LEAST_LEFT, "so many steps the rows of the prompt took"
+    await pair.run_to_the_end()
+    assert pair.outcomes() == {"moved": 1}
+    assert pair.b.engine.gauges().prefill_tokens <= LEAST_LEFT + 2, "the others were transferred"
+
+
+async def test_the_rows_of_a_sequence_that_are_generated_as_fast_as_they_go_are_not_followed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_transfers, "LEAST_LEFT", 1)
+    pair = Pair()
+    group = pair.open(PROMPT, max_tokens=300)
+    await pair.run(lambda: tokens(group) >= 5)
+    asked = 0
+    send = pair.a.send_nowait
+
+    def sending(commands: Sequence[Command]) -> None:
+        nonlocal asked
+        asked += sum(isinstance(each, ReadRows) for each in commands)
+        send(commands)
+
+    monkeypatch.setattr(pair.a, "send_nowait", sending)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    assert asked == -(-(len(PROMPT) + 5) // PART) + STAGES
+    await pair.run_to_the_end()
