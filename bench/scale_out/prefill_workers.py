@@ -103,9 +103,9 @@ def between(stamps: Sequence[float], since: float, until: float) -> list[float]:
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[int, str, Gaps]]:
     """Measure each fleet with each number of streams."""
-    for streams, (name, fleet) in itertools.product(args.streams, FLEETS.items()):
+    for streams, name in itertools.product(args.streams, args.fleets):
         options: dict[str, Any] = {
-            **fleet,
+            **FLEETS[name],
             "model": str(make_model(args.cache_dir, args.model)),
             "name": NAME,
             "backend": "iree",
@@ -136,6 +136,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_model(parser, "110m")
     parser.add_argument("--streams", nargs="+", type=at_least(1), default=[4, 8], help="short ones")
     parser.add_argument("--context", type=at_least(1), default=3400, help="tokens of the long prompt")
+    parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=[*FLEETS])
     parser.add_argument("--rounds", type=at_least(1), default=3, help="that are measured")
     parser.add_argument("--long-prompt-tokens", type=at_least(0), default=0, help="see baton serve --help")
     add_cache_dir(parser)

@@ -191,7 +191,7 @@ class Delivery:
             case ErrorCode.OVERLOADED if not event.retry_after_s and placement.redirect(sequence):
                 pass
             case ErrorCode.QUEUE_TIMEOUT if sequence.terms.queue_until < math.inf:
-                placement.time_out(sequence)
+                placement.wait_ends.time_out(sequence)
             case _:
                 self._fail(sequence, RequestFailure(event.code, event.text, event.field, event.retry_after_s))
 

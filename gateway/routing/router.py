@@ -439,7 +439,7 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def fail_all(self, text: str) -> None:
         """End all live sequences with an error, thousands of them in several turns of the event loop."""
-        ends = self._placement.ends
+        ends = self._placement.wait_ends.budget
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in reversed(self._placement.live()):
             if not ends.has_room(self.fail_all, text):
