@@ -5,7 +5,7 @@
 Short prompts decode. When all of them have tokens, a long prompt of random tokens comes, whose answer has 200 tokens.
 This runs on one worker, on two workers among which the gateway divides the requests, and on two of which one is a
 prefill worker, each with one thread. Shown are the median, the 99th percentile and the longest of the gaps between
-two tokens of the short ones, from the arrival of the long one to its first token, and from then to its end; of the long
+two tokens of the short ones, from the request of the long one to its first token, and from then to its end; of the long
 one, the time to its first token, and the median and the longest gap, in which it moves. The first round warms up.
 """
 
@@ -62,7 +62,7 @@ class Gaps:
     """Median gaps of the long one."""
     longest: list[float] = field(default_factory=list)
     """Its longest gaps."""
-    moved: int = 0
+    transfers: int = 0
 
 
 async def one_round(found: Served, args: argparse.Namespace, streams: int, seed: int, gaps: Gaps) -> None:
@@ -122,13 +122,23 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[int, str, Gaps]]:
             before = found.metrics().get("baton_row_transfers_total", 0.0)
             for seed in range(1, args.rounds + 1):
                 asyncio.run(one_round(found, args, streams, seed, gaps))
-            gaps.moved = round(found.metrics().get("baton_row_transfers_total", 0.0) - before)
+            gaps.transfers = round(found.metrics().get("baton_row_transfers_total", 0.0) - before)
         yield streams, name, gaps
 
 
 def shown(gaps: Sequence[float]) -> str:
     found = (percentile([1e3 * gap for gap in gaps], share) for share in (0.5, 0.99, 1.0))
     return " / ".join("-" if each is None else f"{each:.0f}" for each in found)
+
+
+SMOKE = {
+    "model": "tiny",
+    "context": 600,
+    "streams": [1],
+    "rounds": 1,
+    "long_prompt_tokens": 300,
+    "fleets": ["prefill worker"],
+}
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -140,20 +150,18 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1), default=3, help="that are measured")
     parser.add_argument("--long-prompt-tokens", type=at_least(0), default=0, help="see baton serve --help")
     add_cache_dir(parser)
-    return parsed(
-        parser, words, smoke={"model": "tiny", "context": 600, "streams": [1], "rounds": 1, "long_prompt_tokens": 300}
-    )
+    return parsed(parser, words, smoke=SMOKE)
 
 
 def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
-    heads = f"{'in the prompt':>20}{'in the answer':>20}{'first token s':>15}{'long ms':>14}{'moved':>7}"
+    heads = f"{'in the prompt':>20}{'in the answer':>20}{'first token s':>15}{'long ms':>14}{'transfers':>11}"
     print(f"{'':16}{'streams':>8}{heads}")
     for streams, name, gaps in measure(args):
         line = f"{name:16}{streams:8}{shown(gaps.in_prompt):>20}{shown(gaps.in_answer):>20}"
         long = f"{1e3 * statistics.median(gaps.long):.0f} / {1e3 * statistics.median(gaps.longest):.0f}"
-        print(f"{line}{statistics.median(gaps.first_token):15.2f}{long:>14}{gaps.moved:7}", flush=True)
+        print(f"{line}{statistics.median(gaps.first_token):15.2f}{long:>14}{gaps.transfers:11}", flush=True)
 
 
 if __name__ == "__main__":

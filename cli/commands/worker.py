@@ -20,9 +20,8 @@ from actors.transport.link import CurveKeys
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.join_address import check_join_addresses
-from cli.config.launch import worker_command
+from cli.config.launch import check_rows, worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
-from cli.config.prefill_workers import check_rows
 from cli.config.prefix_directory import check_prefix_tier
 from cli.config.settings import Settings, flag
 from protocol.bounds import MAX_NAME

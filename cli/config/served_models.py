@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
-from cli.config.launch import worker_launches
+from cli.config.launch import check_prefill_workers, worker_launches
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.model_settings import ModelSettings
-from cli.config.prefill_workers import check_prefill_workers
 from cli.config.settings import Settings, flag
 from cli.config.several.hub_model import HubModel, absent_hub_model
 from cli.config.several.memory_plan import MemoryPlan

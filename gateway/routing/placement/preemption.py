@@ -1,4 +1,4 @@
-"""Which workers would run a waiting sequence at once, in place of less urgent ones."""
+"""Finds the workers that would run a waiting sequence at once, in place of less urgent ones."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

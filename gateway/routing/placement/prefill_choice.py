@@ -15,7 +15,7 @@ from gateway.routing.worker_pool import WorkerPool
 from protocol.events import Phases
 
 LONG_S = 0.5
-"""Seconds that a prompt takes to be computed from which it is long, unless the settings say how many tokens."""
+"""Seconds that a prompt takes to be computed from which it is long, unless the settings have the number of tokens."""
 LEAST_TOKENS = 256
 """Tokens below which it is not long all the same: to move its rows takes about as long as to compute them."""
 MOST = 2.0

@@ -227,7 +227,7 @@ class RowTransfers:
                 return
 
     def _target(self, source: WorkerHandle, sequence: LiveSequence) -> WorkerHandle | None:
-        """Return the worker that goes on with a sequence. It is not another prefill worker, unless this one leaves."""
+        """Return the worker that continues a sequence. It is not another prefill worker, unless this one leaves."""
         leaves = source.status.state is WorkerState.DRAINING
         like = (
             handle
