@@ -146,7 +146,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_model(parser, "110m")
     parser.add_argument("--streams", nargs="+", type=at_least(1), default=[4, 8], help="short ones")
     parser.add_argument("--context", type=at_least(1), default=3400, help="tokens of the long prompt")
-    parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=[*FLEETS])
+    parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=[*FLEETS], help="that are compared")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="that are measured")
     parser.add_argument("--long-prompt-tokens", type=at_least(0), default=0, help="see baton serve --help")
     add_cache_dir(parser)
