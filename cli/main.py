@@ -75,7 +75,7 @@ def worker(settings: Settings) -> None:
 @app.command()
 @takes_settings(
     *of_panels(MODEL, ENGINE, SCALING),
-    *("join", "join_timeout_s", "hang_timeout_s", "api_key", "admin_key", "log_level"),
+    *("join", "join_timeout_s", "role", "hang_timeout_s", "api_key", "admin_key", "log_level"),
     logs_as="scale",
 )
 def scale(

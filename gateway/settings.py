@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import check_gateway, parse_origin, parse_pattern
 from gateway.key_weights import parse_weights
-from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS
+from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS, MAX_TOKENS
 from protocol.scheduling import SchedulerPolicy
 
 MetricsNames = Literal["baton", "vllm"]
@@ -99,6 +99,9 @@ class GatewaySettings:
     """The order in which the waiting requests of one client get their turns."""
     routing: Routing = "prefix"
     """The choice of the worker of a sequence."""
+    long_prompt_tokens: int = 0
+    """Prompt tokens to be computed from which a sequence goes to a prefill worker, if there are any; 0: as many as take
+    half a second, as measured."""
     key_weights: tuple[str, ...] = ()
     """Weights of API keys, `NAME=WEIGHT`: a client gets its share of the workers, and of the places in the queue, by
     the weight of its key, which is 1 unless it is given here."""
@@ -176,6 +179,7 @@ class GatewaySettings:
             "max_fanout_bytes": (1, 60 * 1024 * 1024),
             "max_streams_per_worker": (1, 1 << 20),
             "max_waiting_streams": (0, 1 << 20),
+            "long_prompt_tokens": (0, MAX_TOKENS),
             "max_connections": (1, 1 << 20),
             "body_timeout_s": (0.01, 3600),
             "request_timeout_s": (0.01, MAX_MILLISECONDS / 1000),

@@ -1,6 +1,6 @@
 """Events from a worker to the gateway: a closed union, decoded by `protocol.codec.decode_event`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -31,6 +31,8 @@ from protocol.errors import ByeReason, ErrorCode
 from protocol.request import FinishReason
 
 Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
+Phases = Literal["both", "prefill", "decode"]
+"""The phases of requests that a worker is there for, as its `--role` says. It can compute both."""
 
 
 class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -143,6 +145,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     key: Label = ""
     """The worker's own public key, 64 hexadecimal digits, on a connection that was made with a join token: the gateway
     lets it connect with that key from now on."""
+    phases: Phases = "both"
+    """The gateway lets a `prefill` worker compute long prompts, and others the tokens after them."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -76,6 +76,7 @@ def worker_spec(
         max_queue=settings.max_queue,
         scheduler_policy=settings.scheduler_policy,
         scheduler_headroom=settings.scheduler_headroom,
+        role=settings.role,
         step_tokens=settings.step_tokens,
         kv_bytes=settings.kv_bytes,
         speculate=settings.speculate,

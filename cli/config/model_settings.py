@@ -61,6 +61,9 @@ class ModelSettings(BaseModel):
     )
     workers: Annotated[int, Number] = _field("Number of worker processes, each with the whole model.", 1, ge=1, le=64)
     standby: Annotated[int, Number] = _field("Number of additional workers on standby.", 0, ge=0, le=64)
+    prefill_workers: Annotated[int, Number] = _field(
+        "Number of the workers that compute long prompts for the others.", 0, ge=0, le=63
+    )
     backend: Literal["auto", "iree", "mlx", "scripted"] | None = _field("Backend.")
     device: str | None = _field("Device of the backend.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = _field("Number type of weights and KV cache.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
-from cli.config.launch import worker_launches
+from cli.config.launch import check_prefill_workers, worker_launches
 from cli.config.model import ChosenModel, check_model, tier_bytes, with_chosen_context, worker_spec
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings, flag
@@ -42,8 +42,10 @@ class ServedModels:
         `predecessor` is the process of a server that ends when this one is ready, or 0. Raises `CommandFailed`."""
         if not settings.models:
             return _single(settings, predecessor)
-        if settings.model or settings.name or settings.workers != 1 or settings.standby:
-            wrong = next(name for name in ("model", "name", "workers", "standby") if name in settings.sources)
+        own = settings.standby or settings.prefill_workers
+        if settings.model or settings.name or settings.workers != 1 or own:
+            names = ("model", "name", "workers", "standby", "prefill_workers")
+            wrong = next(name for name in names if name in settings.sources)
             raise CommandFailed(
                 f"{settings.sources[wrong]}: not with {settings.sources['models']}, whose models have their own"
             )
@@ -52,6 +54,7 @@ class ServedModels:
 
 def _single(settings: Settings, predecessor: int) -> ServedModels:
     """One model, which is loaded at the start and stays."""
+    check_prefill_workers(settings)
     if not settings.workers and not settings.standby:
         return ServedModels()
     model = ChosenModel.choose(settings)
@@ -81,6 +84,7 @@ def _several(settings: Settings, predecessor: int) -> ServedModels:
         at = f"{source}[{number}]"
         with _named(at):
             own = _own_settings(settings, each, at)
+            check_prefill_workers(own)
             absent = absent_hub_model(own) if each.load == "first-use" else None
             if absent is not None:
                 models.append(HubModel(own, each, absent, plan, workers))
@@ -130,6 +134,7 @@ def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings
             "name": model.name,
             "workers": model.workers,
             "standby": model.standby,
+            "prefill_workers": model.prefill_workers,
             "models": (),
         }
     )

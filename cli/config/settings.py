@@ -14,6 +14,7 @@ from pydantic_settings import (
 from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
 from gateway.settings import GatewaySettings, MetricsNames, Routing
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.precision import CpuTarget, Quantize
 
@@ -216,6 +217,21 @@ class Settings(BaseSettings):
     )
     standby: int = _field(
         0, SERVER, "Number of additional workers that are loaded and ready to replace a lost one.", ge=0, le=64
+    )
+    prefill_workers: int = _field(
+        0,
+        SERVER,
+        "Number of the --workers that compute long prompts for the others, whose streams are then not slowed down; see "
+        "--role.",
+        ge=0,
+        le=63,
+    )
+    long_prompt_tokens: int = _field(
+        _GATEWAY.long_prompt_tokens,
+        SERVER,
+        "Prompt tokens to be computed from which a prefill worker gets a request; 0: as many as take half a second.",
+        ge=0,
+        le=MAX_TOKENS,
     )
     gateways: int = _field(
         _GATEWAY.gateways,
@@ -517,6 +533,12 @@ class Settings(BaseSettings):
     )
     join_timeout_s: float = _field(
         0.0, JOINING, "Seconds without a gateway after which the worker ends; 0: it tries on.", ge=0, le=86400
+    )
+    role: Phases = _field(
+        "both",
+        JOINING,
+        "What the gateway gives it: prefill for long prompts, whose streams then move to the others; decode for "
+        "other requests and such streams; or both.",
     )
     health_file: str = _field(
         "", JOINING, "File that is written every second while the worker is joined and ready; for probes.", "FILE"

@@ -108,7 +108,7 @@ def parse_resources(text: str) -> dict[str, float]:
 def _options(settings: Settings) -> list[str]:
     """The settings of the model and the engine that were given, as options of `baton worker`."""
     options: list[str] = []
-    for name in (*of_panels(MODEL, ENGINE), "hang_timeout_s"):
+    for name in (*of_panels(MODEL, ENGINE), "role", "hang_timeout_s"):
         if name not in settings.sources:
             continue
         value = getattr(settings, name)

@@ -79,6 +79,7 @@ def _workers(change: LoadChange) -> RenderableType:
     for worker in change.now.workers:
         name, state = worker["name"], worker["state"]
         role = "" if worker["role"] == "active" else f" {worker['role']}"
+        phases = "" if worker.get("phases", "both") == "both" else f" {worker['phases']}"
         circuit = "" if worker["circuit"] == "closed" else f" circuit {worker['circuit']}"
         rows, capacity = (change.now.total(f"baton_kv_{kind}", worker=name) for kind in ("tokens", "capacity_tokens"))
         memory = change.now.total("baton_worker_memory_bytes", worker=name)
@@ -91,7 +92,7 @@ def _workers(change: LoadChange) -> RenderableType:
             f"{memory / 1e9:.2f} GB" if memory else "-",
             f"{change.rate('baton_batch_decode_tokens_total', worker=name):,.0f}",
             str(worker["restarts"]),
-            Text(state + role + circuit, style=STATES.get(state, "")),
+            Text(state + role + phases + circuit, style=STATES.get(state, "")),
         )
     return table
 

@@ -84,6 +84,7 @@ def _worker(handle: WorkerHandle) -> dict[str, Any]:
         "incarnation": status.incarnation,
         "state": status.state.value,
         "role": handle.role.value,
+        "phases": handle.phases,
         "reason": status.reason,
         "restarts": status.restarts,
         "slots": handle.slots,

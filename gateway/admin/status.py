@@ -123,6 +123,7 @@ def _worker(handle: WorkerHandle, now: float) -> dict[str, Any]:
         "incarnation": status.incarnation,
         "state": status.state.value,
         "role": handle.role.value,
+        "phases": handle.phases,
         "circuit": handle.breaker.state(now).value,
         "restarts": status.restarts,
         "reason": status.reason,

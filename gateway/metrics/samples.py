@@ -28,6 +28,7 @@ class WorkerSample:
     ready: bool
     restarts: int
     standby: bool
+    phases: str
     promotions: int
     circuit_open: bool
 

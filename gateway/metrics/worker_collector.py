@@ -104,6 +104,10 @@ class WorkerCollector(Collector):
         )
         yield families.gauge("baton_worker_ready", "1 when the worker takes requests", lambda s: int(s.ready))
         yield families.gauge("baton_worker_standby", "1 while the worker stands by", lambda s: int(s.standby))
+        phases = GaugeMetricFamily("baton_worker_phases", "1, with the worker's --role", labels=(*LABELS, "phases"))
+        for sample in samples:
+            phases.add_metric([*_labels(sample).values(), sample.phases], 1)
+        yield phases
         yield families.gauge("baton_worker_circuit_open", "1 while its requests fail", lambda s: int(s.circuit_open))
         rooms = GaugeMetricFamily("baton_waiting_sequences", "Sequences in the queue of the gateway", labels=["model"])
         for model, count in self._waiting().items():

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.generation.delta import StopReason
 from gateway.routing.failure import Cause, RequestFailure
@@ -14,7 +15,7 @@ from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.tracing.traced_request import Replay
 from protocol.errors import ErrorCode
-from protocol.events import Delta, Event, Failed, Finished, Heartbeat, PromptLogprobs, Step
+from protocol.events import Delta, Event, Failed, Finished, Heartbeat, PromptLogprobs, Step, Usage
 
 _log = structlog.get_logger("gateway.routing.delivery")
 
@@ -22,7 +23,7 @@ _log = structlog.get_logger("gateway.routing.delivery")
 class Delivery:
     """Handles the events of workers: output, ends and failures of sequences. Synchronous.
 
-    `fail` is called for a sequence that ends with a failure.
+    `fail` is called for a sequence that ends with a failure, and `begun` for one that has its first token on a worker.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class Delivery:
         placement: Placement,
         clock: Callable[[], float],
         fail: Callable[[LiveSequence, RequestFailure], None],
+        begun: Callable[[WorkerHandle, LiveSequence], None],
     ) -> None:
         self._pool = pool
         self._placement = placement
         self._clock = clock
         self._fail = fail
+        self._begun = begun
 
     def take(self, handle: WorkerHandle, event: Event) -> None:
         """Handle a step, log-probabilities of a prompt, a heartbeat, or an end or a failure of a sequence. An exception
@@ -65,6 +68,7 @@ class Delivery:
                 if (sequence := handle.live.get(started.stream)) is not None:
                     sequence.started(started, now)
                     self._placement.routing.started(handle, started)
+                    self._begun(handle, sequence)
 
     def _take_event(self, handle: WorkerHandle, event: PromptLogprobs | Finished | Failed) -> None:
         if isinstance(event, PromptLogprobs):
@@ -147,7 +151,7 @@ class Delivery:
         if event.reason == "cancelled":
             self._fail(sequence, RequestFailure(ErrorCode.INTERNAL, "the worker cancelled what nobody had cancelled"))
             return
-        observed, usage = handle.observed, event.usage
+        observed, usage = handle.observed, _as_first_cached(sequence, event.usage)
         observed.queue_wait.observe(sequence.queued_s + usage.queue_ms / 1000)
         observed.prefill.observe(usage.prefill_ms / 1000)
         observed.decode.observe(usage.decode_ms / 1000)
@@ -187,6 +191,14 @@ class Delivery:
             case ErrorCode.OVERLOADED if not event.retry_after_s and placement.redirect(sequence):
                 pass
             case ErrorCode.QUEUE_TIMEOUT if sequence.terms.queue_until < math.inf:
-                placement.time_out(sequence)
+                placement.wait_ends.time_out(sequence)
             case _:
                 self._fail(sequence, RequestFailure(event.code, event.text, event.field, event.retry_after_s))
+
+
+def _as_first_cached(sequence: LiveSequence, usage: Usage) -> Usage:
+    """Return the usage without cached tokens that the sequence itself had computed, on a worker before the last one."""
+    began = next((each.started for each in sequence.attempts if each.started is not None), None)
+    if len(sequence.attempts) < 2 or began is None:
+        return usage
+    return replace(usage, cached_tokens=min(usage.cached_tokens, began.cached_tokens))

@@ -99,8 +99,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.answers = AnswerBudget(settings.max_total_answer_bytes, settings.max_answer_bytes)
         self.metrics.watch_answers(lambda: self.answers.held)
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
-        self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail)
         self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
+        self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail, self._transfers.begun)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -117,6 +117,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         if handle.live or (handle.role is Role.ACTIVE and handle.status.running):
             raise ValueError(f"worker {worker!r} is in use")
         self.pool.remove(worker)
+        self._transfers.lost(handle)
         self._placement.routing.forget(handle)
         self.metrics.forget(worker)
 
@@ -438,7 +439,7 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     def fail_all(self, text: str) -> None:
         """End all live sequences with an error, thousands of them in several turns of the event loop."""
-        ends = self._placement.ends
+        ends = self._placement.wait_ends.budget
         # Waiting ones first, or they would get the workers that the others leave.
         for sequence in reversed(self._placement.live()):
             if not ends.has_room(self.fail_all, text):

@@ -17,7 +17,7 @@ from gateway.routing.failure_attribution import Exemptions, suspect
 from gateway.routing.sequence import LiveSequence
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE
 from protocol.commands import Cancel, Submit
-from protocol.events import SILENT_S, Capabilities, Hello
+from protocol.events import SILENT_S, Capabilities, Hello, Phases
 from protocol.scheduling import ahead
 
 CANCEL_RETRY_S = 0.02
@@ -71,6 +71,8 @@ class WorkerHandle:
         """Sequences of other gateways; see `note_others`."""
         self.shared = False
         """It serves other gateways, too."""
+        self.phases: Phases = "both"
+        """See `Hello.phases`."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
         self.prefix_digests: Callable[[], int] = lambda: 0
@@ -120,6 +122,22 @@ class WorkerHandle:
         """Backend and config digest: workers of one kind compute the same tokens."""
         hello = self.worker.status.hello
         return (hello.backend, hello.config_digest) if hello is not None else ("", "")
+
+    @property
+    def prefills(self) -> bool:
+        """It is there for long prompts: it gets other requests after all workers with as much room, and its streams go
+        on with these."""
+        return self.phases == "prefill"
+
+    @property
+    def rows_format(self) -> str:
+        """The format of the cache rows that it gives to others and takes of them; empty if it does not."""
+        ready = self.worker.status.ready
+        return "" if ready is None else ready.rows_format
+
+    def shares_rows(self, other: "WorkerHandle") -> bool:
+        """The other one can go on with the cache rows that this one has computed, and computes the same tokens."""
+        return self.rows_format != "" and self.rows_format == other.rows_format and self.kind == other.kind
 
     @property
     def room(self) -> int:
@@ -244,7 +262,7 @@ class WorkerHandle:
             self.on_change(self)
 
     def _take_hello(self, hello: Hello) -> None:
-        self.slots, self.shared = hello.slots, hello.gateways > 1
+        self.slots, self.shared, self.phases = hello.slots, hello.gateways > 1, hello.phases
         backend = hello.backend if hello.backend in BACKENDS else OTHER_BACKEND
         if backend != self._backend:
             self._backend = backend
@@ -296,6 +314,7 @@ class WorkerHandle:
             ready=ready,
             restarts=status.restarts,
             standby=not active,
+            phases=self.phases,
             promotions=self.promotions,
             circuit_open=self.breaker.state(asyncio.get_running_loop().time()) is not Circuit.CLOSED,
         )

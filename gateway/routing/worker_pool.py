@@ -1,6 +1,6 @@
 """The workers of all models, and which of them are active or on standby. Owned by the router; synchronous."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from random import Random
 
 import structlog
@@ -129,9 +129,14 @@ class WorkerPool:
             self.promote(model)
         return order.candidates(now, with_room=with_room)
 
-    def preference(self, handle: WorkerHandle) -> tuple[bool, Rank]:
+    def of_one_phase(self, model: str) -> Collection[WorkerHandle]:
+        """The workers that take requests and are there for the prompts or for the tokens alone."""
+        order = self._orders.get(model)
+        return () if order is None else order.of_one_phase.keys()
+
+    def preference(self, handle: WorkerHandle) -> tuple[bool, Rank, bool]:
         """Return what comes before the load of a candidate; the smaller, the better."""
-        return handle.doubtful(self._clock()), rank(handle)
+        return handle.doubtful(self._clock()), rank(handle), handle.prefills
 
     def admits(self, handle: WorkerHandle) -> bool:
         """The worker is a candidate."""

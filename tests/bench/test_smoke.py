@@ -196,6 +196,9 @@ OUTPUT: dict[str, list[str]] = {
     "bench/scale_out/kv_transfer.py": [
         rf"^{how} +100 +{N} / {N} +{N} / {N} +{P} +{N} +[0-9]+$" for how in ("with rows", "recomputed")
     ],
+    "bench/scale_out/prefill_workers.py": [
+        rf"^prefill worker +1( +(?:{N}|-)( / (?:{N}|-)){{2}}){{2}} +{P} +{N} / {N} +[0-9]+$"
+    ],
     "bench/scale_out/ray_node_loss.py": [
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
     ],

@@ -41,6 +41,7 @@ OTHERS = {
     "log_limit.PER_S": "a rate",
     "loop_turn.LONGEST_S": "bounds a turn of the event loop",
     "origins.PREFLIGHT_S": "for a browser's cache",
+    "prefill_choice.LONG_S": "a length of prompts",
     "quarantine.REMEMBERED_S": "the memory of requests that killed workers",
     "time_limits.LEAST_S": "the least value of a header",
     "row_transfers.MEASURED_S": "the memory of a measurement",

@@ -1,14 +1,19 @@
-"""A stream of the built-in model moves with its cache rows from one worker process to another."""
+"""A stream moves with its cache rows from one worker process to another: off a draining and off a prefill worker."""
 
+import functools
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
 from gateway.fleet.launch import WorkerLaunch
 from models import builtin_path
-from tests.gateway.harness.real import command_of, gather, real_gateway
+from tests.gateway.harness.real import Real, command_of, gather, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION
 from tests.gateway.harness.traffic import ask
 from tests.gateway.metrics.test_metrics import scrape
@@ -64,3 +69,70 @@ async def test_a_moved_stream_has_the_tokens_of_an_undisturbed_one(
     assert seen["baton_batch_prefill_tokens_total"] < len(PROMPT), "only what was generated meanwhile"
     assert len(ids(moved)) == COUNT
     assert ids(moved) == ids(again)
+
+
+async def test_a_prompt_that_a_prefill_worker_computed_has_the_tokens_of_another_run(cache_dir: Path) -> None:
+    pytest.importorskip("iree.runtime")
+    launches = [iree("d", cache_dir, role="decode"), iree("p", cache_dir, role="prefill")]
+    async with real_gateway(*launches, long_prompt_tokens=len(PROMPT)) as real:
+        done = anyio.Event()
+
+        async def decode() -> None:
+            await streamed(real, BODY | {"prompt": [300], "max_tokens": 1500}, began=done)
+
+        async def ask_beside() -> list[Any]:
+            await done.wait()
+            await real.until(lambda: all(len(each.tokens) > 1 for each in real.router.sequences()))
+            return await streamed(real, BODY)
+
+        _, moved = await gather(decode, ask_beside)
+        metrics = (await real.client.get("/metrics")).text
+        seen = [await scrape(real, name) for name in "dp"]
+        again = await streamed(real, BODY | {"cache_salt": "other"})
+        workers = (await real.client.get("/admin/workers")).json()["workers"]
+    assert {each["name"]: each["phases"] for each in workers} == {"d": "decode", "p": "prefill"}
+    assert 'baton_row_transfers_total{model="tiny",outcome="moved"} 1.0' in metrics
+    assert seen[1]["baton_batch_prefill_tokens_total"] == len(PROMPT)
+    assert seen[0]["baton_batch_prefill_tokens_total"] < len(PROMPT), "only what was generated meanwhile"
+    assert len(ids(moved)) == COUNT
+    assert ids(moved) == ids(again)
+
+
+def long_one(real: Real) -> Any:
+    return next((each for each in real.router.sequences() if each.limit == COUNT), None)
+
+
+STAGES: dict[str, Callable[[Real], bool]] = {
+    "in the prompt": lambda real: (each := long_one(real)) is not None and each.worker == "p" and not each.tokens,
+    "in the transfer": lambda real: real.router._transfers.moves(real.router.pool["p"]),
+    "after it": lambda real: (each := long_one(real)) is not None and each.worker == "d" and len(each.tokens) > 5,
+}
+
+
+@pytest.mark.parametrize("victim", ["d", "p"])
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_stream_goes_on_when_either_worker_is_killed(stage: str, victim: str) -> None:
+    launches = [
+        launch("d", rate=200.0, role="decode"),
+        launch("p", rate=200.0, role="prefill", prefill_tokens_per_second=2000.0),
+    ]
+    body = BODY | {"prompt": [each % 90 + 33 for each in PROMPT], "max_tokens": 300}
+    async with real_gateway(*launches, long_prompt_tokens=len(PROMPT)) as real:
+        decoding = anyio.Event()
+
+        async def ask_beside() -> list[Any]:
+            await decoding.wait()
+            return await streamed(real, body | {"max_tokens": COUNT})
+
+        async def kill() -> None:
+            pid = real.router.pool[victim].status.pid
+            assert pid is not None
+            await real.until(functools.partial(STAGES[stage], real), act=lambda: os.kill(pid, signal.SIGKILL))
+
+        beside, asked, _ = await gather(
+            lambda: streamed(real, body | {"prompt": [65]}, began=decoding), ask_beside, kill
+        )
+        again = await streamed(real, body | {"max_tokens": COUNT, "cache_salt": "other"})
+    assert len(ids(beside)) == 300
+    assert len(ids(asked)) == COUNT
+    assert ids(asked) == ids(again)

@@ -201,6 +201,7 @@ EVENTS: dict[str, Event] = {
         PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, model_context=131_072, context_bound="device"
     ),
     "hello_gateways": Hello(PROTOCOL_VERSION, "w0", 0, 4242, "m", "iree", "cuda", 8, 4096, gateways=2),
+    "hello_prefill": Hello(PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, phases="prefill"),
     "hello_enrolling": Hello(PROTOCOL_VERSION, "w", 0, 4242, "m", "iree", "cuda", 8, 4096, key="5c" * 32),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
+from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
@@ -55,6 +56,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Order in which sequences get slots and are prefilled."""
     scheduler_headroom: Annotated[float, Meta(ge=0, le=MAX_HEADROOM)] = 0.0
     """Share of the KV cache that a further sequence may not reserve while others run."""
+    role: Phases = "both"
+    """See `Hello.phases`."""
     step_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
     speculate: Speculate = "auto"

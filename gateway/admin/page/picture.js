@@ -92,7 +92,8 @@ export class Picture {
       shown.incarnation = worker.incarnation;
       shown.kind = kind;
       shown.card.dataset.kind = kind;
-      shown.state.textContent = worker.state.replace("_", " ") + (worker.role === "standby" ? ", standby" : "");
+      shown.state.textContent = [worker.state.replace("_", " "), worker.role, worker.phases]
+        .filter((word) => word !== "active" && word !== "both").join(", ");
       shown.load.textContent = `${Math.min(here, worker.slots)} of ${worker.slots} slots` +
         (here > worker.slots ? `, ${here - worker.slots} wait` : "");
       const where = [worker.model, worker.backend, worker.device, worker.address].filter(Boolean).join(" · ");

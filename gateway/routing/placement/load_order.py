@@ -8,8 +8,9 @@ from random import Random
 
 from gateway.routing.worker_handle import Role, WorkerHandle
 
-Key = tuple["Rank", tuple[int, int, int], int]
-"""The smaller, the better: rank; load, prefixes and last turn; and the order in which workers were added."""
+Key = tuple["Rank", tuple[bool, int, int, int], int]
+"""The smaller, the better: rank; whether it is a prefill worker, load, prefixes and last turn; and the order in which
+workers were added."""
 
 
 class Rank(IntEnum):
@@ -70,6 +71,8 @@ class LoadOrder:
         self._keys: list[Key] = []
         self._key_of: dict[WorkerHandle, Key] = {}
         """The key of each worker that takes requests, as far as its notices tell."""
+        self.of_one_phase: dict[WorkerHandle, None] = {}
+        """Those of them that are there for the prompts or for the tokens alone."""
 
     def __bool__(self) -> bool:
         """True if there are any workers."""
@@ -116,6 +119,8 @@ class LoadOrder:
             if key is not None:
                 self._key_of[handle] = key
                 insort(self._keys, key)
+                if handle.phases != "both":
+                    self.of_one_phase[handle] = None
 
     @property
     def context(self) -> int | None:
@@ -194,14 +199,16 @@ class LoadOrder:
         """Two random workers of the best rank, if other gateways share them."""
         if not self._keys or not self._handles[self._keys[0][2]].shared:
             return []
-        best = bisect_left(self._keys, (self._keys[0][0] + 1,))
+        rank, (prefills, *_), _ = self._keys[0]
+        best = bisect_left(self._keys, (rank, (prefills + 1,)))
         places = sorted(self._chance.sample(range(best), min(2, best)))
         return [self._handles[self._keys[place][2]] for place in places]
 
     def _key(self, handle: WorkerHandle) -> Key:
-        return rank(handle), (handle.load, *handle.prefixes), self._numbers[handle]
+        return rank(handle), (handle.prefills, handle.load, *handle.prefixes), self._numbers[handle]
 
     def _drop(self, handle: WorkerHandle) -> None:
         key = self._key_of.pop(handle, None)
+        self.of_one_phase.pop(handle, None)
         if key is not None:
             del self._keys[bisect_left(self._keys, key)]

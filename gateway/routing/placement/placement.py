@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -17,8 +16,10 @@ from gateway.routing.model_catalog import Activity
 from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
 from gateway.routing.placement.lost_sequences import LostSequences
-from gateway.routing.placement.running_urgencies import RunningUrgencies
+from gateway.routing.placement.preemption import Preemption
+from gateway.routing.placement.prefill_choice import PrefillChoice
 from gateway.routing.placement.turn_budget import TurnBudget
+from gateway.routing.placement.wait_ends import WaitEnds
 from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.routing.prefixes.prefix_routing import PrefixRouting
 from gateway.routing.quarantine import Quarantine
@@ -27,10 +28,7 @@ from gateway.routing.worker_handle import FULL_S, WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
-from protocol.scheduling import Urgency, may_preempt
 
-ENDED_AT_ONCE = 256
-"""Sequences that are ended in one turn of the event loop, when no worker is left for them or the gateway ends."""
 SENT_AT_ONCE = 300
 """Waiting sequences that are sent to workers in one turn, which takes 10 to 30 ms."""
 SERVED_BYTES = 16 * 1024 * 1024
@@ -59,11 +57,12 @@ class Placement:
         self.queue = WaitQueue(
             settings.max_waiting_streams,
             settings.worker_wait_s,
-            self._overdue,
+            lambda sequence: self.wait_ends.overdue(sequence),
             policy=settings.scheduler_policy,
             weight=lambda client: weights.get(name := key_of_client(client)) or weight(name),
         )
         self.charges = Charges(self.queue, settings)
+        self.wait_ends = WaitEnds(pool, self.queue, self.charges, fail)
         self.idle = asyncio.Event()
         """No sequence is live."""
         self.idle.set()
@@ -80,17 +79,11 @@ class Placement:
         self._loop = asyncio.get_running_loop()
         self.quarantine = Quarantine(self._loop.time)
         self.routing = PrefixRouting(settings.routing, metrics, pool)
+        self._prefill = PrefillChoice(self.routing, pool, settings.long_prompt_tokens)
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._lost = LostSequences(self.serve)
         self._sends = TurnBudget(SENT_AT_ONCE)
-        self._urgencies: set[Urgency] = set()
-        """All that any sequence has had so far. With a single one nothing is preempted."""
-        self._running: RunningUrgencies | None = None
-        """None while there is a single one."""
-        self._late: deque[LiveSequence] = deque()
-        """Those that have waited for too long, until they are looked at."""
-        self.ends = TurnBudget(ENDED_AT_ONCE)
-        """Counts the ends of sequences for which nothing can be done."""
+        self._preemption = Preemption(pool, self.queue, self._loop.time, settings.max_streams_per_worker)
 
     def live(self) -> list[LiveSequence]:
         """All live sequences."""
@@ -107,10 +100,7 @@ class Placement:
         """Place the sequences of a new request: all on one worker, in one message, or all in the queue while no worker
         has room or others wait already. They do not wait for sequences that they preempt on a worker. Returns why
         neither is possible, or None."""
-        self._urgencies.add(sequences[0].terms.urgency)
-        if self._running is None and len(self._urgencies) > 1:
-            on_workers = (handle.live.values() for handle in self._pool)
-            self._running = RunningUrgencies(itertools.chain.from_iterable(on_workers))
+        self._preemption.note(sequences[0].terms.urgency)
         held = self._pool.catalog.held(model)
         if not held and not self.queue.count(model):
 
@@ -118,10 +108,10 @@ class Placement:
                 return len(handle.live) + len(sequences) <= handle.room
 
             with_room = filter(has_room, self._pool.candidates(model, with_room=True))
-            if any(self._send(handle, sequences) for handle in self.routing.order(with_room, sequences[0], has_room)):
+            if any(self._send(handle, sequences) for handle in self._prefill.order(with_room, sequences[0], has_room)):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
-        if not held and any(self._send(handle, sequences) for handle in self._preempting(model, sequences)):
+        if not held and any(self._send(handle, sequences) for handle in self._preemption.for_new(model, sequences)):
             return None
         none = not held and next(self._pool.candidates(model), None) is None
         if none and not self._worth_waiting(model):
@@ -130,47 +120,16 @@ class Placement:
             displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
             if displaced is None:
                 return ErrorCode.OVERLOADED
-            self._displace(displaced)
+            for sequence in displaced:
+                self.wait_ends.displace(sequence)
         self._wait(sequences)
         self.serve(model)
         return None
-
-    def _displace(self, sequences: Sequence[LiveSequence]) -> None:
-        """End waiting sequences, so that a client gets its share of the queue."""
-        text = "the queue is full, and this API key has more than its share of it"
-        for sequence in sequences:
-            wait_s = self.charges.retry_after_s(sequence.request.model, sequence.terms.client)
-            self._fail(sequence, RequestFailure(ErrorCode.OVERLOADED, text, retry_after_s=wait_s))
 
     def most(self, model: str) -> int | None:
         """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
         room = self._pool.room(model)
         return None if room is None else max(self._settings.max_waiting_streams, room)
-
-    def _preempting(self, model: str, sequences: Sequence[LiveSequence]) -> Iterator[WorkerHandle]:
-        """Yield the workers on which the sequences of a new request would preempt others, unless equally urgent ones
-        wait already."""
-        if self._running is None or not any(self._running.below(sequences[0])):
-            return
-        before = next(self.queue.turns(model).urgent_first(), None)
-        if before is not None and before.terms.urgency.level <= sequences[0].terms.urgency.level:
-            return
-        for handle in self._pool.candidates(model):
-            if self._preempts(sequences[0], handle, len(sequences)):
-                yield handle
-
-    def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
-        """A worker without room would run `count` sequences like this one at once, in place of less urgent ones."""
-        now, terms = self._loop.time(), sequence.terms
-        if handle.full(now) or suspect(sequence):
-            return False
-        lower = sum(
-            may_preempt(terms.urgency, other.terms.urgency, same_client=terms.client == other.terms.client)
-            for other in handle.live.values()
-        )
-        held = len(handle.live) - lower
-        room = len(handle.live) + count <= self._settings.max_streams_per_worker
-        return lower > 0 and room and held + count <= handle.slots
 
     def remove(self, sequence: LiveSequence) -> None:
         """Remove a sequence that has ended, which may make room for others."""
@@ -202,8 +161,7 @@ class Placement:
         handle.remove(sequence)
 
     def _note_left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
-        if self._running is not None:
-            self._running.remove(sequence)
+        self._preemption.remove(sequence)
         self.routing.left(handle, sequence)
 
     def _note_idle(self) -> None:
@@ -216,9 +174,8 @@ class Placement:
             each.begun = True
         self.routing.lose(handle)
         sequences = handle.lose_all()
-        if self._running is not None:
-            for each in sequences:
-                self._running.remove(each)
+        for each in sequences:
+            self._preemption.remove(each)
         if not sequences:
             self.serve(handle.model)
             return
@@ -341,13 +298,13 @@ class Placement:
             self.queue.lose_workers(model)
         if self._pool.hopeless(model) is not None:
             for sequence in self.queue.of(model):
-                if not self.ends.has_room(self.serve, model):
+                if not self.wait_ends.budget.has_room(self.serve, model):
                     return
-                self.ends.spend()
-                self._give_up(sequence)
+                self.wait_ends.budget.spend()
+                self.wait_ends.give_up(sequence)
             return
         held = self._pool.catalog.held(model)
-        if self._running is not None and not held and not self._serve_urgent(model, self._running):
+        if not held and not self._serve_urgent(model):
             return
         kept = size = 0
         for sequence in self.queue.turns(model).in_turn():
@@ -370,26 +327,16 @@ class Placement:
                 return
             kept = 1
 
-    def _serve_urgent(self, model: str, running: RunningUrgencies) -> bool:
+    def _serve_urgent(self, model: str) -> bool:
         """Send those to workers that preempt others there. False if they are too many for this turn of the event
         loop."""
-        wait: set[int] = set()  # the levels that preempt nobody by their class
-        for sequence in self.queue.turns(model).urgent_first():
-            urgency = sequence.terms.urgency
-            other, own = running.below(sequence)
-            if not own and (not other or urgency.level in wait):
-                continue
-            for handle in self._pool.candidates(model):
-                if not self._preempts(sequence, handle):
-                    continue
+        for sequence, handles in self._preemption.for_waiting(model):
+            for handle in handles:
                 if not self._sends.has_room(self.serve, model):
                     return False
                 if self._try(sequence, partial(self._move_to, handle)):
                     self._sends.spend()
                     break
-            else:
-                if not own and not suspect(sequence):
-                    wait.add(urgency.level)
         return True
 
     def settle(self, sequence: LiveSequence, outcome: str) -> None:
@@ -436,7 +383,7 @@ class Placement:
 
         avoided = None
         candidates = self._pool.candidates(sequence.request.model, with_room=True)
-        for handle in self.routing.order(filter(may, candidates), sequence, may):
+        for handle in self._prefill.order(filter(may, candidates), sequence, may):
             if handle.name != failed:
                 return handle
             avoided = handle
@@ -457,8 +404,7 @@ class Placement:
             first = not sequence.had_turn
             sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
             handle.place(sequence, submit)
-            if self._running is not None:
-                self._running.add(sequence)
+            self._preemption.add(sequence)
             held = self.routing.placed(handle, sequence)
             if first:
                 self.charges.begin(sequence, held)
@@ -502,41 +448,3 @@ class Placement:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
         comes = not self._pool.has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes
-
-    def _overdue(self, sequence: LiveSequence) -> None:
-        """Thousands can be overdue at once: as many as waited when the last worker was lost."""
-        self._late.append(sequence)
-        self._end_late()
-
-    def _end_late(self) -> None:
-        while self._late and self.ends.has_room(self._end_late):
-            sequence = self._late.popleft()
-            if self.queue.is_overdue(sequence):  # still
-                self.ends.spend()
-                self._end_wait(sequence)
-
-    def _end_wait(self, sequence: LiveSequence) -> None:
-        """End the wait of a sequence that is overdue, or let it stay for a worker that is there."""
-        if not sequence.begun and self._loop.time() >= sequence.terms.queue_until:
-            self.time_out(sequence)
-        elif self._pool.has_ready(sequence.request.model):
-            self.queue.stay(sequence)  # a worker is ready, so only its own deadline ends the wait
-        elif sequence.had_turn and self._pool.catalog.operated(sequence.request.model):
-            self.queue.stay(sequence)  # an operator has stopped its worker, and is to wait for the next one
-        else:
-            self._give_up(sequence)
-
-    def time_out(self, sequence: LiveSequence) -> None:
-        """End a sequence that has waited as long as it may for a worker to begin with it."""
-        model, client = sequence.request.model, sequence.terms.client
-        waited_s = sequence.terms.queue_until - sequence.opened_at
-        text = f"the request waited {waited_s:g} s in the queue, and it should not wait longer"
-        wait_s = self.charges.retry_after_s(model, client)
-        self._fail(sequence, RequestFailure(ErrorCode.QUEUE_TIMEOUT, text, retry_after_s=wait_s))
-
-    def _give_up(self, sequence: LiveSequence) -> None:
-        if sequence.cause is not None:
-            failure = RequestFailure(ErrorCode.LOST, f"{sequence.loss}, and no other worker could go on with it")
-        else:
-            failure = RequestFailure(ErrorCode.UNAVAILABLE, self._pool.excuse(sequence.request.model))
-        self._fail(sequence, failure)

@@ -1,9 +1,11 @@
-"""Moves sequences off a draining worker together with their cache rows, so that no other worker computes them again.
+"""Moves sequences off a worker together with their cache rows, so that no other worker computes them again: all off a
+draining one, and off a prefill worker those that have their first token.
 
 Rows go from one worker to the other through the gateway, part by part: it asks the one for a part and gives it to the
 other, with a few on their way at a time, so that it keeps none and tokens do not wait behind them. Meanwhile the
-sequence runs on. When the other worker has the rows, the sequence is resubmitted there, and finds them as it finds any
-prefix: what is missing is computed. So a transfer that fails costs nothing but the reuse.
+sequence runs on, and the rows that it generated go after the others, until few are left (iterative pre-copy, as in live
+migration). Then the sequence is resubmitted to the other worker, and finds the rows as it finds any prefix: what is
+missing is computed. So a transfer that fails costs nothing but the reuse.
 """
 
 import asyncio
@@ -38,10 +40,23 @@ MEASURED_S = 300.0
 """Time for which it counts how fast rows went last."""
 MIN_SPEED = 4.0
 """Rows that are transferred while a sequence generates one: with fewer, too many would be left to compute."""
+LEAST_LEFT = 8
+"""Rows that were generated during a transfer from which they are transferred as well."""
+STAGES = 4
+"""Times that this is done at most."""
 ATTEMPTS = 2
-"""Transfers of one sequence off one worker at most."""
+"""Transfers of one sequence off one worker at most, and as many again if the worker drains later."""
 
 _log = structlog.get_logger("gateway.routing.row_transfers")
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A sequence that is to move."""
+
+    sequence: LiveSequence
+    attempts: int = 0
+    """Transfers that were begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +67,7 @@ class _Transfer:
     source: WorkerHandle
     target: WorkerHandle
     target_incarnation: int
-    sequence: LiveSequence
+    leaving: _Leaving
     stream: int
     """Its number on the source."""
     most: int
@@ -64,6 +79,8 @@ class _Transfer:
     """Rows that are to go: those that the sequence had by the first answer. Before that, there is one to ask for."""
     asked: int = 0
     """Rows that were asked for."""
+    stages: int = 0
+    """Times that rows were added which had been generated meanwhile."""
     written: int = 0
     """Rows that the target has."""
     reads: dict[int, int] = field(default_factory=dict)
@@ -72,18 +89,25 @@ class _Transfer:
     """Parts that the target has not answered."""
 
     @property
+    def sequence(self) -> LiveSequence:
+        """The sequence whose rows they are."""
+        return self.leaving.sequence
+
+    @property
     def concerned(self) -> WorkerHandle:
         """The worker that has to answer next."""
         return self.source if self.reads else self.target
 
 
 @dataclass(slots=True)
-class _Drain:
-    """A draining worker: its sequences that have not been looked at, and the one that is on its way."""
+class _Moves:
+    """An incarnation whose sequences are to move: those that have not been looked at, and the one that is on its way.
+    Kept until the incarnation is lost."""
 
     incarnation: int
-    waiting: deque[LiveSequence]
-    attempts: dict[int, int] = field(default_factory=dict)
+    draining: bool = False
+    """All sequences that it had were added when it began to drain."""
+    waiting: deque[_Leaving] = field(default_factory=deque)
     transfer: _Transfer | None = None
     retry: asyncio.TimerHandle | None = None
 
@@ -95,9 +119,10 @@ class _Drain:
 
 
 class RowTransfers:
-    """Synchronous, on the event loop. The router tells it of draining workers, of lost ones, and of their answers.
+    """Synchronous, on the event loop. The router tells it of draining workers, of lost ones, of their answers, and of
+    sequences that have their first token.
 
-    One sequence of a draining worker is moved at a time. Rows go between workers of one kind and one format of rows
+    One sequence of a worker is moved at a time. Rows go between workers of one kind and one format of rows
     alone, for one sequence and its tenant; both workers check their digest.
     """
 
@@ -106,7 +131,7 @@ class RowTransfers:
         self._placement = placement
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._drains: dict[str, _Drain] = {}
+        self._moves: dict[str, _Moves] = {}
         self._questions: dict[int, _Transfer] = {}
         """The transfers that wait for answers, by the number of the question."""
         self._stalled: dict[str, int] = {}
@@ -116,28 +141,48 @@ class RowTransfers:
 
     def drain(self, handle: WorkerHandle) -> None:
         """Move the sequences of a worker that is to leave, as far as others have slots for them."""
-        drain = self._drains.get(handle.name)
-        if drain is not None and drain.incarnation == handle.incarnation:
+        moves = self._of(handle)
+        if moves is None or moves.draining:
             return
-        if not _rows_format(handle) or self._stalled.get(handle.name) == handle.incarnation:
-            return
-        self._drains[handle.name] = _Drain(handle.incarnation, deque(handle.live.values()))
+        moves.draining = True
+        on_the_way = None if moves.transfer is None else moves.transfer.sequence
+        moves.waiting = deque(_Leaving(each) for each in handle.live.values() if each is not on_the_way)
         self._next(handle)
+
+    def begun(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
+        """Move a sequence that has its first token, if its worker is a prefill worker."""
+        if not handle.prefills or sequence.ended or (moves := self._of(handle)) is None or moves.draining:
+            return
+        # Those before it may have ended while they waited for a slot.
+        moves.waiting = deque(each for each in moves.waiting if _is_on(each.sequence, handle))
+        moves.waiting.append(_Leaving(sequence))
+        if moves.transfer is None and moves.retry is None:
+            self._loop.call_soon(self._next, handle)
+
+    def _of(self, handle: WorkerHandle) -> _Moves | None:
+        """Return the moves of a worker; None if it gives no rows."""
+        if not handle.rows_format or self._stalled.get(handle.name) == handle.incarnation:
+            return None
+        moves = self._moves.get(handle.name)
+        if moves is None or moves.incarnation != handle.incarnation:
+            moves = self._moves[handle.name] = _Moves(handle.incarnation)
+        return moves
 
     def moves(self, handle: WorkerHandle) -> bool:
         """A sequence of the worker is on its way."""
-        drain = self._drains.get(handle.name)
-        return drain is not None and drain.transfer is not None
+        moves = self._moves.get(handle.name)
+        return moves is not None and moves.transfer is not None
 
     def lost(self, handle: WorkerHandle) -> None:
         """Forget the transfers from and to a worker that is gone, or is given nothing any more."""
-        if (drain := self._drains.pop(handle.name, None)) is not None:
-            drain.stop()
-            if drain.transfer is not None:
-                self._forget(drain.transfer)
-        for drain in [*self._drains.values()]:
-            if drain.transfer is not None and drain.transfer.target is handle:
-                self._end(drain.transfer, "lost")
+        self._stalled.pop(handle.name, None)
+        if (moves := self._moves.pop(handle.name, None)) is not None:
+            moves.stop()
+            if moves.transfer is not None:
+                self._forget(moves.transfer)
+        for moves in [*self._moves.values()]:
+            if moves.transfer is not None and moves.transfer.target is handle:
+                self._end(moves.transfer, "lost")
 
     def take(self, handle: WorkerHandle, event: Rows | RowsWritten) -> None:
         """Handle the answer of a worker. One that nobody waits for any more is ignored."""
@@ -154,43 +199,47 @@ class RowTransfers:
         elif transfer.asked < transfer.goal:
             self._ask(transfer)
         elif not transfer.reads and not transfer.writes:
-            self._finish(transfer)
+            if self._goal_has_moved(transfer):
+                self._ask(transfer)
+            else:
+                self._finish(transfer)
 
     def _next(self, source: WorkerHandle) -> None:
-        """Begin with the next sequence of a draining worker for which another one has a slot."""
-        drain = self._drains.get(source.name)
-        if drain is None or drain.transfer is not None or drain.incarnation != source.incarnation:
+        """Begin with the next sequence of a worker for which another one has a slot."""
+        moves = self._moves.get(source.name)
+        if moves is None or moves.transfer is not None or moves.incarnation != source.incarnation:
             return
-        drain.stop()
-        drain.retry = None
-        if source.status.state is not WorkerState.DRAINING:  # it has ended, which is about to be reported
-            drain.waiting.clear()
-        while drain.waiting:
-            sequence = drain.waiting[0]
-            if sequence.ended or sequence.worker != source.name:
-                drain.waiting.popleft()
+        moves.stop()
+        moves.retry = None
+        if not _leave(source):  # it has ended, which is about to be reported
+            moves.waiting.clear()
+        while moves.waiting:
+            leaving = moves.waiting[0]
+            if not _is_on(leaving.sequence, source):
+                moves.waiting.popleft()
                 continue
-            target = self._target(source, sequence)
+            target = self._target(source, leaving.sequence)
             if target is None:
-                drain.retry = self._loop.call_later(RETRY_S, self._next, source)
+                moves.retry = self._loop.call_later(RETRY_S, self._next, source)
                 return
-            drain.waiting.popleft()
-            if self._begin(drain, source, target, sequence):
+            moves.waiting.popleft()
+            if self._begin(moves, source, target, leaving):
                 return
-        del self._drains[source.name]
 
     def _target(self, source: WorkerHandle, sequence: LiveSequence) -> WorkerHandle | None:
+        """Return the worker that continues a sequence. It is not another prefill worker, unless this one leaves."""
+        leaves = source.status.state is WorkerState.DRAINING
         like = (
             handle
             for handle in self._pool.candidates(source.model, with_room=True)
             if handle is not source
-            and handle.kind == source.kind
-            and _rows_format(handle) == _rows_format(source)
+            and source.shares_rows(handle)
+            and (leaves or not handle.prefills)
             and self._stalled.get(handle.name) != handle.incarnation
         )
         return next((handle for handle in like if self._placement.has_slot(handle, sequence)), None)
 
-    def _begin(self, drain: _Drain, source: WorkerHandle, target: WorkerHandle, sequence: LiveSequence) -> bool:
+    def _begin(self, moves: _Moves, source: WorkerHandle, target: WorkerHandle, leaving: _Leaving) -> bool:
         ready = source.status.ready
         assert ready is not None, "a format of rows is known"
         now, number = self._loop.time(), secrets.randbelow(MAX_COUNT)
@@ -200,15 +249,15 @@ class RowTransfers:
             source,
             target,
             target.incarnation,
-            sequence,
-            sequence.submit.stream,
+            leaving,
+            leaving.sequence.submit.stream,
             most,
             ready.row_bytes,
             now,
         )
         self._watch(transfer)
-        drain.transfer = transfer
-        drain.attempts[sequence.order] = drain.attempts.get(sequence.order, 0) + 1
+        moves.transfer = transfer
+        leaving.attempts += 1
         return self._ask(transfer)
 
     def _goes_on(self, transfer: _Transfer) -> bool:
@@ -287,6 +336,18 @@ class RowTransfers:
             return True
         return ratio.value(1.0) > MIN_SPEED * transfer.row_bytes * len(sequence.tokens) / took_s
 
+    def _goal_has_moved(self, transfer: _Transfer) -> bool:
+        """So many rows were generated meanwhile that they are to go as well."""
+        attempt = transfer.sequence.attempts[-1]
+        if attempt.started is None or transfer.stages == STAGES:
+            return False
+        # The last token that was delivered has no row yet.
+        rows = attempt.started.prompt_tokens + len(transfer.sequence.tokens) - attempt.resumed - 1
+        if rows < transfer.asked + LEAST_LEFT:
+            return False
+        transfer.goal, transfer.stages = rows, transfer.stages + 1
+        return True
+
     def _finish(self, transfer: _Transfer) -> None:
         """The target has the rows."""
         model, now = transfer.source.model, self._loop.time()
@@ -295,7 +356,9 @@ class RowTransfers:
         ratio.add(size, max(now - transfer.began, 1e-6))
         self._rates[model] = ratio, now
         self._metrics.rows_transferred(model).inc(size)
-        reason = f"worker {transfer.source.name} leaves, and {transfer.target.name} has its rows"
+        source, target = transfer.source, transfer.target
+        why = "computes prompts" if source.prefills and source.ready else "leaves"
+        reason = f"worker {source.name} {why}, and {target.name} has its rows"
         moved = self._placement.move(transfer.sequence, transfer.target, reason)
         self._end(transfer, "moved" if moved else "full")
 
@@ -321,7 +384,7 @@ class RowTransfers:
         self._forget(transfer)
         source, sequence = transfer.source, transfer.sequence
         if outcome == "early":  # its prompt is yet to be computed
-            self._wait(source, sequence)
+            self._wait(source, transfer.leaving)
             return
         self._metrics.row_transfer(source.model, outcome).inc()
         _log.info(
@@ -333,29 +396,33 @@ class RowTransfers:
             rows=transfer.written,
             reason=reason,
         )
-        drain = self._drains.get(source.name)
-        if drain is None or drain.transfer is not transfer:
+        moves = self._moves.get(source.name)
+        if moves is None or moves.transfer is not transfer:
             return
-        drain.transfer = None
-        if self._stalled.get(source.name) == source.incarnation or source.status.state is not WorkerState.DRAINING:
-            drain.stop()
-            del self._drains[source.name]
+        moves.transfer = None
+        if self._stalled.get(source.name) == source.incarnation or not _leave(source):
+            moves.stop()
+            moves.waiting.clear()
             return
         again = outcome not in ("moved", "short", "slow", "ended")
-        if again and drain.attempts[sequence.order] < ATTEMPTS:
-            drain.waiting.append(sequence)
+        if again and transfer.leaving.attempts < ATTEMPTS:
+            moves.waiting.append(transfer.leaving)
         self._loop.call_soon(self._next, source)
 
-    def _wait(self, source: WorkerHandle, sequence: LiveSequence) -> None:
+    def _wait(self, source: WorkerHandle, leaving: _Leaving) -> None:
         """Look at a sequence again later, after the others of its worker."""
-        drain = self._drains.get(source.name)
-        if drain is not None:
-            drain.transfer = None
-            drain.attempts[sequence.order] -= 1
-            drain.waiting.append(sequence)
-            drain.retry = self._loop.call_later(RETRY_S, self._next, source)
+        moves = self._moves.get(source.name)
+        if moves is not None:
+            moves.transfer = None
+            leaving.attempts -= 1
+            moves.waiting.append(leaving)
+            moves.retry = self._loop.call_later(RETRY_S, self._next, source)
 
 
-def _rows_format(handle: WorkerHandle) -> str:
-    ready = handle.status.ready
-    return "" if ready is None else ready.rows_format
+def _is_on(sequence: LiveSequence, handle: WorkerHandle) -> bool:
+    return not sequence.ended and sequence.worker == handle.name
+
+
+def _leave(handle: WorkerHandle) -> bool:
+    """The sequences of a worker are to move."""
+    return handle.status.state is WorkerState.DRAINING or (handle.prefills and handle.ready)

@@ -156,6 +156,20 @@ class PrefixRouting:
         held = max(self._shares(model, sequence).values(), default=0.0)
         return estimated * (1.0 - held * self._models[model].trust.value(1.0)) if held else float(estimated)
 
+    def uncached_on(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
+        """Estimate the tokens that a worker would have to compute of a sequence before the next one."""
+        state = self._models[handle.model]
+        held = self._share(handle, sequence) * state.trust.value(1.0)
+        return (1.0 - held) * self._prompt_tokens(state, sequence)
+
+    def pending(self, handle: WorkerHandle) -> float:
+        """Return the estimated tokens of prompts that a worker has yet to compute."""
+        return self._models[handle.model].loads[handle.name].pending
+
+    def prefill_rate(self, model: str) -> float:
+        """Return the prompt tokens a second of the workers of a model, as measured."""
+        return self._models[model].pace.prefill.value(PREFILL_RATE)
+
     def placed(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
         """Note that a worker got a sequence. Returns the share of its prompt that the worker is expected to hold."""
         state, number = self._models[handle.model], sequence.submit.stream

@@ -3,7 +3,6 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -154,11 +153,15 @@ def test_the_number_of_workers_is_bounded() -> None:
         ServedModels.of(toml(*models, "name = 'one'"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("model", "x"), ("name", "x"), ("workers", 2), ("standby", 1)])
-def test_settings_of_a_single_model_are_refused_beside_several(name: str, value: Any) -> None:
+OF_ONE = {"model": "x", "name": "x", "workers": 2, "standby": 1, "prefill_workers": 1}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_settings_of_a_single_model_are_refused_beside_several(name: str) -> None:
     toml("name = 'a'")
-    settings = load({name: value})
-    with pytest.raises(CommandFailed, match=rf"^--{name}: not with baton.toml: models, whose models have their own$"):
+    settings = load({name: OF_ONE[name]})
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(CommandFailed, match=rf"^{flag}: not with baton.toml: models, whose models have their own$"):
         ServedModels.of(settings)
 
 

@@ -46,7 +46,7 @@ def test_the_load_of_a_model_and_of_its_worker() -> None:
     title, _, model, _, worker = drawn(LoadSample(2.0, [SERVES], values), before)
     assert title == ["Baton", "at", "http://server"]
     assert model == ["m", "1", "1", "5", "100", "15", "25%", "-", "5/9.9", "ms", "2.0"]
-    assert worker == ["w0", "m", "█░░░░░░░", "1/8", "3", "25%", "1.23", "GB", "100", "0", "ready"]
+    assert worker == ["w0", "m", "█░░░░░░░", "1/8", "3", "25%", "1.23", "GB", "100", "0", "ready", "prefill"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_no_figure_is_cut_off_on_a_terminal_of_80_columns() -> None:
 
 def test_what_is_not_reported_yet_is_a_dash() -> None:
     *_, worker = drawn(LoadSample(0.0, [{**SERVES, "state": "loading", "slots_total": 0, "slots_active": 0}]))
-    assert worker == ["w0", "m", "0/0", "3", "-", "-", "0", "0", "loading"]
+    assert worker == ["w0", "m", "0/0", "3", "-", "-", "0", "0", "loading", "prefill"]
 
 
 def test_failures_are_listed_the_most_urgent_first() -> None:

@@ -9,6 +9,7 @@ WORKER = {
     "model": "m",
     "state": "given_up",
     "role": "standby",
+    "phases": "prefill",
     "circuit": "closed",
     "device": None,
     "address": None,
@@ -31,6 +32,7 @@ def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "m[red]",
         "given_up",
         "standby",
+        "prefill",
         "closed",
         "-",
         "-",
@@ -49,7 +51,7 @@ def test_each_worker_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         "[left]",
         "(internal_error)",
     ]
-    shown = [*list(WORKER)[:5], "device", "address", "pid", "restarts", "slots", "queue", "why", "last", "failure"]
+    shown = [*list(WORKER)[:6], "device", "address", "pid", "restarts", "slots", "queue", "why", "last", "failure"]
     assert heading.split() == shown
 
 

@@ -29,7 +29,7 @@ from gateway.routing.model_catalog import ModelState
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.tracing.traced_request import RequestTraces
-from protocol.events import Event
+from protocol.events import Event, Phases
 from workers.faults.plan import Fault
 from workers.process.spec import ScriptedSpec, WorkerSpec
 
@@ -44,6 +44,7 @@ def launch(
     program: str = "workers",
     faults: Sequence[Fault] = (),
     prefix_cache_dir: str = "",
+    role: Phases = "both",
     **scripted: Any,
 ) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, and `prefix_cache_dir`
@@ -57,6 +58,7 @@ def launch(
         log_level="warning",
         prefix_cache_bytes=1 << 26 if prefix_cache_dir else 0,
         prefix_cache_dir=prefix_cache_dir,
+        role=role,
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
         faults=tuple(faults),
     )

@@ -94,6 +94,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         model_digest=described.model_digest,
         model_context=described.model_context,
         context_bound=described.context_bound,
+        phases=spec.role,
     )
 
 

@@ -18,6 +18,7 @@ class StubHandle(WorkerHandle):
     room = 3
     tries_suspect = False
     shared = False
+    phases = "both"
     status: Any = SimpleNamespace(hello=None)
 
     def __init__(self, name: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from actors.process.exit_cause import Origin
 from gateway.routing.model_catalog import CatalogEntry
-from gateway.routing.placement import placement
+from gateway.routing.placement import preemption
 from gateway.routing.request_group import RequestGroup
 from protocol.commands import Command, Submit
 from protocol.errors import ErrorCode, ProtocolError
@@ -183,7 +183,7 @@ async def test_workers_are_looked_at_once_for_all_clients_of_a_class(monkeypatch
         looks += 1
         return may_preempt(*args, **fields)
 
-    monkeypatch.setattr(placement, "may_preempt", counted)
+    monkeypatch.setattr(preemption, "may_preempt", counted)
     one["a"].finish(number(groups[0]))
     assert one.router.waiting() == {"tiny": 20}
     assert looks == 4, "once for each sequence of the worker"

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.openai.decoding import RequestDecoder
 from gateway.routing.placement import row_transfers
-from gateway.routing.placement.row_transfers import MIN_ROWS, MIN_SPEED, RETRY_S, STALL_S, WINDOW
+from gateway.routing.placement.row_transfers import LEAST_LEFT, MIN_ROWS, MIN_SPEED, RETRY_S, STAGES, STALL_S, WINDOW
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import LAST_MOVES_S, Router
 from gateway.settings import GatewaySettings
@@ -116,7 +116,7 @@ async def test_a_sequence_goes_on_with_its_rows() -> None:
     assert pair.outcomes() == {"moved": 1}
     usage = group.sequences[0].usage
     assert usage is not None
-    assert usage.cached_tokens >= len(PROMPT)
+    assert usage.cached_tokens == 0, "the prompt was not cached when the request came"
     assert pair.b.engine.gauges().prefill_tokens <= 2 * WINDOW, (
         "only what was generated during the transfer is computed"
     )
@@ -387,4 +387,70 @@ async def test_a_worker_that_no_longer_drains_is_asked_nothing() -> None:
     assert pair.outcomes() == {}
     assert first.sequences[0].worker == "a"
     pair.a.change(state=WorkerState.READY)
+    await pair.run_to_the_end()
+
+
+async def test_another_notice_of_a_draining_worker_brings_no_more_attempts() -> None:
+    pair = Pair()
+    await begun(pair)
+    say = pair.a.say
+    pair.a.say = lambda event, incarnation=None: say(  # type: ignore[method-assign]
+        break_rows(event) if isinstance(event, Rows) else event, incarnation
+    )
+    pair.drain()
+    await pair.run(lambda: sum(pair.outcomes().values()) == row_transfers.ATTEMPTS)
+    pair.drain()
+    await pair.run_to_the_end()
+    assert sum(pair.outcomes().values()) == row_transfers.ATTEMPTS
+
+
+async def test_nothing_is_kept_of_a_worker_that_did_not_answer_and_is_gone() -> None:
+    pair = Pair()
+    await begun(pair)
+    say = pair.a.say
+    pair.a.say = lambda event, incarnation=None: (  # type: ignore[method-assign]
+        None if isinstance(event, Rows) else say(event, incarnation)
+    )
+    pair.drain()
+    await asyncio.sleep(STALL_S + 0.1)
+    assert pair.outcomes() == {"stalled": 1}
+    pair.a.die()
+    await pair.run_to_the_end()
+    assert not pair.router._transfers._stalled
+
+
+async def test_rows_that_were_generated_meanwhile_go_after_the_others_until_few_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_transfers, "WINDOW", 2)
+    pair = Pair()
+    group = pair.open(PROMPT * 4, max_tokens=300)
+    await pair.run(lambda: tokens(group) >= 5)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    assert tokens(group) - 5 > 3 * LEAST_LEFT, "so many steps the rows of the prompt took"
+    await pair.run_to_the_end()
+    assert pair.outcomes() == {"moved": 1}
+    assert pair.b.engine.gauges().prefill_tokens <= LEAST_LEFT + 2, "the others were transferred"
+
+
+async def test_the_rows_of_a_sequence_that_are_generated_as_fast_as_they_go_are_not_followed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_transfers, "LEAST_LEFT", 1)
+    pair = Pair()
+    group = pair.open(PROMPT, max_tokens=300)
+    await pair.run(lambda: tokens(group) >= 5)
+    asked = 0
+    send = pair.a.send_nowait
+
+    def sending(commands: Sequence[Command]) -> None:
+        nonlocal asked
+        asked += sum(isinstance(each, ReadRows) for each in commands)
+        send(commands)
+
+    monkeypatch.setattr(pair.a, "send_nowait", sending)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    assert asked == -(-(len(PROMPT) + 5) // PART) + STAGES
     await pair.run_to_the_end()

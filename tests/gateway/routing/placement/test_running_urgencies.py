@@ -20,7 +20,7 @@ def anyio_backend() -> Any:
 
 
 def counted(one: World) -> RunningUrgencies:
-    running = one.router._placement._running
+    running = one.router._placement._preemption._running
     assert running is not None, "there were two urgencies"
     return running
 
@@ -36,7 +36,7 @@ def check(one: World) -> None:
 async def test_nothing_is_counted_while_all_are_equally_urgent() -> None:
     one = World()
     one.open()
-    assert one.router._placement._running is None
+    assert one.router._placement._preemption._running is None
 
 
 async def test_what_runs_is_counted_until_it_leaves() -> None:

@@ -9,7 +9,8 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import WorkerState
 from gateway.body_budget import HeldBody
 from gateway.routing.placement.lost_sequences import MOVED_AT_ONCE
-from gateway.routing.placement.placement import ENDED_AT_ONCE, SENT_AT_ONCE
+from gateway.routing.placement.placement import SENT_AT_ONCE
+from gateway.routing.placement.wait_ends import ENDED_AT_ONCE
 from gateway.routing.request_group import RequestGroup
 from protocol.errors import ErrorCode
 from tests.gateway.harness.fakes import FakeWorker
