@@ -5,7 +5,7 @@ known by their digests (`protocol.prefix_digests`). What is expected of a worker
 the expected tokens it really had, and how fast it computes.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.metrics.metrics import Metrics
@@ -157,7 +157,8 @@ class PrefixRouting:
         return estimated * (1.0 - held * self._models[model].trust.value(1.0)) if held else float(estimated)
 
     def placed(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
-        """Note that a worker got a sequence. Returns the share of its prompt that the worker is expected to hold."""
+        """Note that a worker gets a sequence, before its handle does. Returns the share of its prompt that the worker
+        is expected to hold."""
         state, number = self._models[handle.model], sequence.submit.stream
         load = state.loads[handle.name]
         state.turns += 1
@@ -185,26 +186,28 @@ class PrefixRouting:
         return share * trust
 
     def left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
-        """Note that a sequence has ended, or that its worker has it no more."""
+        """Note that a sequence has ended, or that its worker has it no more, before its handle does."""
         state, number = self._models[handle.model], sequence.submit.stream
         state.loads[handle.name].take(number)
         state.index.drop(handle.name, _sequence(number))
         self._note_prefixes(handle)
 
     def lose(self, handle: WorkerHandle) -> None:
-        """Note that a worker holds nothing any more, as its process has ended."""
+        """Note that a worker holds nothing any more, as its process has ended, before its handle does."""
         state = self._models[handle.model]
         state.loads[handle.name].clear()
         state.index.clear(handle.name)
         self._note_prefixes(handle)
 
-    def report(self, handle: WorkerHandle, prefixes: Iterable[HeldPrefix]) -> None:
+    def report(self, handle: WorkerHandle, prefixes: Sequence[HeldPrefix]) -> None:
         """Take a worker's report of what ended sequences have left."""
         if self._routing == "prefix":
             index = self._models[handle.model].index
             for each in prefixes:
                 index.hold(handle.name, ("slot", each.holder), each.digests)
-            self._note_prefixes(handle)
+            if prefixes:  # few steps have any
+                self._note_prefixes(handle)
+                handle.on_change(handle)
 
     def started(self, handle: WorkerHandle, event: StartedStream) -> None:
         """Learn from the first token of a sequence."""
@@ -236,11 +239,10 @@ class PrefixRouting:
                 pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
 
     def _note_prefixes(self, handle: WorkerHandle) -> None:
-        """Move a worker among equally loaded ones."""
+        """Note the place of a worker among equally loaded ones, which changes with its load or its report."""
         if self._routing == "prefix":
             state = self._models[handle.model]
             handle.prefixes = state.index.holders(handle.name), state.loads[handle.name].last_turn
-            handle.on_change(handle)
 
     def _chooses(self, model: str) -> bool:
         """Digests are needed: there is something to choose."""
