@@ -57,6 +57,8 @@ class EngineSequence:
     """It was preempted after its prefill had begun."""
     cached_tokens: int = 0
     """Rows that it took from another sequence when it first started, those of the prefix tier included."""
+    stored_tokens: int = 0
+    """Those of them that came from the prefix tier."""
     searched: bool = False
     """The prefix tier was asked for its rows since it got its slot."""
     restored_from: int = 0
@@ -171,6 +173,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         now - admitted,
         sequence.prefill_length,
         sequence.cached_tokens,
+        sequence.stored_tokens,
     )
 
 

@@ -4,11 +4,13 @@ Rows are saved in blocks when a sampled token has proven that they are finite, w
 another worker finds them if this one is lost. Saves and restores are made between the calls of a step, a few at a time.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
+from protocol.events import SharedTier
 from workers.engine.prefix_match import CachedRows
 from workers.engine.runner import Runner, RunnerCapabilities
 from workers.engine.sequence import EngineSequence
@@ -57,6 +59,13 @@ class PrefixTier:
     def serves(capabilities: RunnerCapabilities) -> bool:
         """Return whether rows of a runner can be restored: they are the same whichever chunks computed them."""
         return bool(capabilities.exact_rows and capabilities.rows_format and capabilities.row_bytes)
+
+    @property
+    def shared(self) -> SharedTier:
+        """The tier as a gateway knows it."""
+        of = f"{self._store.identity}\0{self._format}\0{self.block_rows}"
+        rows = self._store.max_bytes // self._row_bytes
+        return SharedTier(hashlib.blake2b(of.encode(), digest_size=16).hexdigest(), rows, self.block_rows)
 
     @property
     def used_bytes(self) -> int:
