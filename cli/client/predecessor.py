@@ -46,7 +46,7 @@ class HttpAnswer:
     @property
     def anywhere(self) -> bool:
         """The stream can be resumed at each gateway that shares it."""
-        return self._response.headers.get("x-stream-gateways") == "any"
+        return bool(self._response.headers.get("x-stream-gateways") == "any")
 
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises `PeerUnreachable`."""

@@ -14,7 +14,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
-from workers.engine.step_result import Token
+from workers.engine.step_result import SequenceStart, Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
@@ -298,7 +298,7 @@ def test_the_first_token_is_reported_with_the_tokens_that_were_restored(saved: P
     engine = engine_with_tier(scripted(), saved)
     for stream, reported in ((1, (BLOCKS * BLOCK_ROWS,) * 2), (2, (len(PROMPT) - 1, 0))):  # of the tier, and of a slot
         engine.submit(request(stream))
-        starts = []
+        starts: list[SequenceStart] = []
         while not engine.idle:
             starts += engine.step().starts
         assert [(start.cached_tokens, start.stored_tokens) for start in starts] == [reported]
