@@ -13,9 +13,9 @@ than cores can be measured. --model built-in computes for real. With --prefix-ca
 tier of so many bytes.
 
 Shown are the requests, their prompt tokens, the share of these that was computed, and the share that no request before
-had, which is the least that any routing computes; the median and the 99th percentile of the time to the first token and
-of the wait for a slot before the prefill, the median time of an answer, and how much more sequences than the mean the
-busiest worker had. Then each figure of `least-loaded` is compared. A failed request ends the benchmark.
+had, which any routing computes at least; the median and the 99th percentile of the time to the first token and of the
+wait for a slot before the prefill, the median time of an answer, and how much more sequences than the mean the busiest
+worker had. Then each figure of `least-loaded` is compared. A failed request ends the benchmark.
 """
 
 import argparse

@@ -40,7 +40,7 @@ class _ModelState:
     """The state of a model and its workers."""
 
     index: PrefixIndex = field(default_factory=PrefixIndex)
-    """What slots hold."""
+    """Has the digests that slots hold."""
     tiers: SharedTiers = field(default_factory=SharedTiers)
     handles: dict[str, WorkerHandle] = field(default_factory=dict)
     loads: dict[str, WorkerLoad] = field(default_factory=dict)

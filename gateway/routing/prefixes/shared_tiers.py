@@ -1,4 +1,4 @@
-"""What the prefix tiers hold that workers of one machine share, as far as their reports tell. Pure.
+"""The content of the prefix tiers that workers of one machine share, as far as their reports tell. Pure.
 
 A prefix that one worker has computed is in the tier of its machine, and each worker of the machine restores it. No
 worker reports what a tier evicts. So the reports are kept as the tier keeps its blocks: as many rows as it has room
@@ -41,7 +41,7 @@ class SharedTiers:
         self._tier_of: dict[str, _Tier] = {}
         """The tier of each worker that has one."""
         self._index = PrefixIndex()
-        """What each tier holds."""
+        """Has the digests that each tier holds."""
 
     def __bool__(self) -> bool:
         """True if a worker has a tier."""

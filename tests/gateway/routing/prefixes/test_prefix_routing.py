@@ -496,7 +496,7 @@ async def test_promises_that_a_tier_does_not_keep_no_longer_count(sharing: Fleet
 
 
 async def test_a_worker_that_has_the_tier_is_chosen_by_its_load(sharing: Fleet) -> None:
-    """Of several workers that could restore a prefix, the one with the fewest sequences does."""
+    """The one with the fewest sequences restores a prefix that several could restore."""
     others = first_on_a(sharing, SYSTEM)
     sharing.busy("c")
     sharing.busy("c")

@@ -1,4 +1,4 @@
-"""What the tiers of machines hold: of all their workers, in the order of use, and no more than they have room for."""
+"""The content of tiers: that of all their workers, in the order of use, and no more than they have room for."""
 
 from gateway.routing.prefixes.shared_tiers import KEPT_SHARE, MAX_PREFIXES, MAX_SHARING, MAX_TIERS, SharedTiers
 from protocol.bounds import MAX_COUNT
