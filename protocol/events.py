@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_COUNT,
     MAX_GATEWAYS,
     MAX_PIECE_BYTES,
     MAX_PREFIX_DIGESTS,
@@ -157,6 +158,17 @@ class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults
     total: Count = 0
 
 
+class SharedTier(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The prefix tier of a worker, which the workers of its machine share."""
+
+    id: Label = ""
+    """Workers with equal ids restore the cache rows that each of them has saved. Empty without a tier."""
+    rows: Count = 0
+    """Cache rows for which it has room."""
+    block: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
+    """It has whole blocks of so many rows of a prefix."""
+
+
 class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=True, gc=False):
     """The model is loaded and one step has run. Requests are accepted from now on."""
 
@@ -175,6 +187,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     take what another has computed: `ReadRows` and `WriteRows` are honoured. Empty if they are not."""
     row_bytes: Count = 0
     """Bytes of one cache row."""
+    tier: SharedTier = SharedTier()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -275,6 +288,8 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Prompt and resumed tokens."""
     cached_tokens: Count = 0
     """Those of them whose KV was taken from another sequence."""
+    stored_tokens: Count = 0
+    """Those of the cached tokens whose KV was restored from the prefix tier."""
 
 
 class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

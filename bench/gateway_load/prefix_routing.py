@@ -2,17 +2,20 @@
 
     python bench/gateway_load/prefix_routing.py [--model scripted|built-in] [--workers 4] [--slots 8] [--seconds 40]
         [--routing prefix least-loaded round-robin] [--loads chats shared random] [--chats 20] [--turns 12] [--rate 6]
+        [--prefix-cache-bytes N]
 
 Each line is a server of its own, `baton serve` with --workers worker processes, under the same requests. The load
 `chats` has --chats clients that talk in turns: a system prompt that all share, --turns turns at most and half as many
 at least, and a pause between an answer and the next question. `shared` has requests with one of eight system prompts,
 and `random` those that have nothing in common, both at --rate requests a second. Scripted workers compute
 --prefill-rate prompt tokens (bytes) a second and make --step-rate steps; they sleep meanwhile, so that more of them
-than cores can be measured. --model built-in computes for real.
+than cores can be measured. --model built-in computes for real. With --prefix-cache-bytes its workers share a prefix
+tier of so many bytes.
 
-Shown are the requests, their prompt tokens, the share of these that was computed, the median and the 99th percentile of
-the time to the first token and of the wait for a slot before the prefill, and how much more sequences than the mean the
-busiest worker had. Then each figure of `least-loaded` is compared. A failed request ends the benchmark.
+Shown are the requests, their prompt tokens, the share of these that was computed, and the share that no request before
+had, which any routing computes at least; the median and the 99th percentile of the time to the first token and of the
+wait for a slot before the prefill, the median time of an answer, and how much more sequences than the mean the busiest
+worker had. Then each figure of `least-loaded` is compared. A failed request ends the benchmark.
 """
 
 import argparse
@@ -68,16 +71,26 @@ class ChatAnswer(StreamedAnswer):
     """An answer with its text."""
 
     text: str = ""
+    new: float = 1.0
+    """Share of the characters of its prompt that no request before had."""
+    prompt_tokens: int = 0
 
     def take(self, event: dict[str, Any]) -> None:
         super().take(event)
         for choice in event.get("choices") or []:
             self.text += (choice.get("delta") or {}).get("content") or ""
+        if usage := event.get("usage"):
+            self.prompt_tokens = usage["prompt_tokens"]
 
     @property
     def first_s(self) -> float:
         """Seconds to the first token."""
         return self.stamps[0] - self.began
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds to the last token."""
+        return self.stamps[-1] - self.began
 
 
 @dataclass
@@ -92,6 +105,8 @@ class ChatClients:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._known: set[tuple[str, ...]] = set()
+        """The messages of all requests, with and without the answer, and the first ones of each."""
 
     def words(self, count: int, chosen: random.Random | None = None) -> str:
         return " ".join((chosen or self._random).choices(WORDS, k=count))
@@ -107,10 +122,20 @@ class ChatClients:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer = ChatAnswer(time.perf_counter())
+        texts = [each["content"] for each in messages]
+        answer = ChatAnswer(time.perf_counter(), new=self._new_share(texts))
         await request(self.url, "/v1/chat/completions", "", body, answer)
+        self._known.add((*texts, answer.text))
         self.answers.append(answer)
         return answer.text
+
+    def _new_share(self, texts: Sequence[str]) -> float:
+        """Return the share of a prompt that neither earlier prompts nor their answers had, and remember it."""
+        begin = len(texts)
+        while begin and tuple(texts[:begin]) not in self._known:
+            begin -= 1
+        self._known.update(tuple(texts[:count]) for count in range(begin + 1, len(texts) + 1))
+        return sum(map(len, texts[begin:])) / sum(map(len, texts))
 
     async def talk(self, number: int, until: float) -> None:
         """Talk in turns, in one chat after the other."""
@@ -148,8 +173,11 @@ class RoutingFigures:
     requests: int
     prompt_tokens: float
     computed: float
+    new: float
+    """Prompt tokens that no request before had."""
     first_s: tuple[float, float]
     wait_s: tuple[float, float]
+    whole_s: float
     imbalance: float
     """Sequences of the busiest worker above the mean, as a share of it."""
 
@@ -158,9 +186,9 @@ class RoutingFigures:
         return self.computed / self.prompt_tokens
 
     def row(self) -> str:
-        times = "".join(f"{1000 * value:9.0f}" for value in (*self.first_s, *self.wait_s))
-        share = f"{100 * self.share:8.1f}%"
-        return f"{self.requests:9}{self.prompt_tokens:10.0f}{share}{times}{100 * self.imbalance:9.0f}%"
+        times = "".join(f"{1000 * value:9.0f}" for value in (*self.first_s, *self.wait_s, self.whole_s))
+        shares = f"{100 * self.share:8.1f}%{100 * self.new / self.prompt_tokens:8.1f}%"
+        return f"{self.requests:9}{self.prompt_tokens:10.0f}{shares}{times}{100 * self.imbalance:9.0f}%"
 
 
 def measured(quantile: float | None) -> float:
@@ -180,8 +208,10 @@ def figures(found: Served, answers: Sequence[ChatAnswer]) -> RoutingFigures:
         len(answers),
         sum(now.values["baton_prompt_tokens_sum"].values()),
         sum(now.values["baton_batch_prefill_tokens_total"].values()),
+        sum(each.new * each.prompt_tokens for each in answers),
         (measured(percentile(firsts, 0.5)), measured(percentile(firsts, 0.99))),
         (measured(waits.quantile(0.5, QUEUE_WAIT)), measured(waits.quantile(0.99, QUEUE_WAIT))),
+        measured(percentile([each.whole_s for each in answers], 0.5)),
         max(started) * len(started) / sum(started) - 1,
     )
 
@@ -192,6 +222,7 @@ def measure(args: argparse.Namespace, load: str, routing: str) -> RoutingFigures
         "workers": args.workers,
         "max_batch_size": args.slots,
         "routing": routing,
+        "prefix_cache_bytes": args.prefix_cache_bytes,
         "log_level": "warning",
     }
     launcher = worker_launches
@@ -226,6 +257,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=above_zero, default=6.0, help="requests a second of the other loads")
     parser.add_argument("--prefill-rate", type=above_zero, default=8000.0, help="of a scripted worker, tokens a second")
     parser.add_argument("--step-rate", type=above_zero, default=100.0, help="of a scripted worker, steps a second")
+    parser.add_argument("--prefix-cache-bytes", type=at_least(0), default=0, help="of a prefix tier (built-in model)")
     parser.add_argument("--seed", type=int, default=1, help="of the words and times")
     smoke = {"workers": 2, "slots": 2, "seconds": 1.0, "chats": 2, "rate": 3.0, "prefill_rate": 50_000.0}
     return parsed(parser, words, smoke=smoke | {"loads": loads[:2], "routing": ways[:2], "step_rate": 1000.0})
@@ -239,10 +271,12 @@ def main() -> None:
         "requests": 9,
         "prompt": 10,
         "computed": 9,
+        "new": 9,
         "first": 9,
         "p99 ms": 9,
         "wait": 9,
         "p99 ms ": 9,
+        "answer": 9,
         "uneven": 10,
     }
     print(f"{'load':8}{'routing':14}" + "".join(f"{name:>{width}}" for name, width in columns.items()), flush=True)

@@ -1,5 +1,5 @@
 """A link between a gateway and a virtual worker, in place of ZeroMQ: messages take virtual time, and the network can be
-slow, cut or gone."""
+slow, partitioned or gone."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ class Wire:
     def __init__(self, loop: SimulationLoop, latency_s: float) -> None:
         self.latency_s = latency_s
         """Changed by faults, for messages sent from then on."""
-        self.cut = False
+        self.partitioned = False
         """No message arrives. Those that are sent meanwhile arrive when the wire is whole again."""
         self._loop = loop
         self._held: list[Callable[[], None]] = []
@@ -36,13 +36,13 @@ class Wire:
 
     def heal(self) -> None:
         """Make it whole: what was sent meanwhile arrives."""
-        self.cut = False
+        self.partitioned = False
         held, self._held = self._held, []
         for arrive in held:
             arrive()
 
     def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.cut:
+        if self.partitioned:
             self._held.append(arrive)
         else:
             arrive()

@@ -110,8 +110,15 @@ class Scenario:
     @property
     def service_s(self) -> float:
         """Seconds of a slot that a request takes on average, on a worker with all slots busy."""
+        return self._slot_s(sum(self.prompt_tokens) / 2, sum(self.output_tokens) / 2)
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of a slot that the largest request takes, likewise."""
+        return self._slot_s(self.prompt_tokens[1], self.output_tokens[1])
+
+    def _slot_s(self, prompt: float, output: float) -> float:
         engine = self.engine
-        prompt, output = sum(self.prompt_tokens) / 2, sum(self.output_tokens) / 2
         # A prompt makes the step longer for all rows of its worker.
         return output * (engine.step_s + engine.row_s * engine.slots) + prompt * engine.prefill_s * engine.slots
 

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,9 @@ class FleetSimulation:
         self._faults_left = len(scenario.faults)
         self._lives = itertools.count()
         self._window = CostWindow(loop)
+        least = scenario.requests_per_s * scenario.longest_s
+        self._warm = max(int(WARM_PART * scenario.requests), min(scenario.requests // 2, math.ceil(least)))
+        """Requests before costs are measured. From then on as many end as begin, unless there are few."""
         self._slow: set[int] = set()
         """Nodes whose network is slow."""
 
@@ -183,7 +187,7 @@ class FleetSimulation:
     def _send_next(self, load: Iterator[Wanted], began: float, create_task: CreateTask) -> None:
         """Send a request at its time, and then the next one."""
         wanted = next(load, None)
-        if len(self._received) == int(WARM_PART * self._scenario.requests):
+        if len(self._received) == self._warm:
             self._window.begin(self._ended)
         if wanted is None:
             self._window.end(self._ended)
@@ -267,7 +271,7 @@ class FleetSimulation:
                 self._loop.after(fault.duration_s, lambda: self._slow_down(fault.target, slow=False))
             case "partition":
                 for each in self._node(fault.target):
-                    each.cut()
+                    each.partition()
                 self._loop.after(fault.duration_s, lambda: self._heal(fault.target))
             case "upgrade":
                 for each in self._workers:

@@ -60,7 +60,7 @@ class VirtualWorker:
         self.version = 1
         """The version of its program at the next start."""
         self.unreachable = False
-        """The network is cut. Changed by its machine."""
+        """The network is partitioned. Changed by its machine."""
         self.engine = VirtualEngine(loop, model, self._emit, self._crash, poison)
         self._loop = loop
         self._model = model
@@ -118,7 +118,7 @@ class VirtualWorker:
         for end in self._ends.values():
             end.wire.latency_s = latency_s
 
-    def cut(self) -> None:
+    def partition(self) -> None:
         """Interrupt the network. Both ends give the connections up after `GIVE_UP_S`, unless it is healed before."""
         self.unreachable = True
         self._cut_off()
@@ -140,11 +140,11 @@ class VirtualWorker:
 
     def _cut_off(self) -> None:
         for end in self._ends.values():
-            end.wire.cut = True
+            end.wire.partitioned = True
             self._loop.after(GIVE_UP_S, functools.partial(self._give_up, end))
 
     def _give_up(self, end: WorkerEnd) -> None:
-        if end.wire.cut:
+        if end.wire.partitioned:
             end.link.lose("no heartbeat of the connection")
             self._lose(end)
 

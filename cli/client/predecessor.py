@@ -43,6 +43,11 @@ class HttpAnswer:
         """The `Content-Type` header, or an empty string."""
         return str(self._response.headers.get("content-type", ""))
 
+    @property
+    def anywhere(self) -> bool:
+        """The stream can be resumed at each gateway that shares it."""
+        return bool(self._response.headers.get("x-stream-gateways") == "any")
+
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises `PeerUnreachable`."""
         try:

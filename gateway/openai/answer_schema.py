@@ -14,13 +14,20 @@ class PromptTokensDetails(Struct, forbid_unknown_fields=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, forbid_unknown_fields=True):
+    """Details of `completion_tokens`."""
+
+    reasoning_tokens: int
+
+
 class UsageObject(Struct, forbid_unknown_fields=True):
-    """Tokens of a whole request."""
+    """Tokens of a whole request. The details of the completion are there if a part of it is reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class BatonExtension(Struct, forbid_unknown_fields=True):

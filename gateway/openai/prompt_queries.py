@@ -138,7 +138,8 @@ class PromptQueryDecoder:
     def _model(self, name: str | None) -> str:
         models = self._router.models()
         if name is None and len(models) != 1:
-            raise invalid("model", f"`model` is required, as this server has {len(models)} models")
+            # Their number may be more than the models that this key may use.
+            raise invalid("model", "`model` is required, unless a server has one model")
         return models[0] if name is None else name
 
     def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody) -> Input:

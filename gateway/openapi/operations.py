@@ -68,7 +68,8 @@ _RESUMING: tuple[Code, ...] = (
     RefusalCode.STREAM_LOST,
     RefusalCode.STREAM_ELSEWHERE,
 )
-_GENERATING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED, *_RESUMING)
+_COMPUTING: tuple[Code, ...] = (*ErrorCode, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED)
+_GENERATING: tuple[Code, ...] = (*_COMPUTING, *_RESUMING)
 _QUERYING: tuple[Code, ...] = (
     *(ErrorCode.UNSUPPORTED, ErrorCode.CONTEXT, ErrorCode.TEMPLATE, ErrorCode.OVERLOADED, ErrorCode.LOST),
     *(ErrorCode.DRAINING, ErrorCode.DEADLINE, RefusalCode.MODEL_NOT_FOUND, RefusalCode.RATE_LIMITED),
@@ -175,7 +176,7 @@ OPERATIONS: Operations = {
         summary="Compute the log-likelihoods of texts",
         body=ScoreBody,
         answers={200: {JSON: ScoreList}},
-        errors=_GENERATING,
+        errors=_COMPUTING,
     ),
     ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
     ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),

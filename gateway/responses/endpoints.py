@@ -1,11 +1,13 @@
 """`/v1/responses/{id}`: retrieve, list the input of, cancel and delete stored responses."""
 
+import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 from starlette.routing import Route
@@ -118,16 +120,27 @@ class ResponseEndpoints:
             raise invalid("limit", f"`limit` is 1 to {MAX_PAGE}")
         if order not in ("asc", "desc"):
             raise invalid("order", "`order` is asc or desc")
-        items = await self._service.input_items(tenant_of(exchange.key, ""), response)
-        if order == "desc":
+        conversation = await self._service.conversation(tenant_of(exchange.key, ""), response)
+        # It may have megabytes, and other clients do not wait for them to be decoded.
+        page = functools.partial(
+            self._page, conversation, limit=int(limit), newest_first=order == "desc", after=query.get("after")
+        )
+        await exchange.respond(200, await anyio.to_thread.run_sync(page))
+
+    def _page(
+        self, conversation: Sequence[StoredResponse], *, limit: int, newest_first: bool, after: str | None
+    ) -> bytes:
+        """Render a page of the input items of a conversation. Raises `RequestError`."""
+        items = self._service.input_items(conversation)
+        if newest_first:
             items.reverse()
         begin = 0
-        if after := query.get("after"):
+        if after:
             place = next((index for index, item in enumerate(items) if _id(item) == after), None)
             if place is None:
                 raise invalid("after", "`after` is not the id of an item of this input")
             begin = place + 1
-        page = items[begin : begin + int(limit)]
+        page = items[begin : begin + limit]
         body: dict[str, Any] = {
             "object": "list",
             "data": page,
@@ -135,7 +148,7 @@ class ResponseEndpoints:
             "last_id": _id(page[-1]) if page else None,
             "has_more": begin + len(page) < len(items),
         }
-        await exchange.respond(200, msgspec.json.encode(body))
+        return msgspec.json.encode(body)
 
 
 class _Identified(Struct):

@@ -172,15 +172,19 @@ class ResponseService:
         if not deleted and live is None:
             raise not_found(response, "id")
 
-    async def input_items(self, owner: str, response: str) -> list[msgspec.Raw]:
-        """The items of the conversation up to a response, as JSON. Raises `RequestError`."""
+    async def conversation(self, owner: str, response: str) -> list[StoredResponse]:
+        """The responses of a conversation up to this one. Raises `RequestError`."""
         stored = await self.find(owner, response)
         chain = await self._chain(owner, stored.previous, "id") if stored.previous else ()
+        return [*chain, stored]
+
+    def input_items(self, conversation: Sequence[StoredResponse]) -> list[msgspec.Raw]:
+        """The items of a conversation without the output of its last response, as JSON."""
         items: list[msgspec.Raw] = []
-        for each in chain:
+        for each in conversation[:-1]:
             items += self._raw_items.decode(each.inputs)
             items += self._raw_outputs.decode(each.response).output
-        items += self._raw_items.decode(stored.inputs)
+        items += self._raw_items.decode(conversation[-1].inputs)
         return items
 
     def _store_for(self, body: ResponsesBody) -> ResponseStore | None:

@@ -362,6 +362,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             handle.breaker = Breaker()
         handle.steps_failed = status.gauges.steps_failed
         handle.refresh(status)
+        self._placement.routing.described(handle)
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)
         self._queries.model_changed()

@@ -20,6 +20,9 @@ class PeerResponse(Protocol):
     @property
     def content_type(self) -> str: ...
 
+    @property
+    def anywhere(self) -> bool: ...
+
     def body(self) -> AsyncIterator[bytes]:
         """The body in parts, as they arrive. Raises `PeerUnreachable`."""
 

@@ -131,7 +131,8 @@ class ResumeEndpoint:
                     body = b"".join([part async for part in response.body()])
                     await exchange.respond(response.status, body, retry)
                 else:
-                    await exchange.start_events(scope, response.content_type.encode(), stream_id)
+                    kind = response.content_type.encode()
+                    await exchange.start_events(scope, kind, stream_id, anywhere=response.anywhere)
                     async for part in response.body():
                         await exchange.events(part)
                     await exchange.events(b"", more=False)

@@ -29,6 +29,7 @@ from protocol.events import (
     ReasoningSegment,
     Rows,
     RowsWritten,
+    SharedTier,
     StartedStream,
     Step,
     TextSegment,
@@ -206,6 +207,9 @@ EVENTS: dict[str, Event] = {
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
     "ready_rows": Ready(Capabilities(), rows_format="iree-5f2a", row_bytes=24_576),
+    "ready_tier": Ready(
+        Capabilities(), rows_format="iree-5f2a", row_bytes=24_576, tier=SharedTier("5c" * 16, 40_000, 32)
+    ),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
@@ -219,6 +223,7 @@ EVENTS: dict[str, Event] = {
     "step_started": Step(
         (Delta(1, (12,), " Paris"),), GAUGES, (StartedStream(1, 150, 2000, 31000, 40, 32), StartedStream(2))
     ),
+    "step_restored": Step((Delta(1, (12,)),), GAUGES, (StartedStream(1, 150, 2000, 9000, 400, 352, 320),)),
     "step_idle": Step(()),
     "step_prefixes": Step((), GAUGES, prefixes=(HeldPrefix(3, 240, (1, (1 << 63) - 1)), HeldPrefix(4))),
     "prompt_logprobs": PromptLogprobs(

@@ -10,7 +10,7 @@ import pytest
 
 from protocol import bounds
 from protocol.errors import ByeReason, ErrorCode
-from protocol.events import Capabilities, Gauges
+from protocol.events import Capabilities, Gauges, SharedTier
 from protocol.request import TemplateOptions, ToolChoice
 from tests.protocol import vocabulary
 
@@ -38,7 +38,9 @@ def in_numbers(cell: str) -> str:
 @pytest.mark.parametrize("struct", vocabulary.structs(), ids=lambda struct: struct.__name__)
 def test_every_field_is_on_the_page_as_it_is_in_the_code(struct: type[msgspec.Struct]) -> None:
     stated = [[name, kind, default, in_numbers(bound)] for name, kind, default, bound, _ in rows(struct.__name__)]
-    zero = {repr(Gauges()): "all zero", repr(TemplateOptions()): "all nil", repr(ToolChoice()): "auto"}
+    zero = {repr(Gauges()): "all zero", repr(TemplateOptions()): "all nil", repr(ToolChoice()): "auto"} | {
+        repr(SharedTier()): "empty"
+    }
     actual = [
         [
             f"`{field.name}`",

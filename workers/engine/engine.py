@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from protocol.commands import ReadRows, WriteRows
-from protocol.events import Gauges
+from protocol.events import Gauges, SharedTier
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy
 from workers.engine.finite_check import has_finite_logits
@@ -160,6 +160,11 @@ class BatchEngine:
         if self._tier is not None:
             self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle, step_s=self._clock() - now)
         return self._close_step(self._clock() - now)
+
+    @property
+    def shared_tier(self) -> SharedTier:
+        """The prefix tier, as a gateway knows it; an empty one without it."""
+        return SharedTier() if self._tier is None else self._tier.shared
 
     @property
     def rows_format(self) -> str:

@@ -264,6 +264,7 @@ class Scheduler:
         sequence.reused = sequence.cached.rows
         if not sequence.restarted:
             sequence.cached_tokens = sequence.cached.rows
+            sequence.stored_tokens += rows
         self.slots.add_rows(sequence.slot, rows)
 
     def held_rows(self) -> Iterator[tuple[int, CachedRows]]:
@@ -326,7 +327,7 @@ class Scheduler:
         sequence.cached.rows, sequence.cached.chunk_ends, sequence.reused = 0, (), 0
         sequence.restored_from = 0
         if not sequence.restarted:
-            sequence.cached_tokens = 0
+            sequence.cached_tokens = sequence.stored_tokens = 0
         sequence.rank, sequence.waits_since = -math.inf, self._now
         del self._decoding[sequence.request.stream]
         self._prefilling[sequence.request.stream] = sequence

@@ -59,6 +59,8 @@ class EngineSequence:
     """Rows that it took from another sequence when it first started, those of the prefix tier included."""
     created_tokens: int = 0
     """Tokens of a pinned prefix that it has computed and the prefix tier keeps."""
+    stored_tokens: int = 0
+    """Those of them that came from the prefix tier."""
     searched: bool = False
     """The prefix tier was asked for its rows since it got its slot."""
     restored_from: int = 0
@@ -173,6 +175,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         now - admitted,
         sequence.prefill_length,
         sequence.cached_tokens,
+        sequence.stored_tokens,
     )
 
 

@@ -56,6 +56,8 @@ class SequenceStart:
     """Prompt and resumed tokens."""
     cached_tokens: int
     """Those of them whose cache rows were taken from another sequence."""
+    stored_tokens: int = 0
+    """Those of the cached tokens whose rows were restored from the prefix tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import fcntl
 import heapq
 import os
 import shutil
+import socket
 import stat
 import struct
 import tempfile
@@ -88,6 +89,9 @@ class StoreDirectory:
         self._temporary = temporary
         self._users = _open_shared(path)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        status = os.fstat(self._users)
+        self.identity = f"{_machine()} {status.st_dev} {status.st_ino}"
+        """Equal for all that have this directory open, and for no others."""
 
     def close(self) -> None:
         """Close the directory, and remove it if it is temporary and nobody else has it open."""
@@ -97,6 +101,11 @@ class StoreDirectory:
                 fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._users)
+
+    @property
+    def max_bytes(self) -> int:
+        """The bytes that it may have."""
+        return self._max_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -279,6 +288,12 @@ class StoreDirectory:
                             file.name, _rounded(status.st_size), status.st_mtime
                         )
         return entries, others
+
+
+def _machine() -> str:
+    """Return what identifies this machine, also in its containers, where there is such a thing."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
 
 
 def _open_shared(path: Path) -> int:

@@ -56,6 +56,16 @@ class PrefixStore:
         self._thread.start()
 
     @property
+    def identity(self) -> str:
+        """Equal for all stores in this directory, and for no others."""
+        return self._directory.identity
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes that the directory may have."""
+        return self._directory.max_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
         return self._used_bytes

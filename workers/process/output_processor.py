@@ -331,6 +331,7 @@ class OutputProcessor:
                 round(each.prefill_s * 1e6),
                 each.prompt_tokens,
                 each.cached_tokens,
+                each.stored_tokens,
             )
             for each in step.starts
             if (live := self._live.get(each.stream)) is not None and not live.has_output

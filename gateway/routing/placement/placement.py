@@ -403,9 +403,9 @@ class Placement:
         for sequence, submit in zip(sequences, submits, strict=True):
             first = not sequence.had_turn
             sequence.place(submit, handle.name, handle.kind, hello.context, incarnation=handle.incarnation, now=now)
+            held = self.routing.placed(handle, sequence)
             handle.place(sequence, submit)
             self._preemption.add(sequence)
-            held = self.routing.placed(handle, sequence)
             if first:
                 self.charges.begin(sequence, held)
                 sequence.queued_s = now - sequence.opened_at if sequence.waited else 0.0

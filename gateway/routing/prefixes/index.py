@@ -63,6 +63,10 @@ class PrefixIndex:
         """Return the number of digests that a worker holds, each counted once for everything that holds it."""
         return self._counts.get(worker, 0)
 
+    def held(self, worker: str, holder: Hashable) -> Sequence[int]:
+        """Return the digests that a holder holds, if any."""
+        return self._held.get(worker, {}).get(holder, ())
+
     def holders(self, worker: str) -> int:
         """Return how many things of a worker hold something."""
         return len(self._held.get(worker, ()))

@@ -29,8 +29,8 @@ class DecayedRatio:
 class RowCost:
     """The time by which one more sequence of a batch delays a token: the slope of a line through measurements.
 
-    While all were of batches of about one size, it leans towards a time proportional to the size, which is the most
-    that it can be.
+    While there are few, or all were of batches of one size, it leans towards a time proportional to the size, which is
+    the most that it can be.
     """
 
     __slots__ = ("_count", "_rows", "_rows_squared", "_rows_times_seconds", "_seconds")
@@ -54,7 +54,9 @@ class RowCost:
         variance = self._rows_squared / self._count - rows * rows
         covariance = self._rows_times_seconds / self._count - rows * seconds
         proportional = seconds / rows
-        return min(max((covariance + proportional) / (variance + 1.0), 0.0), proportional)
+        # As if one measurement, a row away from the mean, had shown a proportional time.
+        slope = (self._count * covariance + proportional) / (self._count * variance + 1.0)
+        return min(max(slope, 0.0), proportional)
 
 
 @dataclass(slots=True)

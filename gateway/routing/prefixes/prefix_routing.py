@@ -1,17 +1,19 @@
 """Orders the workers that may get a sequence: by what they hold of its prompt, by load alone, or in turn.
 
 A worker holds the prompts of its sequences, and what ended ones have left in its cache, which it reports. Both are
-known by their digests (`protocol.prefix_digests`). What is expected of a worker follows from measurements: how many of
-the expected tokens it really had, and how fast it computes.
+known by their digests (`protocol.prefix_digests`). All of that is also in its prefix tier, if it has one, for all
+workers of its machine. What is expected of a worker follows from measurements: how many of the expected tokens it
+really had, and how fast it computes and restores.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.metrics.metrics import Metrics
 from gateway.routing.prefixes.choice import LEAST_TOKENS, WorkerOption, choose
 from gateway.routing.prefixes.index import PrefixIndex
 from gateway.routing.prefixes.pace import DecayedRatio, Pace
+from gateway.routing.prefixes.shared_tiers import SharedTiers
 from gateway.routing.prefixes.worker_load import MIN_MEASURED, Expected, WorkerLoad
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
@@ -24,6 +26,10 @@ PREFILL_RATE = 1000.0
 """Prompt tokens a second of a model of which nothing was measured yet."""
 ANSWER_TOKENS = 64.0
 """Tokens of an answer, likewise."""
+RESTORES_PER_PREFILL = 16.0
+"""Tokens that a worker restores from its tier in the time in which it computes one, likewise."""
+MAX_RESTORE_RATE = 1e6
+"""Tokens a second that a restore counts with at most: what is measured of it may be nothing."""
 LEAST_PROMISE = 2 * LEAST_TOKENS
 """Expected cached tokens below which what a worker really had is not counted: it recomputes less than `LEAST_TOKENS`,
 and the tokens of bytes are estimated."""
@@ -34,6 +40,8 @@ class _ModelState:
     """The state of a model and its workers."""
 
     index: PrefixIndex = field(default_factory=PrefixIndex)
+    """Has the digests that slots hold."""
+    tiers: SharedTiers = field(default_factory=SharedTiers)
     handles: dict[str, WorkerHandle] = field(default_factory=dict)
     loads: dict[str, WorkerLoad] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
@@ -43,6 +51,10 @@ class _ModelState:
     trust: DecayedRatio = field(default_factory=DecayedRatio)
     """Tokens that workers had by those that their digests promised: 0 where the template changes the beginning of each
     prompt."""
+    stored_trust: DecayedRatio = field(default_factory=DecayedRatio)
+    """The same of the promises of tiers: some evict earlier than expected."""
+    restore: DecayedRatio = field(default_factory=DecayedRatio)
+    """Tokens restored by seconds."""
     answers: DecayedRatio = field(default_factory=DecayedRatio)
     """Tokens of answers by answers."""
     turns: int = 0
@@ -76,12 +88,20 @@ class PrefixRouting:
         state.handles[handle.name] = handle
         state.loads[handle.name] = WorkerLoad()
         handle.prefix_digests = lambda: state.index.digests(handle.name)
+        self.described(handle)
+
+    def described(self, handle: WorkerHandle) -> None:
+        """Note the tier of a worker that is ready. Repeatable."""
+        ready = handle.status.ready
+        if self._routing == "prefix" and ready is not None:
+            self._models[handle.model].tiers.join(handle.name, ready.tier)
 
     def forget(self, handle: WorkerHandle) -> None:
         """Remove a worker. What was measured of its model is forgotten with the last one."""
         state = self._models[handle.model]
         del state.handles[handle.name], state.loads[handle.name]
         state.index.clear(handle.name)
+        state.tiers.leave(handle.name)
         if not state.handles:
             del self._models[handle.model]
 
@@ -106,26 +126,31 @@ class PrefixRouting:
             return
         chosen, model = least, least.model
         state = self._models[model]
-        if promised := self._promised(model, sequence):
-            promised[least.name] = self._share(least, sequence) * self._prompt_tokens(state, sequence)
+        held, stored = self._shares(model, sequence), self._stored(model, sequence)
+        if held or stored:
             first = self._pool.preference(least)
-            others = [state.handles[name] for name in promised if name != least.name]
-            others = [
-                each
-                for each in others
-                if self._pool.admits(each) and may(each) and self._pool.preference(each) == first
-            ]
-            chosen = self._choose([least, *others], sequence, promised)
+
+            def equal(name: str) -> bool:
+                handle = state.handles[name]
+                return self._pool.admits(handle) and may(handle) and self._pool.preference(handle) == first
+
+            names = [name for name in held if name != least.name and equal(name)]
+            for tier in stored:  # the least loaded one that shares it, which may be the least loaded of all
+                sharing = state.tiers.workers(tier)
+                if least.name not in sharing and (able := [*filter(equal, sharing)]):
+                    names.append(min(able, key=lambda name: state.handles[name].load))
+            chosen = self._choose([least, *(state.handles[name] for name in dict.fromkeys(names))], sequence)
             if chosen is not least:
-                self._preferred = _Preferred(sequence, chosen.name, promised[least.name])
+                elsewhere = max(self._promises(state, least, sequence))
+                self._preferred = _Preferred(sequence, chosen.name, elsewhere)
                 yield chosen
         yield least
         yield from (each for each in handles if each is not chosen)
 
-    def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence, promised: dict[str, float]) -> WorkerHandle:
+    def _choose(self, handles: list[WorkerHandle], sequence: LiveSequence) -> WorkerHandle:
         """Choose between the least loaded worker, which is the first, and others that hold something."""
         state = self._models[handles[0].model]
-        trust, answer = state.trust.value(1.0), state.answers.value(ANSWER_TOKENS)
+        answer = state.answers.value(ANSWER_TOKENS)
         rate, turn_s, row_s = (
             state.pace.prefill.value(PREFILL_RATE),
             state.pace.turn.value(0.0),
@@ -138,7 +163,7 @@ class PrefixRouting:
                 WorkerOption(
                     live=handle.load,
                     slots=handle.slots,
-                    saved=trust * promised.get(handle.name, 0.0),
+                    saved=self._saved(state, *self._promises(state, handle, sequence)),
                     pending=load.pending,
                     prefill_rate=load.pace.prefill.value(rate),
                     turn_s=load.pace.turn.value(turn_s),
@@ -147,14 +172,35 @@ class PrefixRouting:
             )
         return handles[choose(options, self._prompt_tokens(state, sequence))]
 
+    def _promises(self, state: _ModelState, handle: WorkerHandle, sequence: LiveSequence) -> tuple[float, float]:
+        """Return the tokens of a prompt that a worker holds in its slots, and in its tier, by the digests."""
+        prompt = self._prompt_tokens(state, sequence)
+        held, stored = self._share(handle, sequence) * prompt, 0.0
+        if state.tiers and self._reuses(handle.model, sequence):
+            matched = state.tiers.matched(handle.name, sequence.prefix.digests(sequence.submit))
+            stored = state.tiers.whole_blocks(handle.name, sequence.prefix.share(matched) * prompt)
+        return held, stored
+
+    @staticmethod
+    def _saved(state: _ModelState, held: float, stored: float) -> float:
+        """Estimate the tokens of a prompt whose time a worker saves. What it restores takes some of that time."""
+        saved = state.trust.value(1.0) * held
+        if stored:
+            rate = state.pace.prefill.value(PREFILL_RATE)
+            cost = rate / state.restore.value(RESTORES_PER_PREFILL * rate)
+            saved = max(saved, state.stored_trust.value(1.0) * stored * (1.0 - cost))
+        return saved
+
     def uncached(self, sequence: LiveSequence) -> float:
         """Estimate the tokens of a prompt that have to be computed, in those of its `terms`, if the worker gets it that
         holds most of it."""
         model, estimated = sequence.request.model, sequence.terms.prompt_tokens
         if model not in self._models:  # its workers were removed
             return float(estimated)
-        held = max(self._shares(model, sequence).values(), default=0.0)
-        return estimated * (1.0 - held * self._models[model].trust.value(1.0)) if held else float(estimated)
+        state = self._models[model]
+        held = state.trust.value(1.0) * max(self._shares(model, sequence).values(), default=0.0)
+        stored = state.stored_trust.value(1.0) * max(self._stored(model, sequence).values(), default=0.0)
+        return estimated * (1.0 - max(held, stored))
 
     def uncached_on(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
         """Estimate the tokens that a worker would have to compute of a sequence before the next one."""
@@ -171,15 +217,15 @@ class PrefixRouting:
         return self._models[model].pace.prefill.value(PREFILL_RATE)
 
     def placed(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
-        """Note that a worker got a sequence. Returns the share of its prompt that the worker is expected to hold."""
+        """Note that a worker gets a sequence, before its handle does. Returns the share of its prompt that the worker
+        is expected to hold."""
         state, number = self._models[handle.model], sequence.submit.stream
         load = state.loads[handle.name]
         state.turns += 1
         load.last_turn = state.turns
         preferred, self._preferred = self._preferred, None
-        share = self._share(handle, sequence)
-        prompt, trust = self._prompt_tokens(state, sequence), state.trust.value(1.0)
-        promised, elsewhere = share * prompt, None
+        prompt, (held, stored) = self._prompt_tokens(state, sequence), self._promises(state, handle, sequence)
+        promised, elsewhere = max(held, stored), None
         if preferred is not None and preferred.sequence is sequence and preferred.worker == handle.name:
             elsewhere = preferred.promised_elsewhere
         known = isinstance(sequence.submit.input, TokensInput)
@@ -190,35 +236,39 @@ class PrefixRouting:
                 resumed=len(sequence.tokens),
                 promised=promised,
                 promised_elsewhere=promised if elsewhere is None else elsewhere,
-                uncached=prompt - trust * promised,
+                uncached=prompt - self._saved(state, held, stored),
+                stored=stored > held,
             ),
         )
         if self._chooses(handle.model):
             state.index.hold(handle.name, _sequence(number), sequence.prefix.digests(sequence.submit))
         self._note_prefixes(handle)
-        return share * trust
+        return state.trust.value(1.0) * held / prompt if held else 0.0
 
     def left(self, handle: WorkerHandle, sequence: LiveSequence) -> None:
-        """Note that a sequence has ended, or that its worker has it no more."""
+        """Note that a sequence has ended, or that its worker has it no more, before its handle does."""
         state, number = self._models[handle.model], sequence.submit.stream
         state.loads[handle.name].take(number)
         state.index.drop(handle.name, _sequence(number))
         self._note_prefixes(handle)
 
     def lose(self, handle: WorkerHandle) -> None:
-        """Note that a worker holds nothing any more, as its process has ended."""
+        """Note that a worker holds nothing any more, as its process has ended, before its handle does."""
         state = self._models[handle.model]
         state.loads[handle.name].clear()
         state.index.clear(handle.name)
         self._note_prefixes(handle)
 
-    def report(self, handle: WorkerHandle, prefixes: Iterable[HeldPrefix]) -> None:
+    def report(self, handle: WorkerHandle, prefixes: Sequence[HeldPrefix]) -> None:
         """Take a worker's report of what ended sequences have left."""
         if self._routing == "prefix":
-            index = self._models[handle.model].index
+            state = self._models[handle.model]
             for each in prefixes:
-                index.hold(handle.name, ("slot", each.holder), each.digests)
-            self._note_prefixes(handle)
+                state.index.hold(handle.name, ("slot", each.holder), each.digests)
+                state.tiers.saved(handle.name, each.digests, each.tokens)
+            if prefixes:  # few steps have any
+                self._note_prefixes(handle)
+                handle.on_change(handle)
 
     def started(self, handle: WorkerHandle, event: StartedStream) -> None:
         """Learn from the first token of a sequence."""
@@ -227,18 +277,30 @@ class PrefixRouting:
         expected = load.take(event.stream)
         if expected is None:
             return
-        computed, seconds = event.prompt_tokens - event.cached_tokens, event.prefill_us / 1e6
-        if computed >= MIN_MEASURED and seconds > 0:
-            for pace in (load.pace, state.pace):
-                pace.prefill.add(computed, seconds)
+        state.tiers.saved(handle.name, state.index.held(handle.name, _sequence(event.stream)), event.prompt_tokens)
+        self._measure(state, load, event)
         if expected.estimated:
             state.scale.add(max(0, event.prompt_tokens - expected.resumed), expected.estimated)
         if expected.promised >= LEAST_PROMISE:
+            trust = state.stored_trust if expected.stored else state.trust
             short = expected.promised - event.cached_tokens
-            state.trust.add(expected.promised if short < LEAST_TOKENS else event.cached_tokens, expected.promised)
+            trust.add(expected.promised if short < LEAST_TOKENS else event.cached_tokens, expected.promised)
         saved = min(event.cached_tokens, expected.promised) - expected.promised_elsewhere
         if saved > 0:
             self._metrics.prefix_tokens_routed(handle.model).inc(saved)
+
+    @staticmethod
+    def _measure(state: _ModelState, load: WorkerLoad, event: StartedStream) -> None:
+        """Learn how fast a worker computes a prompt, or what a restore takes beside that."""
+        computed, seconds = event.prompt_tokens - event.cached_tokens, event.prefill_us / 1e6
+        if event.stored_tokens >= MIN_MEASURED:
+            rate = load.pace.prefill.value(state.pace.prefill.value(PREFILL_RATE))
+            state.restore.add(
+                event.stored_tokens, max(seconds - computed / rate, event.stored_tokens / MAX_RESTORE_RATE)
+            )
+        elif not event.stored_tokens and computed >= MIN_MEASURED and seconds > 0:
+            for pace in (load.pace, state.pace):
+                pace.prefill.add(computed, seconds)
 
     def finished(self, handle: WorkerHandle, sequence: LiveSequence, usage: Usage) -> None:
         """Learn from the end of a sequence that its worker still has."""
@@ -250,20 +312,14 @@ class PrefixRouting:
                 pace.row.add(len(handle.live), usage.decode_ms / 1000 / (usage.completion_tokens - 1))
 
     def _note_prefixes(self, handle: WorkerHandle) -> None:
-        """Move a worker among equally loaded ones."""
+        """Note the place of a worker among equally loaded ones, which changes with its load or its report."""
         if self._routing == "prefix":
             state = self._models[handle.model]
             handle.prefixes = state.index.holders(handle.name), state.loads[handle.name].last_turn
-            handle.on_change(handle)
 
     def _chooses(self, model: str) -> bool:
         """Digests are needed: there is something to choose."""
         return self._routing == "prefix" and len(self._models[model].loads) > 1
-
-    def _promised(self, model: str, sequence: LiveSequence) -> dict[str, float]:
-        """Return the tokens of a prompt that each worker holds by the digests, without those that hold none."""
-        prompt = self._prompt_tokens(self._models[model], sequence)
-        return {worker: share * prompt for worker, share in self._shares(model, sequence).items()}
 
     def _shares(self, model: str, sequence: LiveSequence) -> dict[str, float]:
         """Return the share of a prompt that workers hold, the largest first."""
@@ -271,6 +327,14 @@ class PrefixRouting:
             return {}
         matches = self._models[model].index.matches(sequence.prefix.digests(sequence.submit))
         return {worker: sequence.prefix.share(matched) for worker, matched in matches.items()}
+
+    def _stored(self, model: str, sequence: LiveSequence) -> dict[str, float]:
+        """Return the share of a prompt that tiers hold, the largest first."""
+        tiers = self._models[model].tiers
+        if not tiers or not self._reuses(model, sequence):
+            return {}
+        matches = tiers.matches(sequence.prefix.digests(sequence.submit))
+        return {tier: sequence.prefix.share(matched) for tier, matched in matches.items()}
 
     def _share(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
         """Return the share of a prompt that a worker holds."""

@@ -17,11 +17,13 @@ class Expected:
     resumed: int
     """Tokens that were generated before."""
     promised: float
-    """Tokens that the worker holds, by the digests."""
+    """Tokens that the worker need not compute, by the digests."""
     promised_elsewhere: float
-    """Those that the least loaded worker holds."""
+    """Those that the least loaded worker need not compute."""
     uncached: float
     """Tokens that the worker has to compute."""
+    stored: bool = False
+    """They are promised of its prefix tier, and not of its slots."""
 
 
 @dataclass(slots=True)

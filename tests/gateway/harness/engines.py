@@ -21,6 +21,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.runner import Runner
 from workers.engine.step_result import SequenceEnd, SequenceFailure
+from workers.engine.tier.prefix_tier import PrefixTier
 from workers.engine.transfer.row_frames import refusal, rows_frame
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.output_processor import EngineOutput, OutputProcessor
@@ -44,9 +45,10 @@ class EngineWorker(FakeWorker):
         formats: ChosenFormats = NO_FORMATS,
         tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer,
         clock: Callable[[], float] = time.monotonic,
+        tier: Callable[[Runner], PrefixTier] | None = None,
     ) -> None:
         """`runner` makes the runner of each incarnation; without it, one of `LETTERS`. `clock` is that of its
-        engine."""
+        engine. `tier` opens the prefix tier of each incarnation."""
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
         self._queue = queue
@@ -54,13 +56,17 @@ class EngineWorker(FakeWorker):
         self._formats = formats
         self._tokenizer = tokenizer
         self._clock = clock
+        self._tier = tier
         self._start()
 
     def _start(self) -> None:
         self.told_to_stop = False
-        self.engine = BatchEngine(self._runner(), max_queue=self._queue, step_tokens=64, clock=self._clock)
+        runner = self._runner()
+        tier = None if self._tier is None else self._tier(runner)
+        self.engine = BatchEngine(runner, max_queue=self._queue, step_tokens=64, clock=self._clock, tier=tier)
         rows = {"rows_format": self.engine.rows_format, "row_bytes": self.engine.capabilities.row_bytes}
-        self.status = replace(self.status, ready=replace(self.status.ready or Ready(Capabilities()), **rows))
+        ready = replace(self.status.ready or Ready(Capabilities()), tier=self.engine.shared_tier, **rows)
+        self.status = replace(self.status, ready=ready)
         self._output = OutputProcessor(self._tokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
         self._answers: list[Event] = []
 

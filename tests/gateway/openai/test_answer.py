@@ -276,3 +276,11 @@ def test_the_likely_tokens_of_a_completion_are_written_in_their_own_list_alone()
     written = json.loads(b"".join(completion_parts([PromptDelta(0, "aaa", tuple(prompt))], answer, 1)))
     assert [len(written[field]) for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [5] * 4
     assert len(likely.readings) == 5
+
+
+def test_the_usage_has_the_tokens_of_the_reasoning_if_there_are_any() -> None:
+    assert "completion_tokens_details" not in usage(COUNTS)
+    for reasoning, reported in ((1, 1), (4, 4), (9, 4)):
+        found = usage(COUNTS._replace(reasoning=reasoning))
+        assert found["completion_tokens_details"] == {"reasoning_tokens": reported}
+        assert msgspec.convert(found, answer_schema.UsageObject).completion_tokens == 4

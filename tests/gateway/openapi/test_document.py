@@ -17,6 +17,7 @@ from gateway.openai.unsupported import OPTIONS
 from gateway.openapi.document import OpenApiDocument
 from gateway.openapi.operations import OPERATIONS
 from gateway.settings import GatewaySettings
+from protocol.errors import ErrorCode
 from tests.gateway.harness.serving import Served, serving
 
 UNROUTED = {RefusalCode.NOT_FOUND, RefusalCode.METHOD_NOT_ALLOWED}
@@ -104,6 +105,14 @@ async def test_options_without_a_type_state_their_accepted_values() -> None:
 
 def test_every_code_is_documented_somewhere() -> None:
     assert {code for operation in OPERATIONS.values() for code in operation.codes} == set(STATUS) - UNROUTED
+
+
+def test_what_cannot_be_resumed_lists_no_error_of_resuming() -> None:
+    resuming = {*OPERATIONS["GET", "/v1/streams/{id}"].errors} - {*OPERATIONS["POST", "/v1/completions"].errors}
+    assert not resuming
+    score = {*OPERATIONS["POST", "/v1/score"].errors}
+    assert RefusalCode.STREAM_NOT_FOUND not in score
+    assert {ErrorCode.CONTEXT, RefusalCode.MODEL_NOT_FOUND} < score
 
 
 ANSWERS: list[tuple[str, Any]] = [

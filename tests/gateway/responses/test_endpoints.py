@@ -1,15 +1,18 @@
 """Stored responses through the `openai` client and bare HTTP: retrieve, list, delete, and who may."""
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import openai
 import pytest
 
 from gateway.responses.service import ResponseService
-from gateway.responses.store.stored import StoreUnavailable
+from gateway.responses.store.stored import StoredResponse, StoreUnavailable
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from tests.gateway.harness.serving import serving
@@ -84,6 +87,23 @@ async def test_input_items_have_the_conversation_in_pages() -> None:
     assert [item.id for item in newest.data] == [item.id for item in reversed(pages)]
     assert (page.has_more, page.last_id) == (True, pages[1].id)
     assert len({item.id for item in pages}) == 3
+
+
+async def test_a_conversation_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    decode = ResponseService.input_items
+
+    def noted(self: ResponseService, conversation: Sequence[StoredResponse]) -> list[msgspec.Raw]:
+        threads.append(threading.current_thread())
+        return decode(self, conversation)
+
+    monkeypatch.setattr(ResponseService, "input_items", noted)
+    async with scripted("One") as (client, _):
+        made = await client.responses.create(**CREATE)
+        page = await client.responses.input_items.list(made.id)
+    assert len(page.data) == 1
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_one_key_never_sees_what_another_key_stored(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ class Kept:
     retry_after = ""
     content_type = "text/event-stream; charset=utf-8"
 
+    def __init__(self, anywhere: bool) -> None:
+        self.anywhere = anywhere
+
     async def body(self) -> AsyncIterator[bytes]:
         yield b"data: [DONE]\n\n"
 
@@ -33,7 +36,8 @@ class Kept:
 class Other:
     """Another gateway, which has every stream, or is gone."""
 
-    def __init__(self, *, gone: bool = False) -> None:
+    def __init__(self, *, gone: bool = False, anywhere: bool = False) -> None:
+        self.anywhere = anywhere
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self._gone = gone
 
@@ -42,7 +46,7 @@ class Other:
         self.asked.append((method, target, {name: headers[name] for name in headers if name != "x-request-id"}))
         if self._gone:
             raise PeerUnreachable("it has ended")
-        yield Kept()
+        yield Kept(self.anywhere)
 
 
 @asynccontextmanager
@@ -72,6 +76,13 @@ async def test_it_is_asked_in_words_of_our_own() -> None:
         ("DELETE", f"/v1/streams/{ID}", {}),
         ("GET", f"/v1/streams/{ID}", {"Last-Event-ID": f"{ID}-1"}),
     ]
+
+
+@pytest.mark.parametrize("gateways", ["any", "one"])
+async def test_the_answer_says_where_the_stream_can_be_resumed(gateways: str) -> None:
+    async with successor(Other(anywhere=gateways == "any")) as opened:
+        answer = await opened.ask("GET", f"/v1/streams/{ID}")
+    assert answer.headers["x-stream-gateways"] == gateways
 
 
 async def test_a_key_in_the_header_of_a_dialect_is_sent_as_a_bearer_token() -> None:

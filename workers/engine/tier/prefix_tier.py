@@ -5,6 +5,7 @@ another worker finds them if this one is lost. Saves and restores are made betwe
 What nobody is known to ask for again costs a bounded share of the time, and is saved last.
 """
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from itertools import takewhile
 import structlog
 
 from protocol.commands import client_of
+from protocol.events import SharedTier
 from workers.engine.prefix_match import CachedRows, PinnedPrefix
 from workers.engine.runner import Runner, RunnerCapabilities
 from workers.engine.sequence import EngineSequence
@@ -75,6 +77,13 @@ class PrefixTier:
     def least_bytes(capabilities: RunnerCapabilities) -> int:
         """Return the bytes of a store with one block."""
         return stored_size(rows_of_block(capabilities.row_bytes) * capabilities.row_bytes)
+
+    @property
+    def shared(self) -> SharedTier:
+        """The tier as a gateway knows it."""
+        of = f"{self._store.identity}\0{self._format}\0{self.block_rows}"
+        rows = self._store.max_bytes // self._row_bytes
+        return SharedTier(hashlib.blake2b(of.encode(), digest_size=16).hexdigest(), rows, self.block_rows)
 
     @property
     def used_bytes(self) -> int:

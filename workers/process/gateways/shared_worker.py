@@ -191,8 +191,10 @@ class SharedWorker:
 
     def lost(self, loss: IncarnationLost) -> list[ByeReason]:
         """The worker is gone, and all that it had; what had not gone there is returned. Returns the reason that each
-        gateway is notified of: the end is attributed to the requests of all, or to those of the one with a suspect."""
-        suspected, self._queries, self._row_questions = self._shares.suspected(), {}, {}
+        gateway is notified of: the end is attributed to the requests of all, or to those of the gateways with a suspect
+        or with a request that has just begun."""
+        suspected, untried = self._shares.suspected(), self._shares.untried()
+        self._queries, self._row_questions = {}, {}
         self._held.clear()
         for gateway, streams in self._shares.clear().items():
             for stream in streams:
@@ -200,7 +202,7 @@ class SharedWorker:
         if loss.origin in _NOT_FOR_A_REQUEST:
             return [ByeReason.KILLED] * self.gateways
         return [
-            ByeReason.KILLED if suspected and gateway not in suspected else ByeReason.DIED
+            ByeReason.KILLED if suspected and gateway not in suspected | untried else ByeReason.DIED
             for gateway in range(self.gateways)
         ]
 

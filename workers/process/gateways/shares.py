@@ -75,6 +75,8 @@ class Shares:
         self._shares = [_Share() for _ in range(gateways)]
         self._on_worker: dict[int, OnWorker] = {}
         """By the numbers on the worker."""
+        self._tried: set[int] = set()
+        """Those of which the worker has generated something, while several gateways have joined."""
         self._renumbers = not self.alone
         """Numbers on the worker are others than those of the gateways."""
         self._numbers = itertools.count(1)
@@ -134,6 +136,7 @@ class Shares:
     def end(self, number: int) -> OnWorker | None:
         """Remove a sequence that has ended on the worker."""
         ended = self._on_worker.pop(number, None)
+        self._tried.discard(number)
         if ended is not None:
             share = self._shares[ended.gateway]
             del share.numbers[ended.stream]
@@ -154,6 +157,7 @@ class Shares:
         waiting = {number: list(share.waiting) for number, share in enumerate(self._shares)}
         self._shares = [_Share() for _ in self._shares]
         self._on_worker.clear()
+        self._tried.clear()
         self._reached, self._renumbers = 0, not self.alone
         return waiting
 
@@ -174,6 +178,11 @@ class Shares:
     def suspected(self) -> frozenset[int]:
         """The gateways with a suspect on the worker, to which its death is attributed."""
         return frozenset(each.gateway for each in self._on_worker.values() if each.suspect)
+
+    def untried(self) -> frozenset[int]:
+        """The gateways with a sequence on the worker that has no token of it yet, and may be the cause of its death,
+        too."""
+        return frozenset(each.gateway for number, each in self._on_worker.items() if number not in self._tried)
 
     # What the worker sends, as each gateway gets it.
 
@@ -204,6 +213,7 @@ class Shares:
         started: dict[int, list[StartedStream]] = {}
         for delta in step.deltas:
             if (whose := self._on_worker.get(delta.stream)) is not None:
+                self._tried.add(delta.stream)
                 deltas.setdefault(whose.gateway, []).append(replace(delta, stream=whose.stream))
         for start in step.started:
             if (whose := self._on_worker.get(start.stream)) is not None:

@@ -78,6 +78,14 @@ def test_a_worker_with_too_many_forgets_what_it_has_held_for_longest(count: int,
     assert index.digests("a") == 6
 
 
+def test_the_digests_of_a_holder_are_found_until_it_is_dropped() -> None:
+    index = PrefixIndex()
+    index.hold("a", 1, (1, 2))
+    assert [index.held(*of) for of in (("a", 1), ("a", 2), ("b", 1))] == [(1, 2), (), ()]
+    index.drop("a", 1)
+    assert index.held("a", 1) == ()
+
+
 def test_what_is_held_again_is_the_newest() -> None:
     index = PrefixIndex(bound=6)
     for holder in (0, 1, 2, 0, 3):

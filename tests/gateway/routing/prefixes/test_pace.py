@@ -28,6 +28,14 @@ def test_the_cost_of_a_row_is_the_slope() -> None:
     assert cost.value() == pytest.approx(0.001, rel=0.2)
 
 
+def test_many_small_batches_show_the_slope() -> None:
+    cost = RowCost()
+    for _ in range(MEMORY):
+        for rows in (1, 2):
+            cost.add(rows, 0.010 + 0.001 * rows)
+    assert cost.value() == pytest.approx(0.001, abs=0.0005)
+
+
 def test_batches_of_one_size_say_no_more_than_the_most_that_a_row_can_cost() -> None:
     cost = RowCost()
     for _ in range(5):

@@ -1,7 +1,8 @@
 """Routing by prefix over workers whose engines the test steps."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from gateway.settings import GatewaySettings
 from protocol.events import StartedStream
 from tests.gateway.harness.engines import EngineWorker
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.tier.prefix_tier import PrefixTier
+from workers.prefix_store.store import PrefixStore
 from workers.sampling.sample_spec import SampleSpec
 from workers.scripted.runner import ScriptedRunner
 
@@ -42,12 +45,12 @@ class PacedRunner(ScriptedRunner):
 class Fleet:
     """A router over engines, with what workers computed."""
 
-    def __init__(self, *names: str, slots: int = 4, **settings: Any) -> None:
+    def __init__(self, *names: str, slots: int = 4, empty: bool = False, **settings: Any) -> None:
         chosen = GatewaySettings(**settings)
         self.router = Router(chosen)
         self.decoder = RequestDecoder(chosen)
         self.workers: dict[str, EngineWorker] = {}
-        for name in names or NAMES:
+        for name in () if empty else names or NAMES:
             self.add(name, slots)
 
     def add(self, name: str, slots: int = 4) -> EngineWorker:
@@ -56,6 +59,24 @@ class Fleet:
         self.workers[name] = worker
         worker.join(self.router)
         return worker
+
+    def tiered(self, name: str, path: Path, slots: int = 4, store: int = 1 << 20) -> EngineWorker:
+        """Add a worker with a prefix tier in this directory."""
+        time = [0.0]
+        worker = EngineWorker(
+            name,
+            slots=slots,
+            runner=lambda: PacedRunner(slots, time),
+            clock=lambda: time[0],
+            tier=lambda runner: PrefixTier(PrefixStore(path, store), runner),
+        )
+        self.workers[name] = worker
+        worker.join(self.router)
+        return worker
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.engine.close()
 
     def open(self, prompt: str | list[int], *, key: str = "", max_tokens: int = 8, **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
@@ -403,3 +424,82 @@ async def test_a_worker_that_is_removed_is_forgotten() -> None:
     fleet.router.remove("a")
     assert fleet.metric("baton_prefix_digests", worker="a") == 0
     assert worker_of(fleet.open(SYSTEM)) == "b"
+
+
+@pytest.fixture
+async def sharing(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Two workers of one machine, which share a tier, and one of another machine."""
+    fleet = Fleet(empty=True)
+    for name, machine in (("a", "one"), ("b", "one"), ("c", "two")):
+        fleet.tiered(name, tmp_path / machine)
+    yield fleet
+    fleet.close()
+
+
+def answered(fleet: Fleet, prompt: str, worker: str, **fields: Any) -> RequestGroup:
+    """A request that has ended on this worker, and whose rows are saved."""
+    group = fleet.open(prompt, **fields)
+    assert worker_of(group) == worker
+    while not group.ended:
+        fleet.workers[worker].step()
+    fleet.workers[worker].engine.settle()
+    return group
+
+
+def first_on_a(fleet: Fleet, prompt: str, **fields: Any) -> list[RequestGroup]:
+    """Let `a` compute a prompt, and then have more sequences than `b`, which has one more than `c`. Returns these."""
+    others = [fleet.busy("b"), fleet.busy("c")]
+    answered(fleet, prompt, "a", **fields)
+    others.pop().close()
+    fleet.workers["c"].step()
+    return [*others, *(fleet.busy("a") for _ in range(3))]
+
+
+async def test_a_worker_restores_what_another_one_of_its_machine_has_computed(sharing: Fleet) -> None:
+    first_on_a(sharing, SYSTEM + "What is a keel?")
+    again = answered(sharing, SYSTEM + "And a mast?", "b")
+    assert again.sequences[0].usage is not None
+    assert again.sequences[0].usage.cached_tokens >= len(SYSTEM) - 64
+    started = again.sequences[0].attempts[-1].started
+    assert started is not None
+    assert started.stored_tokens == again.sequences[0].usage.cached_tokens
+    assert sharing.metric("baton_prefix_routed_tokens_total", model="tiny") >= len(SYSTEM) - 128
+
+
+async def test_a_prefix_outlives_the_worker_that_has_computed_it(sharing: Fleet) -> None:
+    for group in first_on_a(sharing, SYSTEM + "What is a keel?")[1:]:
+        group.close()
+    sharing.workers["a"].die()
+    answered(sharing, SYSTEM + "And a mast?", "b")
+
+
+@pytest.mark.parametrize(("key", "worker"), [("mine", "b"), ("theirs", "c")])
+async def test_a_tier_is_of_no_use_to_another_tenant(sharing: Fleet, key: str, worker: str) -> None:
+    first_on_a(sharing, SYSTEM, key="mine")
+    assert worker_of(sharing.open(SYSTEM, key=key)) == worker
+
+
+async def test_promises_that_a_tier_does_not_keep_no_longer_count(sharing: Fleet, tmp_path: Path) -> None:
+    chosen = []
+    for number in range(4):
+        prompt = f"{number} {SYSTEM}"
+        others = first_on_a(sharing, prompt)
+        for block in (tmp_path / "one").glob("*-*"):
+            block.unlink()
+        group = sharing.open(prompt)
+        chosen.append(worker_of(group))
+        sharing.until_first_tokens(group)
+        for each in (*others, group):
+            each.close()
+        sharing.run()
+    assert (chosen[0], chosen[-1]) == ("b", "c")
+
+
+async def test_a_worker_that_has_the_tier_is_chosen_by_its_load(sharing: Fleet) -> None:
+    """The one with the fewest sequences restores a prefix that several could restore."""
+    others = first_on_a(sharing, SYSTEM)
+    sharing.busy("c")
+    sharing.busy("c")
+    others[0].close()
+    sharing.workers["b"].step()
+    assert worker_of(sharing.open(SYSTEM + "And a mast?")) == "b"

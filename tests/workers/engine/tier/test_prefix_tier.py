@@ -14,7 +14,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
-from workers.engine.step_result import Token
+from workers.engine.step_result import SequenceStart, Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
@@ -341,3 +341,29 @@ def test_runners_whose_rows_depend_on_chunks_have_no_tier() -> None:
     runner: Runner = scripted(exact_rows=False)
     assert not PrefixTier.serves(runner.capabilities)
     assert PrefixTier.serves(scripted().capabilities)
+
+
+def test_the_first_token_is_reported_with_the_tokens_that_were_restored(saved: Path) -> None:
+    engine = engine_with_tier(scripted(), saved)
+    for stream, reported in ((1, (BLOCKS * BLOCK_ROWS,) * 2), (2, (len(PROMPT) - 1, 0))):  # of the tier, and of a slot
+        engine.submit(request(stream))
+        starts: list[SequenceStart] = []
+        while not engine.idle:
+            starts += engine.step().starts
+        assert [(start.cached_tokens, start.stored_tokens) for start in starts] == [reported]
+    engine.close()
+
+
+def test_a_tier_is_shared_by_those_with_its_directory_and_format(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, elsewhere = (engine_with_tier(scripted(), each, 6400) for each in (path, path, tmp_path / "elsewhere"))
+    assert one.shared_tier == two.shared_tier
+    assert one.shared_tier.id not in ("", elsewhere.shared_tier.id)
+    assert (one.shared_tier.block, one.shared_tier.rows) == (BLOCK_ROWS, 6400 // ROW_BYTES)
+    monkeypatch.setattr("workers.scripted.runner.ROWS_FORMAT", "scripted-0")
+    other = engine_with_tier(scripted(), path)
+    assert other.shared_tier.id != one.shared_tier.id
+    for engine in (one, two, elsewhere, other):
+        engine.close()
+    assert not BatchEngine(scripted(), max_queue=1, step_tokens=64).shared_tier.id

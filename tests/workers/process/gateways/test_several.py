@@ -349,16 +349,22 @@ async def test_all_are_notified_of_a_death_and_what_never_got_there_is_returned(
 
 
 @pytest.mark.parametrize(
-    ("origin", "reasons"),
-    [(Origin.WITHIN, [ByeReason.DIED, ByeReason.KILLED]), (Origin.OUTSIDE, [ByeReason.KILLED] * 2)],
+    ("origin", "begun", "reasons"),
+    [
+        (Origin.WITHIN, True, [ByeReason.DIED, ByeReason.KILLED]),
+        (Origin.WITHIN, False, [ByeReason.DIED] * 2),
+        (Origin.OUTSIDE, False, [ByeReason.KILLED] * 2),
+    ],
 )
-async def test_a_death_is_attributed_to_the_gateway_with_a_suspect(
-    tmp_path: Path, origin: Origin, reasons: list[ByeReason]
+async def test_a_death_is_attributed_to_the_gateways_with_a_suspect_or_a_request_without_a_token(
+    tmp_path: Path, origin: Origin, begun: bool, reasons: list[ByeReason]
 ) -> None:
     async with shared(tmp_path) as there:
         there.a.say(replace(submit(1), suspect=True))
         await there.a.until(lambda: len(there.submitted) == 1)
-        await there.submit(there.b, 1)
+        (number,) = await there.submit(there.b, 1)
+        if begun:
+            there.happens(Step((Delta(number, (7,), "x"),)))
         there.agent.tell(IncarnationLost("w", 5, "it died", origin))
         for gateway, reason in zip((there.a, there.b), reasons, strict=True):
             await gateway.until_received(Bye(reason, "it died"))
