@@ -188,11 +188,15 @@ class BatchEngine:
         self._runner.settle()
         if self._tier is not None:
             self._tier.settle()
+        if self._speculator is not None:
+            self._speculator.settle()
 
     def close(self) -> None:
-        """Close the runner and the prefix tier. Nothing may be called afterwards."""
+        """Close the runner, the prefix tier and what drafts. Nothing may be called afterwards."""
         if self._tier is not None:
             self._tier.close()
+        if self._speculator is not None:
+            self._speculator.close()
         self._runner.close()
 
     def _make_room(self, now: float) -> None:
@@ -347,12 +351,12 @@ class BatchEngine:
 
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
-        began = self._clock()
         if self._speculator is not None:
             drafts = self._speculator.plan(decoding, prompts=self._scheduler.prompts)
             if drafts is not None:
-                self._decode_drafts(self._speculator, decoding, drafts, began)
+                self._decode_drafts(self._speculator, decoding, drafts)
                 return
+        began = self._clock()
         try:
             tokens = self._runner.decode([decode_row(sequence) for sequence in decoding])
             if len(tokens) != len(decoding):
@@ -374,10 +378,9 @@ class BatchEngine:
             else:
                 self._accept(sequence, token, row_logprobs, now)
 
-    def _decode_drafts(
-        self, speculator: Speculator, decoding: list[EngineSequence], drafts: list[Draft], began: float
-    ) -> None:
+    def _decode_drafts(self, speculator: Speculator, decoding: list[EngineSequence], drafts: list[Draft]) -> None:
         """Decode with a draft of each sequence, some of which are empty."""
+        began = self._clock()
         try:
             pairs = zip(decoding, drafts, strict=True)
             rows = [row for sequence, draft in pairs for row in draft.rows(sequence)]
@@ -390,13 +393,13 @@ class BatchEngine:
                 self._fail(sequence, "decode", error)
             return
         now = self._clock()
-        speculator.record_drafts(now - began, len(decoding), len(rows), len(sampled))
         for each in verified:
             if drafted := len(each.draft.tokens):
                 accepted = max(0, len(each.tokens) - 1)
                 self._stats.record_draft(drafted, accepted)
                 speculator.verified(each.sequence, each.draft, accepted)
             self._verified(each, [next(logprobs) for _ in each.tokens], now)
+        speculator.record_drafts(now - began, len(decoding), len(rows), len(sampled))
 
     def _verified(self, rows: VerifiedRows, logprobs: list[RowLogprobs | None], now: float) -> None:
         """Append the tokens that a sequence gets from its rows, up to one that ends it."""

@@ -14,6 +14,8 @@ import structlog
 from workers.engine.runner import DecodeRow, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, decode_row
 from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.batched.joint_lengths import Offer
 from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.forced_tokens import ForcedTokens
@@ -29,6 +31,8 @@ class Draft(NamedTuple):
 
     tokens: Sequence[int] = ()
     specs: Sequence[SampleSpec] = ()
+    batched: bool = False
+    """It was drafted together with those of other sequences."""
 
     def rows(self, sequence: EngineSequence) -> list[DecodeRow]:
         """Return the rows of a sequence: that of its last token and those of the drafted ones."""
@@ -66,17 +70,20 @@ class Speculator:
         make_drafters: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
         choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float]], int], list[int]] = draft_lengths,
         *,
+        batched: BatchDrafting | None = None,
         beside_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
-        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
+        """`batched` drafts where nothing likelier is known. `beside_prompts`: also in steps in which prompts wait,
+        whose first tokens it delays. `clock` measures the time to draft. Raises `ValueError` for a runner that takes
+        one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         self._most = capabilities.decode_rows
         self._costs = StepCosts()
         self._make_drafters = make_drafters
         self._choose_lengths = choose_lengths
+        self._batched = batched
         self._beside_prompts = beside_prompts
         self._clock = clock
         self._budget = LossBudget()
@@ -86,44 +93,110 @@ class Speculator:
     def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
         """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
         prefilled."""
+        if self._batched is not None:
+            self._batched.follow(decoding)
         room = self._most - len(decoding)
-        if room < 1 or self._budget.spent or (prompts and not self._beside_prompts):
+        if room < 1 or (prompts and not self._beside_prompts):
+            return None
+        batched = self._batched if self._batched is not None and self._batched.due() else None
+        if self._budget.spent and batched is None:
             return None
         began = self._clock()
-        planned = self._plan(decoding, room)
-        self._budget.pay(self._clock() - began)
+        drafts = [() if self._budget.spent else self._draft(sequence, room) for sequence in decoding]
+        planned = None
+        if batched is not None:
+            self._budget.pay(self._clock() - began)
+            planned = self._plan_batched(batched, decoding, drafts, room)
+            began = self._clock()
+        if planned is None:
+            planned = self._plan(decoding, drafts)
+            self._budget.pay(self._clock() - began)
+        return planned if any(each.tokens for each in planned) else None
+
+    def _plan(self, decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]]) -> list[Draft]:
+        if not any(drafts):
+            return []
+        lengths = self._choose_lengths(
+            self._costs, [(each.length, each.rate) for each in self._offers(decoding, drafts)], self._most
+        )
+        return self._of_lengths(decoding, drafts, lengths)
+
+    def _plan_batched(
+        self,
+        batched: BatchDrafting,
+        decoding: Sequence[EngineSequence],
+        drafts: Sequence[Sequence[int]],
+        room: int,
+    ) -> list[Draft] | None:
+        """Return the drafts of a step for some of which more is drafted; None if that fails."""
+        most = [self._most_drafted(sequence, room) for sequence in decoding]
+        offers = self._offers(decoding, drafts)
+        plan = batched.plan(self._costs, decoding, offers, most, self._most)
+        if plan is None:
+            return None
+        planned = self._of_lengths(decoding, drafts, plan.lengths)
+        for at, draft in plan.drafted.items():
+            self._drafts_of(decoding[at])
+            planned[at] = Draft(draft.tokens, draft.specs, batched=True)
         return planned
 
-    def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
-        drafts = [self._draft(sequence, room) for sequence in decoding]
-        if not any(drafts):
-            return None
+    @staticmethod
+    def _offers(decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]]) -> list[Offer]:
         rates = [each.drafts.rate if each.drafts is not None else 0.0 for each in decoding]
-        offers = [(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
+        return [Offer(len(draft), rate) for draft, rate in zip(drafts, rates, strict=True)]
+
+    def _of_lengths(
+        self, decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]], lengths: Sequence[int]
+    ) -> list[Draft]:
+        """Return the drafts of which so many tokens are verified."""
         planned = [NO_DRAFT] * len(decoding)
-        for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
+        for at, length in enumerate(lengths):
             if length:
                 planned[at] = self._with_specs(decoding[at], drafts[at][:length])
             elif drafts[at]:
                 self._not_verified(decoding[at], drafts[at])
-        return planned if any(each.tokens for each in planned) else None
+        return planned
 
     def verified(self, sequence: EngineSequence, draft: Draft, accepted: int) -> None:
         """Record that so many tokens of a draft were accepted."""
-        if sequence.drafts is not None:
+        if draft.batched:
+            if self._batched is not None:
+                self._batched.verified(sequence, len(draft.tokens), accepted)
+        elif sequence.drafts is not None:
             sequence.drafts.verified(len(draft.tokens), accepted)
 
     def record_step(self, seconds: float, sequences: int) -> None:
         """Record how long a step without drafts took."""
         self._costs.record(sequences, seconds)
         self._budget.step(seconds)
+        if self._batched is not None:
+            self._batched.record_step(self._costs, seconds, sequences, sequences)
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
-        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
+        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it, once its
+        drafts are recorded."""
         self._costs.record(rows, seconds)
         # By what such steps usually take: a single one may have waited for the CPU.
         alone = self._costs.measured(sequences)
-        self._budget.step(seconds, 0.0 if alone is None else alone * tokens / sequences - self._costs.of(rows))
+        gained = 0.0 if alone is None else alone * tokens / sequences - self._costs.of(rows)
+        if self._batched is not None:
+            gained -= self._batched.record_step(self._costs, seconds, sequences, rows)
+        self._budget.step(seconds, gained)
+
+    @property
+    def failures(self) -> int:
+        """Drafters that have failed and draft nothing any more."""
+        return 0 if self._batched is None else self._batched.failures
+
+    def settle(self) -> None:
+        """Wait for background work that makes drafting faster."""
+        if self._batched is not None:
+            self._batched.settle()
+
+    def close(self) -> None:
+        """Free what drafts."""
+        if self._batched is not None:
+            self._batched.close()
 
     @staticmethod
     def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:
@@ -133,23 +206,33 @@ class Speculator:
     def _draft(self, sequence: EngineSequence, room: int) -> Sequence[int]:
         """Return a draft that fits into the step, the reserved rows and the maximum length, without a token that would
         end the sequence: nothing is sampled after it."""
-        request, known = sequence.request, sequence.drafts
-        if not request.speculate or (known is not None and known.off):
-            return ()
-        reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
-        most = min(room, reserved - 1, wanted - 1)
+        most = self._most_drafted(sequence, room)
         if most < 1:
             return ()
-        if known is None:
-            known = sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        known = self._drafts_of(sequence)
         try:
             draft = known.draft(most)
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
             self._failed(sequence, error)
             return ()
-        if not draft or request.eos.isdisjoint(draft):
+        eos = sequence.request.eos
+        if not draft or eos.isdisjoint(draft):
             return draft
-        return draft[: next(at for at, token in enumerate(draft) if token in request.eos)]
+        return draft[: next(at for at, token in enumerate(draft) if token in eos)]
+
+    def _drafts_of(self, sequence: EngineSequence) -> SequenceDrafts:
+        if sequence.drafts is None:
+            sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        return sequence.drafts
+
+    @staticmethod
+    def _most_drafted(sequence: EngineSequence, room: int) -> int:
+        """Return how many tokens may be drafted for a sequence: they fit into the step, the reserved rows and the
+        maximum length."""
+        if not sequence.request.speculate or (sequence.drafts is not None and sequence.drafts.off):
+            return 0
+        reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
+        return max(0, min(room, reserved - 1, wanted - 1))
 
     def _with_specs(self, sequence: EngineSequence, tokens: Sequence[int]) -> Draft:
         """Return the first tokens of a draft with which the sequence may go on."""

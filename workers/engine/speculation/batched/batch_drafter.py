@@ -19,6 +19,9 @@ class BatchDrafter(Protocol):
     def follow(self, decoding: Sequence[EngineSequence]) -> None:
         """Drop the state of all other sequences: they have ended, or lost their slot. Called before each step."""
 
+    def room(self, sequence: EngineSequence) -> int:
+        """Return how many tokens can be drafted for a sequence at most, once nothing is missing; 0 if none can."""
+
     def missing(self, sequence: EngineSequence) -> int:
         """Return how many tokens of a sequence must be computed before anything can be drafted for it; 0 when it is
         ready."""
@@ -28,6 +31,9 @@ class BatchDrafter(Protocol):
 
     def draft(self, drafts: Sequence[OpenDraft]) -> None:
         """Append tokens to drafts of different sequences that are ready, until each one is done."""
+
+    def settle(self) -> None:
+        """Wait for background work that makes later calls faster."""
 
     def close(self) -> None:
         """Free what it holds. Nothing may be called afterwards."""

@@ -53,10 +53,6 @@ class OpenDraft:
         self.specs.append(spec)
         self.spec = spec
 
-    def end(self) -> None:
-        """Let it have no more tokens."""
-        self._ended = True
-
     def close(self) -> None:
         """Return the sequence's processors to the state before the draft."""
         if self._trial is not None:

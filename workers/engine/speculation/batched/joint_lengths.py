@@ -1,0 +1,62 @@
+"""Decides how many tokens to draft for each sequence where drafting itself takes time. Pure."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workers.engine.speculation.draft_lengths import MARGIN
+from workers.engine.speculation.step_costs import StepCosts
+
+
+class Offer(NamedTuple):
+    """What may be drafted for a sequence."""
+
+    length: int
+    rate: float
+    """The rate at which its tokens are accepted."""
+    batched: bool = False
+    """Its tokens are drafted after the decision, in steps that all such sequences share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLengths:
+    """The tokens of each sequence in a step."""
+
+    lengths: list[int]
+    speed: float = 1.0
+    """Tokens a second that are expected with them, relative to those without."""
+
+
+def joint_lengths(
+    costs: StepCosts, draft_step: Callable[[int], float], offers: Sequence[Offer], most: int
+) -> ChosenLengths:
+    """Return how many tokens of each offer to verify, so that the step has the most tokens a second.
+
+    Like `draft_lengths`, with the time to draft: `draft_step` gives that of a token for each of so many sequences. A
+    step has `most` rows. Nothing is drafted until the cost of a step without is measured.
+    """
+    rows, lengths = len(offers), [0] * len(offers)
+    alone = costs.measured(rows)
+    if not alone:
+        return ChosenLengths(lengths)
+    plain = rows / alone
+    best, chosen, tokens = MARGIN * plain, ChosenLengths(list(lengths)), float(rows)
+    waiting = [(-offer.rate, at) for at, offer in enumerate(offers) if offer.length]
+    heapq.heapify(waiting)
+    batched = steps = 0
+    while waiting and rows < most:
+        likely, at = waiting[0]
+        offer = offers[at]
+        lengths[at] += 1
+        rows, tokens = rows + 1, tokens - likely
+        if offer.batched:
+            batched, steps = batched + (lengths[at] == 1), max(steps, lengths[at])
+        if lengths[at] < offer.length:
+            heapq.heapreplace(waiting, (likely * offer.rate, at))
+        else:
+            heapq.heappop(waiting)
+        drafting = steps * draft_step(batched) if batched else 0.0
+        if (speed := tokens / (costs.of(rows) + drafting)) > best:
+            best, chosen = speed, ChosenLengths(list(lengths), speed / plain)
+    return chosen
