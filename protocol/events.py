@@ -112,6 +112,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Tokens of these drafts."""
     accepted_tokens: Count = 0
     """Those of them that became tokens of answers."""
+    drafters_failed: Count = 0
+    """Draft models that have failed, and draft nothing any more."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -141,6 +143,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     key: Label = ""
     """The worker's own public key, 64 hexadecimal digits, on a connection that was made with a join token: the gateway
     lets it connect with that key from now on."""
+    draft_model: Label = ""
+    """The name of the model that drafts tokens for it, in speculative decoding; empty if there is none."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

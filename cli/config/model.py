@@ -61,7 +61,8 @@ def worker_spec(
     settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1, place: int | None = 0
 ) -> WorkerSpec:
     """Return the spec of the worker at a place among `workers`, which share the memory, and the cores unless `threads`
-    is set; or of one more, with None as its place."""
+    is set; or of one more, with None as its place. Raises `CommandFailed` for a draft model that is not found."""
+    draft = draft_model(settings)
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -79,6 +80,8 @@ def worker_spec(
         step_tokens=settings.step_tokens,
         kv_bytes=settings.kv_bytes,
         speculate=settings.speculate,
+        draft_model=str(draft.path) if draft else "",
+        draft_name=draft.name if draft else "",
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         prefix_cache_bytes=settings.prefix_cache_bytes,
@@ -97,6 +100,18 @@ def worker_spec(
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )
+
+
+def draft_model(settings: Settings) -> ChosenModel | None:
+    """Return the draft model that the settings name, downloaded from the hub if necessary; None for none. Raises
+    `CommandFailed`."""
+    if not settings.draft_model:
+        return None
+    try:
+        path = resolve_model(settings.draft_model)
+    except (LoadRefused, OSError) as error:
+        raise CommandFailed(f"{settings.sources.get('draft_model', 'draft_model')}: {error}") from error
+    return ChosenModel(_own_name(settings.draft_model)[:MAX_NAME], path)
 
 
 def with_chosen_context(spec: WorkerSpec) -> WorkerSpec:

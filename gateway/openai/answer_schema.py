@@ -186,6 +186,8 @@ class Model(Struct, forbid_unknown_fields=True):
     backend: str | None
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""
+    draft_model: str | None
+    """The model that drafts tokens for it; null if there is none."""
     capabilities: ModelCapabilities | None
 
 

@@ -55,6 +55,7 @@ class Models:
             "problem": described.problem,
             "backend": described.backend,
             "quantization": described.quantization,
+            "draft_model": described.draft_model,
             "capabilities": _capabilities(self._router.capabilities(name)),
         }
 

@@ -117,7 +117,13 @@ class BatchEngine:
 
     def gauges(self) -> Gauges:
         """Return the counts so far and the current state."""
-        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed, self._tier)
+        return self._stats.gauges(
+            self._scheduler.slots,
+            self._scheduler.queued,
+            self._runner.graphs_failed,
+            self._tier,
+            0 if self._speculator is None else self._speculator.failures,
+        )
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
         """Return what has changed of the rows that are retained for reuse, since the last call."""

@@ -29,6 +29,7 @@ from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, cho
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
+from workers.process.draft_loading import drafting_by, load_draft, plan_draft
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -52,6 +53,8 @@ class Loaded:
     """Compiles the grammars of requests; None for a model without a tokenizer. The one who serves closes it."""
     formats: ChosenFormats = NO_FORMATS
     """Notations of the model's tool calls and reasoning."""
+    memory_bytes: int = 0
+    """Bytes of the weights, and of the KV cache when it is full, with those of a draft model; 0 if unknown."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -73,44 +76,56 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     sampling_defaults = _sampling_defaults(spec)
     formats = _formats(spec, tokenizer)
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
+    planned = plan_draft(spec)
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
+        draft = None if planned is None else load_draft(planned, progress)
+        if draft is not None:
+            undo.callback(draft.close)
         step_s = 0.0
         if spec.backend != "scripted":  # whose steps take as long as the specification says
             progress("warm-up", 0, 1)
             step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
+            if draft is not None:
+                check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
-        speculator = make_speculator(spec, runner.capabilities)
+        speculator = make_speculator(spec, runner.capabilities, draft)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
             step_tokens=spec.step_tokens or None,
-            kv_tokens=kv_tokens(spec, runner.capabilities),
+            kv_tokens=kv_tokens(spec, runner.capabilities, None if draft is None else draft.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
             tier=prefix_tier(spec, served),
             speculator=speculator,
         )
-        undo.pop_all()  # the engine owns the runner now
+        undo.pop_all()  # the engine owns the runners now
     vocab_size = runner.capabilities.vocab_size
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
     context = runner.capabilities.context
-    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats)
+    held = memory_bytes(runner.capabilities, engine.kv_capacity)
+    if draft is not None:
+        held += memory_bytes(draft.capabilities, engine.kv_capacity)
+    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held)
 
 
-def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
+def kv_tokens(
+    spec: WorkerSpec, capabilities: RunnerCapabilities, draft: RunnerCapabilities | None = None
+) -> int | None:
     """Return the cache rows that `kv_bytes` allow, or the runner's own limit; None means the whole context of every
-    slot.
+    slot. A draft model has as many rows beside them.
 
     Raises `MemoryRefused` if they are fewer than one context, as a load does before it starts.
     """
     if not spec.kv_bytes:
         return capabilities.kv_rows or None
-    return rows_of(spec.kv_bytes, capabilities.row_bytes, capabilities.context)
+    row_bytes = capabilities.row_bytes + (0 if draft is None else draft.row_bytes)
+    return rows_of(spec.kv_bytes, row_bytes, capabilities.context)
 
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
@@ -141,8 +156,11 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
     return PrefixTier(store, runner)
 
 
-def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Speculator | None:
-    """Return what drafts tokens, if the setting asks for it. Raises `LoadRefused` where drafts cannot be verified."""
+def make_speculator(
+    spec: WorkerSpec, capabilities: RunnerCapabilities, draft: Runner | None = None
+) -> Speculator | None:
+    """Return what drafts tokens, by the draft model as well, if the setting asks for it. Raises `LoadRefused` where
+    drafts cannot be verified."""
     if spec.speculate == "off":
         return None
     if not capabilities.exact_rows:
@@ -152,7 +170,7 @@ def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Specu
         )
     if capabilities.decode_rows < 2:
         raise LoadRefused("speculate: a step has as many rows as max_batch_size, which must be 2 at least")
-    return Speculator(capabilities)
+    return Speculator(capabilities, batched=None if draft is None else drafting_by(draft, capabilities))
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:
@@ -175,6 +193,14 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     runner.reset(0)
     chunks = math.ceil(step_tokens / length)
     return chunks * (prefilled - began) + decode_s
+
+
+def check_finite(runner: Runner, setting: str) -> None:
+    """Compute a token with a runner. Raises `LoadRefused` that names the setting if its logits are not finite."""
+    try:
+        warm_up(runner, 1)
+    except NonFiniteModel as error:
+        raise LoadRefused(f"{setting}: {error}") from error
 
 
 def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:

@@ -6,6 +6,8 @@ DEBT_STEPS = 64
 """Steps whose time may be spent in advance, on prompts that are computed before anything can be drafted."""
 CREDIT_STEPS = 16
 """Steps whose time may be saved of what was gained: that does not pay for other answers for long."""
+PAID_STEPS = 4
+"""Steps whose time one draft is charged for at most: the process may have been suspended meanwhile."""
 PROBE_STEPS = 64
 """Steps between two drafts that are made only to see whether drafts would be accepted by now."""
 
@@ -34,7 +36,7 @@ class DraftBudget:
 
     def pay(self, seconds: float) -> None:
         """Spend the time of a draft, or of what is computed before."""
-        self._seconds -= seconds
+        self._seconds -= min(seconds, PAID_STEPS * self._step_s) if self._step_s else seconds
 
     def step(self, seconds: float, gained: float = 0.0) -> None:
         """Count a step of the target of so many seconds, with which so many were gained, or lost."""
