@@ -36,6 +36,15 @@ def joint_lengths(
     Like `draft_lengths`, with the time to draft: `draft_step` gives that of a token for each of so many sequences. A
     step has `most` rows. Nothing is drafted until the cost of a step without is measured.
     """
+    chosen = _lengths(costs, draft_step, offers, most)
+    if len({offer.batched for offer in offers if offer.length}) < 2:
+        return chosen
+    there = [Offer(0, 0.0) if offer.batched else offer for offer in offers]
+    return max(chosen, _lengths(costs, draft_step, there, most), key=lambda each: each.speed)
+
+
+def _lengths(costs: StepCosts, draft_step: Callable[[int], float], offers: Sequence[Offer], most: int) -> ChosenLengths:
+    """Add tokens in the order of their probability, and return the lengths with the most tokens a second."""
     rows, lengths = len(offers), [0] * len(offers)
     alone = costs.measured(rows)
     if not alone:
