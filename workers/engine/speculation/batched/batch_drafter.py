@@ -26,8 +26,9 @@ class BatchDrafter(Protocol):
         """Return how many tokens of a sequence must be computed before anything can be drafted for it; 0 when it is
         ready."""
 
-    def prepare(self, sequence: EngineSequence, most: int) -> int:
-        """Compute up to about `most` of the missing tokens of a sequence, in one call. Returns how many were."""
+    def prepare(self, sequences: Sequence[EngineSequence], most: int) -> int:
+        """Compute up to about `most` of the missing tokens of sequences, those of the first ones first, in one call.
+        Returns how many were."""
 
     def draft(self, drafts: Sequence[OpenDraft]) -> None:
         """Append tokens to drafts of different sequences that are ready, until each one is done."""

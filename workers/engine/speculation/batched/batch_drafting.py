@@ -195,8 +195,8 @@ class BatchDrafting:
         return {at: draft for at, draft in opened.items() if draft.tokens}
 
     def _prepare(self, costs: StepCosts, decoding: Sequence[EngineSequence], most: Sequence[int]) -> bool:
-        """Compute some of the tokens of one sequence that the drafter lacks, if it is worth it. The call takes about as
-        long as a step at most. Returns whether any were computed."""
+        """Compute some of the tokens that the drafter lacks, of sequences for which it is worth it, those that lack
+        least first. The call takes about as long as a step at most. Returns whether any were computed."""
         alone = costs.measured(len(decoding))
         lacking = [
             (missing, at)
@@ -210,12 +210,21 @@ class BatchDrafting:
             for each, room in zip(decoding, most, strict=True)
         ]
         chosen = self._choose(costs, self._step_cost(costs, len(decoding)), offers, len(offers) + max(most))
-        for missing, at in sorted(lacking):  # the first ones soonest gain
-            saved = alone * (1.0 - 1.0 / chosen.speed) if chosen.lengths[at] else 0.0
-            if self._budget.allows_probe or self._worth(decoding[at], missing, saved):
-                self._prepare_one(decoding[at], alone)
-                return True
-        return False
+        saved = alone * (1.0 - 1.0 / chosen.speed)
+        worth = [
+            decoding[at]
+            for missing, at in sorted(lacking)
+            if self._worth(decoding[at], missing, saved if chosen.lengths[at] else 0.0)
+        ]
+        if not worth and self._budget.allows_probe:
+            worth = [decoding[min(lacking)[1]]]
+        if not worth:
+            return False
+        one = self._costs.prepared(1)
+        began = self._clock()
+        if count := self._drafter.prepare(worth, int(alone / one) if one else 1):
+            self._costs.record_prepared(count, self._clock() - began)
+        return True
 
     def _worth(self, sequence: EngineSequence, missing: int, saved: float) -> bool:
         """Return whether to compute the missing tokens of a sequence, where so many seconds a token may be saved."""
@@ -223,12 +232,6 @@ class BatchDrafting:
         gain = saved * min(left, max(LIKELY_TOKENS, sequence.completion_tokens))
         cost = self._costs.prepared(missing)
         return gain > (0.0 if cost is None else cost)
-
-    def _prepare_one(self, sequence: EngineSequence, seconds: float) -> None:
-        one = self._costs.prepared(1)
-        began = self._clock()
-        if count := self._drafter.prepare(sequence, int(seconds / one) if one else 1):
-            self._costs.record_prepared(count, self._clock() - began)
 
     def _step_cost(self, costs: StepCosts, sequences: int) -> Callable[[int], float]:
         """Return the cost of drafting a token for each of some sequences, as a function of their number."""

@@ -54,6 +54,7 @@ class DraftModel:
         self._rows = capabilities.decode_rows
         self._lag = min(MAX_LAG, capabilities.decode_rows)
         self._chunks = capabilities.prefill_chunks
+        self._block = capabilities.block_rows
         self._free = list(range(capabilities.slots))
         self._cached: dict[EngineSequence, _Cached] = {}
 
@@ -80,18 +81,25 @@ class DraftModel:
             return 0
         return max(0, room)
 
-    def prepare(self, sequence: EngineSequence, most: int) -> int:
+    def prepare(self, sequences: Sequence[EngineSequence], most: int) -> int:
         """See `BatchDrafter.prepare`. `most` is rounded down to the size of a chunk, but for the smallest one."""
-        cached = self._cached.get(sequence)
-        if cached is None:
-            cached = self._cached[sequence] = _Cached(self._free.pop())
-        begin = self._truncated(sequence, cached)
-        size = max((size for size in self._chunks if size <= most), default=self._chunks[0])
-        tokens = tuple(sequence.tokens[begin : min(begin + size, len(sequence.tokens) - 1)])
-        if tokens:
-            cached.tokens += tokens
-            self._runner.prefill([Chunk(cached.slot, tokens, begin, begin)], [None])
-        return len(tokens)
+        room = max((size for size in self._chunks if size <= most), default=self._chunks[0])
+        chunks: list[Chunk] = []
+        for sequence in sequences:
+            cached = self._cached.get(sequence)
+            if cached is None:
+                cached = self._cached[sequence] = _Cached(self._free.pop())
+            begin = self._truncated(sequence, cached)
+            tokens = tuple(sequence.tokens[begin : min(begin + room, len(sequence.tokens) - 1)])
+            if tokens:
+                cached.tokens += tokens
+                chunks.append(Chunk(cached.slot, tokens, begin, begin))
+            room -= -(-len(tokens) // self._block) * self._block
+            if room <= 0:
+                break
+        if chunks:
+            self._runner.prefill(chunks, [None] * len(chunks))
+        return sum(len(chunk.tokens) for chunk in chunks)
 
     def draft(self, drafts: Sequence[OpenDraft]) -> None:
         """See `BatchDrafter.draft`. The first step also takes the tokens that a sequence has got since the last one."""
