@@ -32,7 +32,7 @@ Choice = Callable[[StepCosts, Callable[[int], float], Sequence[Offer], int], Cho
 
 
 class BatchPlan(NamedTuple):
-    """What a step verifies, by the index of the sequence."""
+    """Drafts that a step verifies, by the index of the sequence."""
 
     lengths: Sequence[int]
     """Tokens of the drafts that there were before."""

@@ -1,4 +1,4 @@
-"""How many tokens are drafted where drafting takes time."""
+"""Drafts are as long as they pay, where drafting takes time."""
 
 import pytest
 
