@@ -48,7 +48,7 @@ def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How a draft model is loaded beside its model."""
+    """A draft model that is loaded beside its model."""
 
     spec: WorkerSpec
     """That of the draft model, as if it were served by a worker of its own."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.speculator import Speculator, drafters
 from workers.engine.speculation.step_costs import StepCosts
@@ -13,10 +14,13 @@ def always(
     capabilities: RunnerCapabilities,
     make: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
     *,
+    batched: BatchDrafting | None = None,
     beside_prompts: bool = False,
 ) -> Speculator:
     """A speculator to which every draft is worth its rows, those of the first sequences before others."""
-    return Speculator(capabilities, make, _as_long_as_possible, beside_prompts=beside_prompts, clock=lambda: 0.0)
+    return Speculator(
+        capabilities, make, _as_long_as_possible, batched=batched, beside_prompts=beside_prompts, clock=lambda: 0.0
+    )
 
 
 def _as_long_as_possible(_costs: StepCosts, drafts: Sequence[tuple[int, float]], most: int) -> list[int]:

@@ -10,7 +10,7 @@ from workers.engine.speculation.step_costs import StepCosts
 
 
 class Offer(NamedTuple):
-    """What may be drafted for a sequence."""
+    """Tokens that may be drafted for a sequence."""
 
     length: int
     rate: float

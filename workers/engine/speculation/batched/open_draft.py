@@ -23,7 +23,7 @@ class OpenDraft:
         self.sequence = sequence
         self.tokens: list[int] = []
         self.specs: list[SampleSpec] = []
-        """How to sample after each of the tokens."""
+        """Specifications of the samples after each of the tokens."""
         self.spec = sample_spec(sequence)
         self._most = most
         self._trial = trial
