@@ -92,9 +92,13 @@ def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: in
     those of the model itself. For a worker, whose parent is the server."""
     if not spec.draft_model and (spec.kv_bytes or not spec.kv_most):
         return spec.kv_bytes
-    one, both = row_bytes(spec, backend, config), both_row_bytes(spec, backend, config)
-    most = spec.kv_bytes or min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, config, os.getppid()))
-    return one * max(context, min(most // both, spec.max_batch_size * context))
+    one, most = row_bytes(spec, backend, config), spec.kv_bytes
+    if not most:
+        most = min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, config, os.getppid()))
+    if not spec.draft_model:
+        return max(context * one, most)
+    rows = min(most // both_row_bytes(spec, backend, config), spec.max_batch_size * context)
+    return one * (rows if spec.kv_bytes else max(context, rows))
 
 
 def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
