@@ -148,6 +148,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^noticed {N} % of 2 mutants, seed 12, {N} min$",
     ],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
+    "bench/overhead/draft_model.py": [rf"^ +0\.90 +1( +{P}){{3}} +{N} +{N}%$"],
     "bench/overhead/speculation.py": [
         rf"^{load} +1( +{P}){{3}} +{N} +{N}%$" for load in ("quote", "records", "edit", "chat")
     ],

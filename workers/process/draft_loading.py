@@ -16,9 +16,10 @@ RELATIVE_COST = 0.2
 """Assumed cost of a step of a draft model whose size is unknown, relative to one of its model."""
 
 
-def plan_draft(spec: WorkerSpec) -> WorkerSpec | None:
+def plan_draft(spec: WorkerSpec, *, compile_only: bool = False) -> WorkerSpec | None:
     """Return the specification by which the draft model of `spec` is loaded; None if there is none. For a worker,
-    before anything is loaded: raises `MemoryRefused` if the two models do not fit into memory."""
+    before anything is loaded: raises `MemoryRefused` if the two models do not fit into memory, unless they are only
+    compiled."""
     if not spec.draft_model:
         return None
     from workers.process.startup.draft_plan import DraftPlan, draft_spec
@@ -31,7 +32,8 @@ def plan_draft(spec: WorkerSpec) -> WorkerSpec | None:
 
     config = ModelConfig.from_dir(Path(spec.model_path))
     plan = DraftPlan.of(spec, backend, config, ContextChoice.of(spec, backend, config).context)
-    plan.check(leaving_bytes(spec.predecessor, os.getppid()), quantizable=config.quantization is None)
+    if not compile_only:
+        plan.check(leaving_bytes(spec.predecessor, os.getppid()), quantizable=config.quantization is None)
     return plan.spec
 
 
