@@ -8,8 +8,10 @@ CREDIT_STEPS = 16
 """Steps whose time may be saved of what was gained: that does not pay for other answers for long."""
 PAID_STEPS = 4
 """Steps whose time one draft is charged for at most: the process may have been suspended meanwhile."""
+PROBE_DEBT_STEPS = 16
+"""The part of the debt that is spent on probes: drafts that are made only to see whether they would be accepted."""
 PROBE_STEPS = 64
-"""Steps between two drafts that are made only to see whether drafts would be accepted by now."""
+"""Steps between two probes."""
 
 
 class DraftBudget:
@@ -18,7 +20,7 @@ class DraftBudget:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._step_s = 0.0
-        self._since_probe = 0
+        self._since_probe = PROBE_STEPS
 
     @property
     def allows_drafts(self) -> bool:
@@ -28,7 +30,7 @@ class DraftBudget:
     @property
     def allows_probe(self) -> bool:
         """Time may be spent on a draft that is expected to lose some."""
-        return self._seconds >= 0.0 and self._since_probe >= PROBE_STEPS
+        return self._seconds > -PROBE_DEBT_STEPS * self._step_s and self._since_probe >= PROBE_STEPS
 
     def probed(self) -> None:
         """Note that a probe is made."""

@@ -14,7 +14,7 @@ Trial = tuple[LogitsProcessors, Callable[[], None]]
 class OpenDraft:
     """A draft of up to `most` tokens, to be closed before the sequence gets a token.
 
-    `spec` says how to sample the next token: with the noise, filters, edits and mask with which the target samples it.
+    `spec` is the specification of the next sample: the noise, filters, edits and mask with which the target samples it.
     A drafter whose logits are those of the target then drafts what the target samples, at any temperature
     (https://arxiv.org/abs/2408.07978).
     """

@@ -5,6 +5,7 @@ from workers.engine.speculation.batched.draft_budget import (
     DEBT_STEPS,
     LOSS,
     PAID_STEPS,
+    PROBE_DEBT_STEPS,
     PROBE_STEPS,
     DraftBudget,
 )
@@ -49,14 +50,16 @@ def test_probes_are_rare_and_wait_for_losses_to_be_made_up_for() -> None:
         if budget.allows_probe:
             budget.probed()
             probes.append(step)
-    assert probes == [PROBE_STEPS * (number + 1) - 1 for number in range(10)]
-    for _ in range(CREDIT_STEPS):
-        budget.pay(1.0)
-    steps = 0
-    while not budget.allows_probe:
+    assert probes == [PROBE_STEPS * number for number in range(10)]
+    for _ in range(PROBE_STEPS):
         budget.step(1.0)
-        steps += 1
-    assert steps > PROBE_STEPS
+    assert budget.allows_probe
+    spent = 0
+    while budget.allows_probe:
+        budget.pay(1.0)
+        spent += 1
+    assert PROBE_DEBT_STEPS <= spent <= PROBE_DEBT_STEPS + LOSS * 11 * PROBE_STEPS + 1
+    assert budget.allows_drafts, "one that is expected to gain may spend more"
 
 
 def test_nothing_is_spent_before_a_step_is_measured() -> None:
