@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
-from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.command_line import at_least, command_line, not_negative, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import SHAPES, TOKENS, make_model
@@ -149,10 +149,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft-model", choices=sorted(SHAPES), default="10m", help="the shape of the draft model")
     add_quantize(parser)
     parser.add_argument("--streams", type=at_least(1), nargs="+", default=[1, 4, 8], help="at once")
-    parser.add_argument("--accepted", type=float, nargs="+", default=[0.9, 0.7, 0.0], help="part of the drafted tokens")
+    parser.add_argument(
+        "--accepted", type=not_negative, nargs="+", default=[0.9, 0.7, 0.0], help="part of the drafted tokens"
+    )
     parser.add_argument("--prompt", type=at_least(1), default=128, help="tokens of a prompt")
     parser.add_argument("--max-tokens", type=at_least(2), default=200, help="tokens of an answer")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of the answers")
+    parser.add_argument("--temperature", type=not_negative, default=0.0, help="of the answers")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="runs of each, in turn; medians are printed")
     add_cache_dir(parser)
     smoke = {"model": "tiny", "draft_model": "tiny", "streams": [1], "accepted": [0.9], "max_tokens": 40, "rounds": 1}
