@@ -36,33 +36,36 @@ def joint_lengths(
     Like `draft_lengths`, with the time to draft: `draft_step` gives that of a token for each of so many sequences. A
     step has `most` rows. Nothing is drafted until the cost of a step without is measured.
     """
-    chosen = _lengths(costs, draft_step, offers, most)
-    if len({offer.batched for offer in offers if offer.length}) < 2:
-        return chosen
-    there = [Offer(0, 0.0) if offer.batched else offer for offer in offers]
-    return max(chosen, _lengths(costs, draft_step, there, most), key=lambda each: each.speed)
+    tried = [offers]
+    if len({offer.batched for offer in offers if offer.length}) == 2:
+        tried.append([Offer(0, 0.0) if offer.batched else offer for offer in offers])
+    chosen = [_lengths(costs, draft_step, some, most, short=short) for some in tried for short in (True, False)]
+    return max(chosen, key=lambda each: each.speed)
 
 
-def _lengths(costs: StepCosts, draft_step: Callable[[int], float], offers: Sequence[Offer], most: int) -> ChosenLengths:
-    """Add tokens in the order of their probability, and return the lengths with the most tokens a second."""
+def _lengths(
+    costs: StepCosts, draft_step: Callable[[int], float], offers: Sequence[Offer], most: int, *, short: bool
+) -> ChosenLengths:
+    """Add tokens in the order of their probability, and return the lengths with the most tokens a second. `short`: a
+    token of each sequence comes before a second one of any, as these take a further draft step."""
     rows, lengths = len(offers), [0] * len(offers)
     alone = costs.measured(rows)
     if not alone:
         return ChosenLengths(lengths)
     plain = rows / alone
     best, chosen, tokens = MARGIN * plain, ChosenLengths(list(lengths)), float(rows)
-    waiting = [(-offer.rate, at) for at, offer in enumerate(offers) if offer.length]
+    waiting = [(0, -offer.rate, at) for at, offer in enumerate(offers) if offer.length]
     heapq.heapify(waiting)
     batched = steps = 0
     while waiting and rows < most:
-        likely, at = waiting[0]
+        turn, likely, at = waiting[0]
         offer = offers[at]
         lengths[at] += 1
         rows, tokens = rows + 1, tokens - likely
         if offer.batched:
             batched, steps = batched + (lengths[at] == 1), max(steps, lengths[at])
         if lengths[at] < offer.length:
-            heapq.heapreplace(waiting, (likely * offer.rate, at))
+            heapq.heapreplace(waiting, (turn + (short and offer.batched), likely * offer.rate, at))
         else:
             heapq.heappop(waiting)
         drafting = steps * draft_step(batched) if batched else 0.0

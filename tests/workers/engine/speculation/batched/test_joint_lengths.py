@@ -57,3 +57,7 @@ def test_costs_of_drafts_are_medians_by_their_sequences() -> None:
     assert costs.prepared(5) is None
     costs.record_prepared(10, 20.0)
     assert costs.prepared(5) == 10.0
+
+
+def test_each_sequence_gets_a_token_before_one_gets_a_second_draft_step() -> None:
+    assert joint_lengths(flat(8), lambda _: 0.2, [Offer(4, 1.0, batched=True)] * 4, 8).lengths == [1] * 4
