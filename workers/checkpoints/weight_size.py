@@ -3,6 +3,7 @@
 import math
 
 from workers.checkpoints.architectures.config import WeightDtype
+from workers.checkpoints.architectures.tensors import MTP_LAYERS
 from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
@@ -15,12 +16,14 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize) -> int
     """Return the bytes that the loaded weights take.
 
     A quantized matrix has integers, and a scale and a bias for each group, in float32 where `kind` would round them.
-    Raises `CheckpointError`.
+    Heads for multi-token prediction are not counted. Raises `CheckpointError`.
     """
     itemsize = ITEM_BYTES[kind]
     quantized_bits = {"none": None, "int8": 8, "int4": 4}[quantize]
     total = 0.0
     for name in weights:
+        if name.startswith(MTP_LAYERS):
+            continue
         own, shape = weights.format(name), weights.shape(name)
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
         group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)

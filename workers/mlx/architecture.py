@@ -57,6 +57,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": Adapter("qwen2", biases=True, free_head_dim=False),
+    "mimo": Adapter("mimo", free_head_dim=False),
     "qwen3": Adapter("qwen3"),
     "smollm3": Adapter("smollm3", always={}, uncompiled={}, submodules={"llama": LLAMA}, biases=True),
     "olmo2": Adapter("olmo2", biases=True),

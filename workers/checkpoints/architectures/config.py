@@ -63,6 +63,8 @@ class ModelConfig:
     tie_embeddings: bool
     qkv_bias: bool
     o_bias: bool
+    mtp_layers: int
+    """Heads for multi-token prediction that the checkpoint should have."""
     max_positions: int
     dtype: WeightDtype
     quantization: Quantization | None
@@ -139,6 +141,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias or family.biases is True,
         o_bias=attention_bias,
+        mtp_layers=_mtp_layers(fields, family),
         max_positions=_max_positions(fields, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
@@ -256,6 +259,14 @@ def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[b
     if not isinstance(dense, list):
         raise fields.error("mlp_only_layers", "is not a list of layers")
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def _mtp_layers(fields: Fields, family: Family) -> int:
+    """Read the number of heads for multi-token prediction, which may be 0."""
+    if not family.mtp_heads or fields.get("num_nextn_predict_layers", 0) == 0:
+        return 0
+    layers: int = fields.integer("num_nextn_predict_layers", most=MAX_PARTS)
+    return layers
 
 
 def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:

@@ -14,6 +14,9 @@ from workers.checkpoints.json_files import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")
+MTP_LAYERS = "model.mtp_layers."
+"""Prefix of the tensors of heads for multi-token prediction, without which the model computes the same."""
+_MTP_LAYER = re.compile(re.escape(MTP_LAYERS) + r"(0|[1-9][0-9]{0,7})\.(.+)")
 _DERIVED = "self_attn.rotary_emb.inv_freq"
 """A tensor in old checkpoints that is not read: it follows from config.json."""
 
@@ -123,6 +126,7 @@ def check_tensors(
         match = _LAYER.fullmatch(name)
         if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
             continue
-        if adds_nothing(name):
+        head = _MTP_LAYER.fullmatch(name)
+        if adds_nothing(name) or (head and int(head[1]) < config.mtp_layers):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
