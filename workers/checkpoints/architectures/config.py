@@ -1,7 +1,7 @@
 """Model configuration read from config.json: all that the runners know about an architecture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,8 @@ class ModelConfig:
     o_bias: bool
     mtp_layers: int
     """Heads for multi-token prediction that the checkpoint should have."""
+    mtp: bool
+    """The first of them is loaded: a layer more, which drafts tokens."""
     max_positions: int
     dtype: WeightDtype
     quantization: Quantization | None
@@ -78,6 +80,15 @@ class ModelConfig:
     @property
     def layers(self) -> int:
         return len(self.plan)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.layers + self.mtp
+
+    def with_mtp(self) -> "ModelConfig":
+        """Return the model with its head for multi-token prediction."""
+        return replace(self, mtp=True)
 
     def choose_context(self, requested: int) -> int:
         """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.
@@ -142,6 +153,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         qkv_bias=attention_bias or family.biases is True,
         o_bias=attention_bias,
         mtp_layers=_mtp_layers(fields, family),
+        mtp=False,
         max_positions=_max_positions(fields, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),

@@ -65,7 +65,7 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
-    return 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[kind_of(spec, config)]
+    return 2 * config.kv_layers * config.kv_heads * lanes * ITEM_BYTES[kind_of(spec, config)]
 
 
 def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
@@ -108,7 +108,7 @@ def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
 
 def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
-    weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize)
+    weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize, mtp=config.mtp)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))
