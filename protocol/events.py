@@ -55,6 +55,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     honoured."""
     infill: bool = False
     """The model's fill-in-the-middle tokens are known: `InfillInput` is accepted."""
+    mtp: bool = False
+    """The model's own head for multi-token prediction drafts tokens."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

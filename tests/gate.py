@@ -21,7 +21,7 @@ from msgspec import structs
 from protocol.request import Bias, Sampling
 from protocol.scheduling import Urgency
 from tests.grammar_matchers import matcher_of
-from tests.workers.engine.harness.batched import always_by, drafting_with
+from tests.workers.engine.harness.batched import always_by, drafting_by_head, drafting_with
 from workers.engine.chunking import chunk_lengths
 from workers.engine.edits.dry import Breakers
 from workers.engine.engine import BatchEngine
@@ -98,6 +98,7 @@ def run_gate(
     preempts: bool = False,
     speculates: bool = False,
     make_draft: Callable[[], Runner] | None = None,
+    by_head: bool = False,
 ) -> GateReport:
     """Run the gate.
 
@@ -107,7 +108,7 @@ def run_gate(
     batch, to change how the runner computes. With `preempts`, which needs bit-exact rows as well, the batch has too
     little room, and some requests are more urgent than others: requests are preempted within prompts and answers. With
     `speculates` the batch verifies drafts, of any number of tokens, some of which are wrong; with `make_draft` those of
-    the model on that runner.
+    the model on that runner, and `by_head` those of the runner's own head for multi-token prediction.
     """
     randomness = random.Random(seed)
     runner = make_runner()
@@ -127,6 +128,8 @@ def run_gate(
                 drafting = drafting_with(make_draft(), lambda: randomness.randint(0, 4))
                 undo.callback(drafting.close)
                 speculator = always_by(drafting, runner.capabilities, beside_prompts=True)
+            if by_head:
+                speculator = always_by(drafting_by_head(runner), runner.capabilities, beside_prompts=True)
             report = _batch(
                 runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts, speculator
             )

@@ -163,6 +163,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     structured_output: bool
     logprobs: bool
     infill: bool
+    mtp: bool
+    """Its own head for multi-token prediction drafts tokens."""
     vision: Literal[False]
     embeddings: Literal[False]
 

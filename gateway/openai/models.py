@@ -71,6 +71,7 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool] | None:
         "structured_output": known.grammar,
         "logprobs": known.logprobs,
         "infill": known.infill,
+        "mtp": known.mtp,
         "vision": False,
         "embeddings": False,
     }

@@ -189,6 +189,7 @@ EVENTS: dict[str, Event] = {
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
     "ready_rows": Ready(Capabilities(), rows_format="iree-5f2a", row_bytes=24_576),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
+    "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(

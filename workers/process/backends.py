@@ -100,9 +100,14 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     config = served_config(spec)
     check_tensors(weights, config, path, weights.adds_nothing)
     weights.check_types()
-    if spec.speculate == "auto" and config.mtp_layers and not config.mtp:
+    if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
         structlog.get_logger().warning("mtp_head_missing", path=str(path), layers=config.mtp_layers)
     return path, config
+
+
+def drafts_by_head(spec: WorkerSpec) -> bool:
+    """Return whether the model's own head for multi-token prediction drafts tokens, if it has one."""
+    return spec.speculate == "auto" and not spec.draft_model
 
 
 def served_config(spec: WorkerSpec) -> "ModelConfig":
@@ -113,7 +118,7 @@ def served_config(spec: WorkerSpec) -> "ModelConfig":
 
     path = Path(spec.model_path)
     config = ModelConfig.from_dir(path)
-    wanted = spec.speculate == "auto" and config.mtp_layers
+    wanted = drafts_by_head(spec) and config.mtp_layers
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 

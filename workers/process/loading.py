@@ -15,8 +15,10 @@ from workers.checkpoints.generation_config import SamplingDefaults, read_samplin
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
+from workers.engine.runner import DecodeRow, DraftHead, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused, name_source
@@ -55,6 +57,8 @@ class Loaded:
     """Notations of the model's tool calls and reasoning."""
     memory_bytes: int = 0
     """Bytes of the weights, and of the KV cache when it is full, with those of a draft model; 0 if unknown."""
+    mtp: bool = False
+    """The model's head for multi-token prediction drafts tokens."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -91,7 +95,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
                 check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
-        speculator = make_speculator(spec, runner.capabilities, draft)
+        speculator = make_speculator(spec, runner.capabilities, draft, runner.draft_head)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -107,11 +111,11 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
-    context = runner.capabilities.context
+    context, mtp = runner.capabilities.context, runner.draft_head is not None
     held = memory_bytes(runner.capabilities, engine.kv_capacity)
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)
-    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held)
+    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp)
 
 
 def kv_tokens(
@@ -157,10 +161,13 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
 
 
 def make_speculator(
-    spec: WorkerSpec, capabilities: RunnerCapabilities, draft: Runner | None = None
+    spec: WorkerSpec,
+    capabilities: RunnerCapabilities,
+    draft: Runner | None = None,
+    head: DraftHead | None = None,
 ) -> Speculator | None:
-    """Return what drafts tokens, by the draft model as well, if the setting asks for it. Raises `LoadRefused` where
-    drafts cannot be verified."""
+    """Return what drafts tokens, by the draft model or the model's own head as well, if the setting asks for it. Raises
+    `LoadRefused` where drafts cannot be verified."""
     if spec.speculate == "off":
         return None
     if not capabilities.exact_rows:
@@ -170,7 +177,8 @@ def make_speculator(
         )
     if capabilities.decode_rows < 2:
         raise LoadRefused("speculate: a step has as many rows as max_batch_size, which must be 2 at least")
-    return Speculator(capabilities, batched=None if draft is None else drafting_by(draft, capabilities))
+    batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
+    return Speculator(capabilities, batched=batched if draft is None else drafting_by(draft, capabilities))
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -154,6 +154,7 @@ class WorkerService:
             tools=tokenizer is not None and loaded.formats.tools is not None,
             reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
             infill=tokenizer is not None and tokenizer.infill is not None,
+            mtp=loaded.mtp,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.memory_estimate import estimate_weights
-from workers.process.backends import choose_backend
+from workers.process.backends import choose_backend, served_config
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, both_row_bytes
 
@@ -33,7 +32,7 @@ class Footprint:
         if backend == "scripted":
             return cls(0, 0, 0, spec.context, spec.context)
         path = Path(spec.model_path)
-        config = ModelConfig.from_dir(path)
+        config = served_config(spec)
         one = both_row_bytes(spec, backend, config)
         least = config.choose_context(spec.context)
         most = least

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from workers.engine.runner import Runner, RunnerCapabilities
+from workers.engine.speculation.batched.batch_drafter import BatchDrafter
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.engine.speculation.batched.joint_lengths import ChosenLengths, Offer
 from workers.engine.speculation.drafter import Drafter
+from workers.engine.speculation.mtp.mtp_drafter import MAX_TOKENS, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.speculation.step_costs import StepCosts
 
@@ -18,8 +20,19 @@ def always_by(drafting: BatchDrafting, capabilities: RunnerCapabilities, *, besi
     )
 
 
+def drafting_by_head(runner: Runner) -> BatchDrafting:
+    """Drafts by the head for multi-token prediction of a runner."""
+    assert runner.draft_head is not None
+    return drafting_by(MtpDrafter(runner.draft_head), lambda: MAX_TOKENS)
+
+
 def drafting_with(runner: Runner, length: Callable[[], int] = lambda: 4) -> BatchDrafting:
     """Drafts by a model on a runner, of as many tokens as `length` says."""
+    return drafting_by(DraftModel(runner), length)
+
+
+def drafting_by(drafter: BatchDrafter, length: Callable[[], int]) -> BatchDrafting:
+    """Drafts of as many tokens as `length` says."""
 
     def choose(costs: StepCosts, _step: Callable[[int], float], offers: Sequence[Offer], most: int) -> ChosenLengths:
         room, lengths = most - len(offers), []
@@ -28,7 +41,7 @@ def drafting_with(runner: Runner, length: Callable[[], int] = lambda: 4) -> Batc
             room -= lengths[-1]
         return ChosenLengths(lengths, 2.0)
 
-    return BatchDrafting(DraftModel(runner), 0.1, choose, clock=lambda: 0.0)
+    return BatchDrafting(drafter, 0.1, choose, clock=lambda: 0.0)
 
 
 class _Nothing(Drafter):
