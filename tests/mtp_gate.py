@@ -20,15 +20,18 @@ def head_of(runner: Runner) -> DraftHead:
     return runner.draft_head
 
 
-def check_row(runner: Runner, logits: Array, token: int | None, row: int = 0) -> None:
-    """Check the token and the log-probabilities of a row of the last draft."""
-    assert token == logits.argmax()
-    (reported,) = runner.logprobs([row])
+def check_row(runner: Runner, logits: Array, token: int | None, tolerance: float) -> None:
+    """Check the token and the log-probabilities of the only row of the last draft."""
+    (reported,) = runner.logprobs([0])
     expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-    np.testing.assert_allclose(expected[list(reported.tokens)], reported.logprobs, atol=TOLERANCE)
+    assert token is not None
+    assert expected[token] >= expected.max() - tolerance
+    np.testing.assert_allclose(expected[list(reported.tokens)], reported.logprobs, atol=tolerance)
 
 
-def run_mtp_gate(runner: Runner, reference: MtpReference, tokens: tuple[int, ...]) -> None:
+def run_mtp_gate(
+    runner: Runner, reference: MtpReference, tokens: tuple[int, ...], tolerance: float = TOLERANCE
+) -> None:
     """Draft after a prompt in two chunks, after steps without drafts, after an accepted and a rejected draft, and after
     a prefix that was copied. All tokens are those of `tokens`."""
     head = head_of(runner)
@@ -43,7 +46,7 @@ def run_mtp_gate(runner: Runner, reference: MtpReference, tokens: tuple[int, ...
 
     def draft(row: int, slot: int = 0) -> int | None:
         (token,) = head.draft([DecodeRow(slot, tokens[row], row, row, GREEDY)])
-        check_row(runner, own_logits[row - 1], token)
+        check_row(runner, own_logits[row - 1], token, tolerance)
         return token
 
     draft(end)
@@ -51,7 +54,7 @@ def run_mtp_gate(runner: Runner, reference: MtpReference, tokens: tuple[int, ...
     _, state = reference.mtp(hidden[:end], tokens[1 : end + 1])
     deeper, _ = reference.mtp(np.concatenate([hidden[:end], state[-1:]]), tokens[1 : end + 2])
     (token,) = head.draft([DecodeRow(0, tokens[end + 1], end + 1, end + 1, GREEDY)])
-    check_row(runner, deeper[-1], token)
+    check_row(runner, deeper[-1], token, tolerance)
     for row in range(end, end + 3):
         runner.decode([DecodeRow(0, tokens[row], row, row, GREEDY)])
     draft(end + 3)

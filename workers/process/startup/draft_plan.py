@@ -78,4 +78,6 @@ class DraftPlan:
 
 def draft_spec(spec: WorkerSpec) -> WorkerSpec:
     """Return the specification of a worker with the draft model alone."""
-    return replace(spec, model_path=spec.draft_model, draft_model="", chosen_context=0, kv_most=0, faults=())
+    return replace(
+        spec, model_path=spec.draft_model, draft_model="", speculate="off", chosen_context=0, kv_most=0, faults=()
+    )
