@@ -41,9 +41,7 @@ def test_the_head_computes_what_the_reference_does(path: Path, cache_dir: Path) 
 
 @pytest.mark.parametrize("preempts", [False, True], ids=["", "preempting"])
 def test_drafts_of_the_head_change_no_answer(path: Path, cache_dir: Path, preempts: bool) -> None:
-    report = run_gate(
-        lambda: load_with_head(path, cache_dir), requests=24, preempts=preempts, speculates=True, by_head=True
-    )
+    report = run_gate(lambda: load_with_head(path, cache_dir), requests=24, preempts=preempts, by_head=True)
     assert report.drafted > (5 if preempts else 50)
     assert not preempts or report.preemptions
 

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.mtp_gate import run_mtp_gate, tokens_of
@@ -14,8 +16,11 @@ from tests.workers.mlx.conftest import load_runner
 from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
+from workers.engine.request import EngineRequest
 from workers.load_options import LoadOptions
 from workers.mlx.runner import MlxRunner
+from workers.process.loading import load
+from workers.process.spec import WorkerSpec
 
 
 def load_with_head(path: Path, **options: Any) -> MlxRunner:
@@ -59,7 +64,7 @@ def test_drafts_of_the_head_change_no_answer(tmp_path: Path, dtype: Any, preempt
         by_head=True,
         requests=24,
     )
-    assert report.drafted > 50
+    assert report.drafted > (20 if preempts else 50)
     assert report.most_active == 4
     assert not preempts or report.preemptions
 
@@ -68,3 +73,19 @@ def test_rows_are_moved_and_reused_with_those_of_the_head(tmp_path: Path) -> Non
     path = make_checkpoint(tmp_path, "mimo")
     run_rows_gate(load_with_head(path), load_with_head(path), 40)
     run_prefix_gate(lambda: load_with_head(path))
+
+
+def test_a_worker_drafts_with_the_head(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mimo")
+    spec = WorkerSpec("w0", "m", str(path), backend="mlx", device="cpu", max_batch_size=2, context=128)
+    answers = []
+    for speculate, mtp in (("auto", True), ("off", False)):
+        loaded = load(replace(spec, speculate=speculate), lambda *_: None)
+        assert loaded.mtp == mtp
+        loaded.engine.submit(EngineRequest(0, tokens_of(20), Sampling(temperature=0.9, seed=3), 60))
+        tokens = []
+        while not loaded.engine.idle:
+            tokens += [token.token for token in loaded.engine.step().tokens]
+        answers.append(tokens)
+        loaded.engine.close()
+    assert answers[0] == answers[1]

@@ -25,7 +25,7 @@ class HeadRun(Generic[H]):
 
     slot: int
     start: int
-    """The first cache row."""
+    """The cache row of the first one."""
     position: int
     tokens: tuple[int, ...]
     """The tokens after the rows."""
