@@ -81,7 +81,8 @@ class MtpHead:
         specs: list[SampleSpec | None] = [None] * size
         specs[indices.start : indices.stop] = with_masks(row.sample for row in rows)
         tokens = self._sampler.sample(result, specs, indices)
-        hidden = self._device.window(result[3])
+        view = result[3]
+        hidden = self._device.window(view)
         for run, index in zip(found, indices, strict=True):
             self.rows.drafted(run, np.array(hidden[index : index + 1]))
             self._written[run.slot] = max(self._written[run.slot], run.start + 1)

@@ -312,7 +312,8 @@ class IreeRunner:
         """Give the hidden rows of a graph of `size` rows, the result at `index`, to the head that drafts."""
         if self._mtp is None:
             return
-        hidden = self._device.window(result[index])
+        view = result[index]
+        hidden = self._device.window(view)
         block = self._plan.block or size
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
@@ -347,7 +348,8 @@ class IreeRunner:
         result = self._call(f"decode_{batch}", *arguments)
         greedy = inputs.greedy
         if self._mtp is not None:
-            hidden, first = self._device.window(result[3]), 0
+            view, first = result[3], 0
+            hidden = self._device.window(view)
             for chunk in chunks_of(rows):
                 count = len(chunk.tokens)
                 self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
