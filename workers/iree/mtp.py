@@ -21,7 +21,7 @@ Hidden = NDArray[np.float32]
 _UNSAMPLED = SampleSpec(Sampling(), 0)
 
 
-class MtpHead:
+class IreeMtpHead:
     """Implements `DraftHead`. The rows of the head are computed a few at a time: those that wait with a draft, or by a
     graph that writes to the cache alone."""
 

@@ -42,7 +42,7 @@ from workers.iree.kv_memory import host_kv, needed, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.mtp import MtpHead
+from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.load_options import LoadOptions, Progress
@@ -78,7 +78,7 @@ class IreeRunner:
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
-            self._mtp = MtpHead(
+            self._mtp = IreeMtpHead(
                 device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._written
             )
         self.capabilities = RunnerCapabilities(

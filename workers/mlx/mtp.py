@@ -56,7 +56,7 @@ class LaterNorm(nn.Module):  # type: ignore[misc]
         return x
 
 
-class MtpHead:
+class MlxMtpHead:
     """Implements `DraftHead`. Owns the hidden states of the last call of each slot."""
 
     def __init__(

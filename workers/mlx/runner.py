@@ -37,7 +37,7 @@ from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.kv import GROWTH, KvCache
-from workers.mlx.mtp import FILL_ROWS, MtpHead
+from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
@@ -85,7 +85,7 @@ class MlxRunner:
         self._sampled: tuple[mx.array, list[int]] | None = None
         self._mtp = None
         if config.mtp:
-            self._mtp = MtpHead(
+            self._mtp = MlxMtpHead(
                 capabilities.slots,
                 self._mtp_hidden,
                 lambda hidden, specs: self._sample(self._logits(hidden), specs),

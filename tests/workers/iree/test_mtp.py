@@ -8,10 +8,10 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.compiling import compiling_here
 from tests.gate import run_gate
-from tests.mtp_gate import run_mtp_gate, tokens_of
-from tests.mtp_reference import MtpReference
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import fetch_all
+from tests.workers.mtp_gate import run_mtp_gate, tokens_of
+from tests.workers.mtp_reference import MtpReference
 from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.runner import IreeRunner

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
-from tests.mtp_gate import run_mtp_gate, tokens_of
-from tests.mtp_reference import MtpReference
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import load_runner
+from tests.workers.mtp_gate import run_mtp_gate, tokens_of
+from tests.workers.mtp_reference import MtpReference
 from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes

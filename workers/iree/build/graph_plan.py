@@ -199,7 +199,8 @@ class GraphPlan:
     def _run(
         self, values: Sequence[Any], weights: Parameters, live: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
-        """Return the normed hidden rows, the cache, and further results of a graph: what `MtpHead` starts from."""
+        """Return the normed hidden rows, the cache, and further results of a graph: what a head for multi-token
+        prediction starts from."""
         tokens, cos, sin, rows, slots, kv = values
         inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live))
         hidden, kv, x = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 
-class Rows(Protocol):
+class HiddenStates(Protocol):
     """Hidden states, an array with a row for each."""
 
     def __getitem__(self, rows: slice, /) -> Self:
         """Return some rows."""
 
 
-H = TypeVar("H", bound=Rows)
+H = TypeVar("H", bound=HiddenStates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from protocol.request import Sampling
-from tests.mtp_reference import Array, MtpReference
+from tests.workers.mtp_reference import Array, MtpReference
 from workers.engine.runner import Chunk, DecodeRow, DraftHead, Runner
 from workers.sampling.sample_spec import SampleSpec
 
