@@ -30,7 +30,7 @@ class MtpDrafter:
         """See `BatchDrafter.missing`."""
         return 0
 
-    def prepare(self, sequence: EngineSequence, most: int) -> int:
+    def prepare(self, sequences: Sequence[EngineSequence], most: int) -> int:
         """See `BatchDrafter.prepare`."""
         return 0
 
