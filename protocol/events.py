@@ -60,6 +60,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The model's fill-in-the-middle tokens are known: `InfillInput` is accepted."""
     embedding_width: Count = 0
     """The hidden size of the model: rows of so many numbers are accepted in `EmbeddedInput`. 0 accepts none."""
+    mtp: bool = False
+    """The model's own head for multi-token prediction drafts tokens."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -117,6 +119,8 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Tokens of these drafts."""
     accepted_tokens: Count = 0
     """Those of them that became tokens of answers."""
+    drafters_failed: Count = 0
+    """Draft models that have failed, and draft nothing any more."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -148,6 +152,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     lets it connect with that key from now on."""
     phases: Phases = "both"
     """The gateway lets a `prefill` worker compute long prompts, and others the tokens after them."""
+    draft_model: Label = ""
+    """The name of the model that drafts tokens for it, in speculative decoding; empty if there is none."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -93,9 +93,13 @@ class Traits:
     """One is added to the weights of norms."""
     head_norm: Literal["each", "all"] | None = None
     """Norms of queries and keys: of each head, or of all heads together."""
+    mtp: bool = False
+    """The checkpoint has heads for multi-token prediction."""
     fused: bool = False
     """Queries, keys and values are one matrix, and so are gate and up."""
     mlp: Mlp = dense
+    served_as: str | None = None
+    """The `model_type` in transformers, if it is another one: the model's own code is not in transformers."""
 
 
 GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
@@ -116,6 +120,20 @@ FAMILIES: Mapping[str, Traits] = {
         lambda layers: {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers},
         optional_bias=False,
         qkv_bias=True,
+    ),
+    "mimo": Traits(
+        "MiMoForCausalLM",
+        lambda layers: {
+            "attention_bias": True,
+            "num_nextn_predict_layers": 1,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": layers,
+        },
+        optional_bias=False,
+        qkv_bias=True,
+        mtp=True,
+        served_as="qwen2",
     ),
     "qwen3": Traits(
         "Qwen3ForCausalLM",
@@ -208,7 +226,19 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
     for layer in range(config["num_hidden_layers"]):
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
     tensors["model.norm.weight"] = weights.norm(hidden)
+    for layer in range(config["num_nextn_predict_layers"] if traits.mtp else 0):
+        parts = _mtp_layer(traits, config, layer, weights)
+        tensors |= {f"model.mtp_layers.{layer}.{name}": tensor for name, tensor in parts}
     return tensors
+
+
+def _mtp_layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """A layer behind a projection of a hidden state and an embedding, side by side, each with a norm."""
+    hidden = config["hidden_size"]
+    yield from _layer(traits, config, layer, weights)
+    yield "input_proj.weight", weights.matrix(hidden, 2 * hidden, 1.0)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        yield f"{name}.weight", weights.norm(hidden)
 
 
 def _layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:

@@ -8,6 +8,8 @@ prompt are reported, which must be those of the plain logits of the prompt alone
 difference.
 """
 
+import contextlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from msgspec import structs
 from protocol.request import Bias, Sampling
 from protocol.scheduling import Urgency
 from tests.grammar_matchers import matcher_of
+from tests.workers.engine.harness.batched import always_by, drafting_by_head, drafting_with
 from tests.workers.engine.harness.drafting import Unlimited
 from workers.engine.chunking import chunk_lengths
 from workers.engine.edits.dry import Breakers
@@ -95,6 +98,8 @@ def run_gate(
     before_step: Callable[[], None] = lambda: None,
     preempts: bool = False,
     speculates: bool = False,
+    make_draft: Callable[[], Runner] | None = None,
+    by_head: bool = False,
 ) -> GateReport:
     """Run the gate.
 
@@ -103,26 +108,33 @@ def run_gate(
     reference run, for which prefill and decode must be bit-exact. `before_step` is called before each step of the
     batch, to change how the runner computes. With `preempts`, which needs bit-exact rows as well, the batch has too
     little room, and some requests are more urgent than others: requests are preempted within prompts and answers. With
-    `speculates` the batch verifies drafts, of any number of tokens, some of which are wrong.
+    `speculates` the batch verifies drafts, of any number of tokens, some of which are wrong; with `make_draft` those of
+    the model on that runner, and `by_head` those of the runner's own head for multi-token prediction.
     """
     randomness = random.Random(seed)
     runner = make_runner()
     reference = make_reference() if make_reference else runner
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(runner.close)
+        if reference is not runner:
+            undo.callback(reference.close)
         vocab = runner.capabilities.vocab_size
         planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
         expected = {request.stream: generated_alone(reference, request) for request in planned}
         planned = [_vary(request, expected[request.stream], resume, vocab) for request in planned]
         prompts = {each.stream: plain_report(reference, each.prompt) for each in planned if each.prompt_logprobs}
         with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
+            speculator = guessing(runner.capabilities, expected, randomness) if speculates else None
+            if make_draft is not None:
+                drafting = drafting_with(make_draft(), lambda: randomness.randint(0, 4))
+                undo.callback(drafting.close)
+                speculator = always_by(drafting, runner.capabilities, beside_prompts=True)
+            if by_head:
+                speculator = always_by(drafting_by_head(runner), runner.capabilities, beside_prompts=True)
             report = _batch(
-                runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts, speculates
+                runner, planned, expected, prompts, randomness, step_tokens, before_step, preempts, speculator
             )
         return replace(report, shared=sum(len(call.args[0]) > 1 for call in prefill.call_args_list))
-    finally:
-        runner.close()
-        if reference is not runner:
-            reference.close()
 
 
 class _Guess:
@@ -282,12 +294,13 @@ def _batch(
     step_tokens: int,
     before_step: Callable[[], None],
     preempts: bool,
-    speculates: bool,
+    speculator: Speculator | None,
 ) -> GateReport:
     room: dict[str, Any] = {"kv_tokens": runner.capabilities.context, "reserved_rows": 2} if preempts else {}
-    if speculates:
-        room["speculator"] = guessing(runner.capabilities, references, randomness)
-        room["clock"] = lambda: 0.0  # drafts take no time, and no budget ends them
+    if speculator is not None:
+        room["speculator"] = speculator
+        times = itertools.count()
+        room["clock"] = lambda: next(times) / 1000  # a step takes as long with drafts, and no budget ends them
     engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}

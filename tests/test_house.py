@@ -135,8 +135,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "batch_inputs": {"device"},
         "graph_registry": {"device", "build"},
         "sampler": {"device", "build", "graph_registry"},
+        "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
         "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"}
-        | {"rows_format"},
+        | {"rows_format", "mtp"},
     },
     "workers.iree.kernels": {
         "ir": set(),

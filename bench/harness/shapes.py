@@ -2,8 +2,9 @@
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
-positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, gemma3-270m is
-Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048, vocabulary 262144), and tiny is for `--smoke`.
+positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the
+first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048,
+vocabulary 262144), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ _LLAMA_110M: dict[str, Any] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "110m": _LLAMA_110M,
+    "10m": {**_LLAMA_110M, "layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 768},
     "0.5b": {
         "family": "qwen2",
         "layers": 24,

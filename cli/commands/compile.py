@@ -11,6 +11,7 @@ from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
 from workers.process.backends import compile_ahead
+from workers.process.draft_loading import plan_draft
 
 
 def compile_model(settings: Settings, *, as_json: bool) -> None:
@@ -22,6 +23,8 @@ def compile_model(settings: Settings, *, as_json: bool) -> None:
     with loading_status(spec.model_name) as progress:
         try:
             built = list(compile_ahead(spec, progress))
+            if (draft := plan_draft(spec, compile_only=True)) is not None:
+                built += compile_ahead(draft, progress)
         except Exception as error:
             raise CommandFailed(f"{model.name} could not be compiled: {error or type(error).__name__}") from error
     took = time.perf_counter() - began

@@ -61,7 +61,8 @@ def worker_spec(
     settings: Settings, model: ChosenModel, worker: str = "w0", workers: int = 1, place: int | None = 0
 ) -> WorkerSpec:
     """Return the spec of the worker at a place among `workers`, which share the memory, and the cores unless `threads`
-    is set; or of one more, with None as its place."""
+    is set; or of one more, with None as its place. Raises `CommandFailed` for a draft model that is not found."""
+    draft = draft_model(settings)
     return WorkerSpec(
         name=worker,
         model_name=model.name,
@@ -80,6 +81,8 @@ def worker_spec(
         step_tokens=settings.step_tokens,
         kv_bytes=settings.kv_bytes,
         speculate=settings.speculate,
+        draft_model=str(draft.path) if draft else "",
+        draft_name=draft.name if draft else "",
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         prefix_cache_bytes=tier_bytes(settings),
@@ -105,6 +108,18 @@ def tier_bytes(settings: Settings) -> int:
     """Return the bytes of the prefix tier; 0 unless they are set, or chosen by `PrefixTierPlan`."""
     chosen = settings.prefix_cache and "prefix_cache_bytes" in settings.model_fields_set
     return settings.prefix_cache_bytes if chosen else 0
+
+
+def draft_model(settings: Settings) -> ChosenModel | None:
+    """Return the draft model that the settings name, downloaded from the hub if necessary; None for none. Raises
+    `CommandFailed`."""
+    if not settings.draft_model:
+        return None
+    try:
+        path = resolve_model(settings.draft_model)
+    except (LoadRefused, OSError) as error:
+        raise CommandFailed(f"{settings.sources.get('draft_model', 'draft_model')}: {error}") from error
+    return ChosenModel(_own_name(settings.draft_model)[:MAX_NAME], path)
 
 
 def with_chosen_context(spec: WorkerSpec) -> WorkerSpec:

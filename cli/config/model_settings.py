@@ -11,7 +11,19 @@ from workers.precision import Quantize
 MAX_MODELS = 64
 MAX_ALIASES = 16
 MAX_KEEP_ALIVE_S = 10 * 365 * 86400.0
-OWN = ("backend", "device", "dtype", "quantize", "context", "max_batch_size", "kv_bytes", "threads", "threads_bind")
+OWN = (
+    "backend",
+    "device",
+    "dtype",
+    "quantize",
+    "context",
+    "max_batch_size",
+    "kv_bytes",
+    "speculate",
+    "draft_model",
+    "threads",
+    "threads_bind",
+)
 """Settings that a model may have for itself. Without them, those of the server hold."""
 NEVER = "never"
 
@@ -73,6 +85,8 @@ class ModelSettings(BaseModel):
         "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS
     )
     kv_bytes: Annotated[int | None, Number] = _field("Bytes of KV cache of each worker.", ge=0, le=MAX_COUNT)
+    speculate: Literal["auto", "off"] | None = _field("Speculative decoding.")
+    draft_model: str | None = _field("Smaller model with the same tokenizer, which drafts tokens.")
     threads: Annotated[int | None, Number] = _field("Compute threads of each worker.", ge=0, le=4096)
     threads_bind: str | None = _field("CPUs of the compute threads.", min_length=1)
 

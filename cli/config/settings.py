@@ -113,6 +113,13 @@ class Settings(BaseSettings):
         "Speculative decoding. auto: on CPUs, draft tokens that repeat the prompt or the answer, or that a grammar "
         "forces, where verifying them is worth it. Answers are the same.",
     )
+    draft_model: str = _field(
+        "",
+        ENGINE,
+        "Directory or Hugging Face id of a smaller model with the same tokenizer, which drafts tokens with --speculate "
+        "auto on a CPU; empty for none.",
+        "MODEL",
+    )
     prefix_cache: bool = _field(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
     prefix_bytes: int = _field(
         0,

@@ -14,7 +14,7 @@ _COLUMNS = ("model", "state", "size", "workers", "backend", "context", "last use
 
 
 def show_models(models: list[dict[str, Any]]) -> None:
-    """Print one line for each model, and below why those that failed have. Fields may be missing."""
+    """Print one line for each model, and below what drafts for it, and why it has failed. Fields may be missing."""
     table, console = Table(*_COLUMNS, box=None), Console(highlight=False, width=WIDTH)
     for model in models:
         table.add_row(
@@ -29,6 +29,8 @@ def show_models(models: list[dict[str, Any]]) -> None:
         )
     console.print(table)
     for model in models:
+        if draft := model.get("draft_model"):
+            console.print(f"{draft} drafts tokens for {model['id']}", markup=False, soft_wrap=True)
         if problem := model.get("problem"):
             console.print(f"{model['id']} could not be loaded: {problem}", markup=False, soft_wrap=True)
 

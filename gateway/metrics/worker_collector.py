@@ -30,6 +30,7 @@ _COUNTS = (
     ("baton_spec_decode_num_drafts", "drafts", "counter", "Drafts of tokens that a step verified"),
     ("baton_spec_decode_num_draft_tokens", "draft_tokens", "counter", "Drafted tokens that were verified"),
     ("baton_spec_decode_num_accepted_tokens", "accepted_tokens", "counter", "Drafted tokens that were accepted"),
+    ("baton_spec_decode_drafters_failed", "drafters_failed", "counter", "Draft models that have failed"),
     ("baton_graphs_failed", "graphs_failed", "counter", "Graphs that could not be compiled; slower ones serve"),
     ("baton_tool_calls_malformed", "malformed_calls", "counter", "Output that began like a tool call and is text"),
     ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),

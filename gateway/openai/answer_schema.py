@@ -172,6 +172,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     infill: bool
     prompt_embeds: int
     """The hidden size, if rows of embeddings are taken in place of a prompt; otherwise 0."""
+    mtp: bool
+    """Its own head for multi-token prediction drafts tokens."""
     vision: Literal[False]
     embeddings: Literal[False]
 
@@ -195,6 +197,8 @@ class Model(Struct, forbid_unknown_fields=True):
     backend: str | None
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""
+    draft_model: str | None
+    """The model that drafts tokens for it; null if there is none."""
     capabilities: ModelCapabilities | None
 
 

@@ -55,6 +55,7 @@ class Models:
             "problem": described.problem,
             "backend": described.backend,
             "quantization": described.quantization,
+            "draft_model": described.draft_model,
             "capabilities": _capabilities(self._router.capabilities(name)),
         }
 
@@ -71,6 +72,7 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
         "logprobs": known.logprobs,
         "infill": known.infill,
         "prompt_embeds": known.embedding_width,
+        "mtp": known.mtp,
         "vision": False,
         "embeddings": False,
     }

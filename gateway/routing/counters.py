@@ -21,6 +21,7 @@ COUNTED = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
+    "drafters_failed",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

@@ -33,6 +33,8 @@ class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without a request after which it is unloaded; null: it stays."""
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""
+    draft_model: str | None
+    """The model that drafts tokens for it, on any of its workers."""
 
 
 def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
@@ -40,7 +42,7 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
     handles = pool.of(name)
     entry = pool.catalog.find(name) or _of_workers(name, handles)
     state = ModelState.LOADED if any(handle.ready for handle in handles) else entry.state
-    backends = [handle.status.hello.backend for handle in handles if handle.status.hello is not None]
+    hellos = [handle.status.hello for handle in handles if handle.status.hello is not None]
     model_context, context_bound = pool.context_terms(name)
     return ModelDescription(
         id=name,
@@ -50,12 +52,13 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
         bytes=entry.bytes,
         last_used_s=round(now - entry.last_used, 3) if entry.last_used else None,
         workers=len(handles),
-        backend=next(iter(backends), entry.backend) or None,
+        backend=next((hello.backend for hello in hellos), entry.backend) or None,
         context=pool.context(name),
         model_context=model_context,
         context_bound=context_bound,
         keep_alive_s=None if math.isinf(entry.keep_alive_s) else entry.keep_alive_s,
         quantization=entry.quantization,
+        draft_model=next((hello.draft_model for hello in hellos if hello.draft_model), None),
     )
 
 

@@ -153,7 +153,9 @@ OUTPUT: dict[str, list[str]] = {
         r"^\| all +\| +2 \|( +\d \|){4}$",
         rf"^noticed {N} % of 2 mutants, seed 12, {N} min$",
     ],
+    "bench/overhead/mtp.py": [rf"^right +1( +{P}){{3}} +{N} +{N}%$"],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
+    "bench/overhead/draft_model.py": [rf"^ +0\.90 +1( +{P}){{3}} +{N} +{N}%$"],
     "bench/overhead/speculation.py": [
         *(
             rf"^{load} +1( +{P}){{3}} +{N} +{N}%$"

@@ -211,6 +211,7 @@ EVENTS: dict[str, Event] = {
         Capabilities(), rows_format="iree-5f2a", row_bytes=24_576, tier=SharedTier("5c" * 16, 40_000, 32)
     ),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
+    "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(

@@ -42,8 +42,8 @@ def _of(info: types.Type) -> st.SearchStrategy[Any]:
             return st.floats(above if low is None else low, high, exclude_min=low is None)
         case types.StrType(min_length=low, max_length=high):
             return st.text(st.characters(codec="utf-8"), min_size=low or 0, max_size=min(high or SMALL, SMALL))
-        case types.BytesType(max_length=high):
-            return st.binary(max_size=min(high or SMALL, SMALL))
+        case types.BytesType(min_length=low, max_length=high):
+            return st.binary(min_size=low or 0, max_size=min(high or SMALL, SMALL))
         case types.BoolType():
             return st.booleans()
     raise TypeError(f"no strategy for {info}")

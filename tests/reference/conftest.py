@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
+from tests.families import FAMILIES
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Runner
 from workers.load_options import LoadOptions, Progress
@@ -46,10 +47,16 @@ class Reference:
     def __init__(self, path: Path, dtype: Any = None) -> None:
         """`dtype` is one of torch's, float32 by default."""
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         self._torch = torch
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.float32, attn_implementation="eager")
+        fields = json.loads((path / "config.json").read_text())
+        family = FAMILIES.get(fields.pop("model_type"))
+        served_as = None if family is None else family.served_as
+        config = None if served_as is None else AutoConfig.for_model(served_as, **fields)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype or torch.float32, attn_implementation="eager"
+        )
         self._model = model.eval()
 
     def logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.families import ARCHITECTURES
+from tests.families import ARCHITECTURES, FAMILIES
 from workers.checkpoints.checkpoint import ModelConfig
 
 pytestmark = pytest.mark.reference
@@ -42,7 +42,8 @@ def test_what_is_left_out_is_as_if_written_out(tmp_path: Path, family: str) -> N
 
     switches = SWITCHES.get(family, {})
     names = {"architectures": [ARCHITECTURES[family]], "model_type": family}
-    whole = AutoConfig.for_model(family, **copy.deepcopy(switches)).to_dict() | names  # which it writes into
+    served_as = FAMILIES[family].served_as or family
+    whole = AutoConfig.for_model(served_as, **copy.deepcopy(switches)).to_dict() | names  # which it writes into
     stated = {name: whole[name] for name in STATED if name in whole} | switches | names
     assert _read(tmp_path, stated) == _read(tmp_path, whole)
 

@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, InfillInput, Limits, Message, Sampling, TextInput, TokensInput
+from tests.workers.engine.harness.drafting import Unlimited
 from workers.engine.embeddings.prompt_embeddings import InvalidEmbeddings
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
@@ -329,6 +330,7 @@ def test_drafts_are_counted_for_each_request() -> None:
         runner.capabilities,
         lambda sequence: [KnownAnswer(sequence, answer)],
         lambda costs, offers, most: [offer[0] for offer in offers],
+        budget=Unlimited(),
         clock=lambda: 0.0,
     )
     engine = BatchEngine(runner, max_queue=1, step_tokens=64, speculator=speculator, clock=lambda: 0.0)

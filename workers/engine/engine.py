@@ -117,7 +117,13 @@ class BatchEngine:
 
     def gauges(self) -> Gauges:
         """Return the counts so far and the current state."""
-        return self._stats.gauges(self._scheduler.slots, self._scheduler.queued, self._runner.graphs_failed, self._tier)
+        return self._stats.gauges(
+            self._scheduler.slots,
+            self._scheduler.queued,
+            self._runner.graphs_failed,
+            self._tier,
+            0 if self._speculator is None else self._speculator.failures,
+        )
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
         """Return what has changed of the rows that are retained for reuse, since the last call."""
@@ -199,11 +205,15 @@ class BatchEngine:
         self._runner.settle()
         if self._tier is not None:
             self._tier.settle()
+        if self._speculator is not None:
+            self._speculator.settle()
 
     def close(self) -> None:
-        """Close the runner and the prefix tier. Nothing may be called afterwards."""
+        """Close the runner, the prefix tier and what drafts. Nothing may be called afterwards."""
         if self._tier is not None:
             self._tier.close()
+        if self._speculator is not None:
+            self._speculator.close()
         self._runner.close()
 
     def _make_room(self, now: float) -> None:

@@ -245,24 +245,36 @@ class LogitsProcessors:
     def draft_specs(self, sampling: Sampling, position: int, draft: Sequence[int]) -> list[SampleSpec]:
         """Return how to sample after each of some drafted tokens, the first one of which would be at `position`, as far
         as an answer may continue with them. The state is as before."""
-        fork = None if self._constraint is None else self._constraint.fork()
-        if self._constraint is not None and fork is None:
+        trial = self.trial()
+        if trial is None:
             return []
         specs: list[SampleSpec] = []
-        restore = self._checkpoint()
-        trial = type(self)(self._penalties, fork, self._sequences, self._dry)
+        processors, restore = trial
         try:
             for number, token in enumerate(draft, 1):
-                trial.accept(token)
-                if trial.exhausted:
+                processors.accept(token)
+                if processors.exhausted:
                     break
-                # No late mask: it would be computed after the last token.
-                specs.append(SampleSpec(sampling, position + number, trial._edits(), trial._allowed()))
+                specs.append(processors.draft_spec(sampling, position + number))
         except ConstraintFailed:  # if the answer gets there, it fails then
             pass
         finally:
             restore()
         return specs
+
+    def trial(self) -> tuple[Self, Callable[[], None]] | None:
+        """Return processors to which drafted tokens are appended, and a function that returns to the present state,
+        before which this object cannot be used. None where the constraint cannot be copied."""
+        fork = None if self._constraint is None else self._constraint.fork()
+        if self._constraint is not None and fork is None:
+            return None
+        restore = self._checkpoint()
+        return type(self)(self._penalties, fork, self._sequences, self._dry), restore
+
+    def draft_spec(self, sampling: Sampling, position: int) -> SampleSpec:
+        """Return how to sample after a drafted token. It has no late mask, which would be computed after the last
+        one."""
+        return SampleSpec(sampling, position, self._edits(), self._allowed())
 
     def forced(self) -> Sequence[int]:
         """Return tokens that must come next by the constraint, as far as it knows any."""

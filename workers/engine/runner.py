@@ -224,6 +224,25 @@ def _check_format(capabilities: RunnerCapabilities) -> None:
         raise ValueError(f"slot: rows cannot be read or written on {capabilities.device}")
 
 
+class DraftHead(Protocol):
+    """A head for multi-token prediction: predicts the token after the next one, from the hidden state of the row before
+    and the next token.
+
+    Its keys and values are a layer more of the runner's slots. It follows the calls of the runner by itself. Used only
+    by the runner's thread, between two calls.
+    """
+
+    def ready(self, slot: int, row: int) -> bool:
+        """Return whether it has the hidden state of the last row before `row` of a slot, and all else that it needs."""
+
+    def draft(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        """Sample the tokens after decode rows that the model computes next, one of each slot, as the model samples them
+        by its own logits. None for a row with non-finite logits.
+
+        Afterwards the rows that have these tokens are ready as well. Raises `ValueError` for a row that is not ready.
+        """
+
+
 class Runner(Protocol):
     """A model on a device, with `capabilities.slots` KV slots. Used only by the thread that made it.
 
@@ -234,6 +253,10 @@ class Runner(Protocol):
     @property
     def capabilities(self) -> RunnerCapabilities:
         """Backend, number formats and capacity."""
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """The head for multi-token prediction that was loaded with the model; None without one."""
 
     @property
     def graphs_failed(self) -> int:

@@ -50,7 +50,14 @@ class EngineStats:
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
 
-    def gauges(self, slots: SlotTable, queued: int, graphs_failed: int, tier: PrefixTier | None = None) -> Gauges:
+    def gauges(
+        self,
+        slots: SlotTable,
+        queued: int,
+        graphs_failed: int,
+        tier: PrefixTier | None = None,
+        drafters_failed: int = 0,
+    ) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
             slots_active=slots.active,
@@ -76,4 +83,5 @@ class EngineStats:
             drafts=self.drafts,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            drafters_failed=drafters_failed,
         )

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner, RunnerCapabilities
+from workers.engine.runner import Chunk, DecodeRow, DraftHead, NotFiniteError, Runner, RunnerCapabilities
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
@@ -42,6 +42,11 @@ class FaultyRunner:
     def capabilities(self) -> RunnerCapabilities:
         """The capabilities of the wrapped runner."""
         return self._runner.capabilities
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """That of the wrapped runner, without faults: its failures end no request."""
+        return self._runner.draft_head
 
     @property
     def graphs_failed(self) -> int:

@@ -15,6 +15,7 @@ from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
+    DraftHead,
     NotFiniteError,
     RunnerCapabilities,
     check_chunks,
@@ -24,6 +25,7 @@ from workers.engine.runner import (
     check_specs,
     check_targets,
     check_write,
+    chunks_of,
 )
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
@@ -42,6 +44,7 @@ from workers.iree.kv_memory import host_kv, needed, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.load_options import LoadOptions, Progress
@@ -76,6 +79,12 @@ class IreeRunner:
         self._written = [0] * plan.cache.slots
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
+        self._mtp = None
+        if plan.config.mtp:
+            call = lambda *call: self._call(*call)  # noqa: E731 - as above
+            self._mtp = IreeMtpHead(
+                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._written
+            )
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,
@@ -145,6 +154,10 @@ class IreeRunner:
         """Modules that could not be compiled or loaded. From any thread."""
         return self.graphs.failed
 
+    @property
+    def draft_head(self) -> DraftHead | None:
+        return self._mtp
+
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         check_specs(self.capabilities, chunks, specs)
@@ -165,7 +178,9 @@ class IreeRunner:
             arguments = [*self._run_inputs(runs, size), self._device.upload(ends), last_rows]
             if embedded:
                 arguments.append(self._device.upload(self._given_rows(runs, size)))
-            last_rows, _ = self._call(f"{kind}_{size}", *arguments)
+            result = self._call(f"{kind}_{size}", *arguments)
+            last_rows = result[0]
+            self._computed(runs, size, result, 2)
         if not wanted:
             return [None] * len(chunks)
         tokens = self._sample_last(last_rows, with_masks(wanted))
@@ -277,8 +292,9 @@ class IreeRunner:
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
         ends[: len(chunk.tokens)] = np.arange(len(chunk.tokens))
         arguments = self._run_inputs(runs, size)
-        hidden, _ = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), self._no_rows.view)
-        return self._head_logits(hidden, len(chunk.tokens))
+        result = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), self._no_rows.view)
+        self._computed(runs, size, result, 2)
+        return self._head_logits(result[0], len(chunk.tokens))
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
@@ -299,8 +315,21 @@ class IreeRunner:
 
     def _score_logits(self, chunk: Chunk, size: int) -> Results:
         """Run the scoring graph on a chunk of up to `size` rows: greedy tokens and logits of all rows."""
-        arguments = self._run_inputs(runs_of(chunk, -1, self._plan.block or size), size)
-        return self._call(f"score_{size}", *arguments)
+        runs = runs_of(chunk, -1, self._plan.block or size)
+        result = self._call(f"score_{size}", *self._run_inputs(runs, size))
+        self._computed(runs, size, result, 3)
+        return result
+
+    def _computed(self, runs: Sequence[SlotRun], size: int, result: Results, index: int) -> None:
+        """Give the hidden rows of a graph of `size` rows, the result at `index`, to the head that drafts."""
+        if self._mtp is None:
+            return
+        view = result[index]
+        hidden = self._device.window(view)
+        block = self._plan.block or size
+        for at, run in enumerate(runs):
+            rows = hidden[at * block : at * block + len(run.tokens)]
+            self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
         result, (index,), _, _ = self._step(_rows_of(_part(chunk, at, 1)))
@@ -328,7 +357,16 @@ class IreeRunner:
             inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
             self._decode_inputs[batch] = inputs
         arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
-        return self._call(f"decode_{batch}", *arguments), output_indices, batch, inputs.greedy
+        result = self._call(f"decode_{batch}", *arguments)
+        greedy = inputs.greedy
+        if self._mtp is not None:
+            view, first = result[3], 0
+            hidden = self._device.window(view)
+            for chunk in chunks_of(rows):
+                count = len(chunk.tokens)
+                self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
+                first += count
+        return result, output_indices, batch, greedy
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -341,10 +379,14 @@ class IreeRunner:
                 self._host_kv.copy(source, target, length)
             self._host_kv.clear(target, length, held)
         self._written[target] = length
+        if self._mtp is not None:
+            self._mtp.rows.copy(source, target, length)
 
     def read_rows(self, slot: int, start: int, end: int) -> memoryview:
         check_read(self.capabilities, self._written.__getitem__, slot, start, end)
         assert self._host_kv is not None, "checked"
+        if self._mtp is not None:
+            self._mtp.fill()
         return self._host_kv.read(slot, start, end)
 
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
@@ -352,10 +394,14 @@ class IreeRunner:
         self._written[slot] = start + count  # if the write fails half-way, a reset clears all of it
         assert self._host_kv is not None, "checked"
         self._host_kv.write(slot, start, start + count, rows)
+        if self._mtp is not None:
+            self._mtp.rows.forget(slot)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._cache.slots:
             raise ValueError(f"slot: {slot} is not one of {self._cache.slots}")
+        if self._mtp is not None:
+            self._mtp.rows.forget(slot)
         rows, self._written[slot] = self._written[slot], 0
         if not rows:
             return
@@ -376,6 +422,9 @@ class IreeRunner:
         self._sampler.forget()
         self._inputs_of.clear()
         self._decode_inputs.clear()
+        if self._mtp is not None:
+            self._mtp.close()
+            self._mtp = None
         del self._host_kv, self._kv, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.

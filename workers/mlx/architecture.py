@@ -15,6 +15,7 @@ from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
+from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.parts import (
     CappedAttention,
     PlainExperts,
@@ -57,6 +58,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": Adapter("qwen2", biases=True, free_head_dim=False),
+    "mimo": Adapter("mimo", free_head_dim=False),
     "qwen3": Adapter("qwen3"),
     "smollm3": Adapter("smollm3", always={}, uncompiled={}, submodules={"llama": LLAMA}, biases=True),
     "olmo2": Adapter("olmo2", biases=True),
@@ -116,14 +118,20 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     weights = open_weights(path)
     weights.check_types()
     try:
-        model = module.Model(module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)}))
-        load_weights(model, weights, config.quantization)
+        args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
+        model = module.Model(args)
+        mtp = MtpLayer(module, args) if config.mtp else None
+        load_weights(model, weights, config.quantization, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
     adapter.adjust(model, config)
+    if mtp is not None:
+        mtp.block.self_attn.rope = ropes[0]
+        model.mtp = mtp
+        model.model.norm = LaterNorm(model.model.norm)
     return model
 
 

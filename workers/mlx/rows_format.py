@@ -13,7 +13,7 @@ LAYOUT = 1
 """The version of the layout of `KvCache.read`."""
 
 
-def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device: str) -> str:
+def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device: str, *, mtp: bool = False) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
     The angles of RoPE may depend on the context.
@@ -21,4 +21,6 @@ def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
     parts = [LAYOUT, config_digest(path), dtype, quantize, context, computes, *versions]
+    if mtp:
+        parts.append("mtp")
     return rows_format_name("mlx", parts)

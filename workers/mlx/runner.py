@@ -20,6 +20,7 @@ from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
+    DraftHead,
     NotFiniteError,
     RunnerCapabilities,
     check_chunks,
@@ -31,6 +32,7 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
+from workers.engine.speculation.mtp.head_rows import HeadRun
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
@@ -38,6 +40,7 @@ from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenRows
 from workers.mlx.kv import GROWTH, KvCache
+from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.parts import cast_parameters
 from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
@@ -76,7 +79,7 @@ class MlxRunner:
         self._config = config
         self._device = device
         dtype = getattr(mx, capabilities.dtype)
-        self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
+        self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
         self._cpu = device.type == mx.cpu
         self._in_order = _adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
@@ -84,6 +87,15 @@ class MlxRunner:
         self._thread = threading.get_ident()
         self._steps = 0
         self._sampled: tuple[mx.array, list[int]] | None = None
+        self._mtp = None
+        if config.mtp:
+            self._mtp = MlxMtpHead(
+                capabilities.slots,
+                self._mtp_hidden,
+                lambda hidden, specs: self._sample(self._logits(hidden), specs),
+                self._kv,
+                self._owned,
+            )
 
     @classmethod
     def load(cls, path: Path, config: ModelConfig, options: LoadOptions, progress: Progress) -> "MlxRunner":
@@ -99,9 +111,9 @@ class MlxRunner:
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
         kind = config.dtype if options.dtype == "auto" else options.dtype
-        row_bytes = 2 * config.layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
+        row_bytes = 2 * config.kv_layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
         free = free_bytes()
-        weights = weight_bytes(open_weights(path), kind, quantize)
+        weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
         quantizable = config.quantization is None
@@ -130,7 +142,7 @@ class MlxRunner:
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
-            rows_format=rows_format(path, kind, quantize, context, name),
+            rows_format=rows_format(path, kind, quantize, context, name, mtp=config.mtp),
             embedding_width=config.hidden_size if options.embeddings else 0,
         )
         return cls(model, config, capabilities, chosen)
@@ -140,6 +152,10 @@ class MlxRunner:
         """Always 0: nothing is prepared in the background."""
         return 0
 
+    @property
+    def draft_head(self) -> DraftHead | None:
+        return self._mtp
+
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_specs(self.capabilities, chunks, specs)
         self._sampled = None
@@ -147,7 +163,9 @@ class MlxRunner:
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
-            mx.eval(self._kv.arrays)
+            mx.eval(self._kv.arrays, [hidden] if self._mtp is not None else [])
+            if self._mtp is not None:
+                self._mtp.fill(FILL_ROWS)
             if not wanted:
                 return [None] * len(chunks)
             rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
@@ -163,7 +181,10 @@ class MlxRunner:
             logits, specs = self._head(hidden), [row.sample for row in rows]
             if any(spec.late_mask is not None for spec in specs):
                 mx.async_eval(logits)  # type: ignore[no-untyped-call]  # while the masks are computed
-            return self._sample(logits, with_masks(specs))
+            tokens = self._sample(logits, with_masks(specs))
+            if self._mtp is not None:
+                self._mtp.fill(FILL_ROWS)
+            return tokens
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
         if self._sampled is None:
@@ -214,20 +235,28 @@ class MlxRunner:
         with self._owned():
             check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
             self._kv.copy_prefix(source, target, length)
+            if self._mtp is not None:
+                self._mtp.rows.copy(source, target, length)
 
     def read_rows(self, slot: int, start: int, end: int) -> memoryview:
         with self._owned():
             check_read(self.capabilities, self._kv.lengths.__getitem__, slot, start, end)
+            if self._mtp is not None:
+                self._mtp.fill()
             return self._kv.read(slot, start, end)
 
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         with self._owned():
             count = check_write(self.capabilities, self._kv.lengths.__getitem__, slot, start, len(rows))
             self._kv.write(slot, count, rows)
+            if self._mtp is not None:
+                self._mtp.rows.forget(slot)
 
     def reset(self, slot: int) -> None:
         with self._owned():
             self._kv.reset(slot)
+            if self._mtp is not None:
+                self._mtp.rows.forget(slot)
 
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
@@ -240,7 +269,7 @@ class MlxRunner:
     def close(self) -> None:
         with self._owned():
             self._model = None
-            self._sampled = None
+            self._sampled = self._mtp = None
             self._kv.reset_all()
             mx.clear_cache()
 
@@ -263,6 +292,20 @@ class MlxRunner:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
+        groups, order = self._grouped(chunks)
+        hidden = self._hidden([chunks[index] for index in order], groups)
+        for chunk in chunks:
+            self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+        self._steps += 1
+        if self._steps % STEPS_PER_CLEAR == 0:
+            mx.clear_cache()
+        hidden = _as_given(hidden, chunks, order)
+        if self._mtp is not None:
+            self._mtp.computed(chunks, hidden)
+        return hidden
+
+    def _grouped(self, chunks: Sequence[Chunk]) -> tuple[list[AttentionGroup], list[int]]:
+        """Return the groups of chunks that attend together, and the indices of the chunks in their order."""
         segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
         grouped = group_segments(segments, self._padding)
         groups = [
@@ -273,27 +316,35 @@ class MlxRunner:
             )
             for indices in grouped
         ]
-        order = [index for indices in grouped for index in indices]
-        hidden = self._hidden([chunks[index] for index in order], groups)
-        for chunk in chunks:
-            self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
-        self._steps += 1
-        if self._steps % STEPS_PER_CLEAR == 0:
-            mx.clear_cache()
-        if order == sorted(order):
-            return hidden
-        return hidden[mx.array(rows_as_given([segment.count for segment in segments], order), dtype=mx.int32)]
+        return groups, [index for indices in grouped for index in indices]
+
+    def _mtp_hidden(self, runs: Sequence[HeadRun[mx.array]]) -> mx.array:
+        """Write the KV of rows of the head for multi-token prediction, and return their normed hidden states."""
+        chunks = [Chunk(run.slot, run.tokens, run.start, run.position) for run in runs]
+        self._kv.reserve(
+            {
+                chunk.slot: (self._kv.lengths[chunk.slot], end)
+                for chunk in chunks
+                if (end := chunk.start + len(chunk.tokens)) > self._kv.lengths[chunk.slot]
+            }
+        )
+        groups, order = self._grouped(chunks)
+        ordered = [chunks[index] for index in order]
+        tokens = mx.array([token for chunk in ordered for token in chunk.tokens], dtype=mx.int32)[:, None]
+        offset = _positions(ordered)
+        cache = LayerCache(self._config.layers, groups, offset, cpu=self._cpu)
+        hidden = mx.concatenate([runs[index].hidden for index in order])[:, None]
+        out = self._model.mtp(hidden, self._model.model.embed_tokens(tokens), cache)
+        return _as_given(out[:, 0], chunks, order)
 
     def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup]) -> mx.array:
         """Write the KV of chunks in the order of their groups, and return their last hidden states."""
-        tokens = self._tokens(chunks)
-        positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
-        offset = mx.array(positions, dtype=mx.int32)
+        tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
             LayerCache(number, groups, offset, layer.window, cpu=self._cpu)
             for number, layer in enumerate(self._config.plan)
         ]
-        hidden: mx.array = self._model.model(mx.array(tokens, dtype=mx.int32)[:, None], cache=caches)
+        hidden: mx.array = self._model.model(tokens, cache=caches)
         return hidden[:, 0]
 
     def _tokens(self, chunks: Sequence[Chunk]) -> list[int]:
@@ -319,6 +370,10 @@ class MlxRunner:
 
     def _head(self, hidden: mx.array) -> mx.array:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""
+        return self._logits(hidden if self._mtp is None else self._model.model.norm.norm(hidden))
+
+    def _logits(self, hidden: mx.array) -> mx.array:
+        """Normed hidden states [rows, hidden] -> float32 logits [rows, vocab_size]."""
         head = getattr(self._model, "lm_head", None) or self._model.model.embed_tokens.as_linear
         logits: mx.array = head(hidden).astype(mx.float32)
         if self._config.logits_scaling != 1:
@@ -345,6 +400,19 @@ class MlxRunner:
         tokens: list[int] = np.array(sampled).tolist()
         self._sampled = logits, tokens
         return [token if token >= 0 else None for token in tokens]
+
+
+def _positions(chunks: Sequence[Chunk]) -> mx.array:
+    """Return the positions of the rows of chunks, int32 [rows]."""
+    positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
+    return mx.array(positions, dtype=mx.int32)
+
+
+def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -> mx.array:
+    """Return rows in the order of the chunks, which were computed in another one."""
+    if list(order) == sorted(order):
+        return hidden
+    return hidden[mx.array(rows_as_given([len(chunk.tokens) for chunk in chunks], order), dtype=mx.int32)]
 
 
 def _quantization(config: ModelConfig, quantize: Quantize) -> str:

@@ -9,18 +9,22 @@ import mlx.nn as nn
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import Weights
+from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
 
 
-def load_weights(model: Any, weights: Weights, quantization: Quantization | None) -> None:
-    """Give a model its weights, which are read lazily. Quantized matrices stay quantized.
+def load_weights(model: Any, weights: Weights, quantization: Quantization | None, mtp: MtpLayer | None = None) -> None:
+    """Give a model its weights, which are read lazily, and those of its head for multi-token prediction. Quantized
+    matrices stay quantized.
 
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
     tensors = _read(weights)
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
+    if mtp is not None:
+        load_mtp(mtp, tensors, quantization)
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     if quantization is not None:

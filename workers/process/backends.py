@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from workers.engine.runner import Runner
 from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
@@ -93,13 +95,34 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     """Return the directory and the description of a checkpoint, all of whose tensors are used. Reads the headers of its
     weight files. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import check_tensors
+    from workers.checkpoints.checkpoint import open_weights
+
+    path = Path(spec.model_path)
+    weights = open_weights(path)
+    config = served_config(spec)
+    check_tensors(weights, config, path, weights.adds_nothing)
+    weights.check_types()
+    if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
+        structlog.get_logger().warning("mtp_head_missing", path=str(path), layers=config.mtp_layers)
+    return path, config
+
+
+def drafts_by_head(spec: WorkerSpec) -> bool:
+    """Return whether the model's own head for multi-token prediction drafts tokens, if it has one. It starts from the
+    embeddings of tokens, and rows of embeddings have none."""
+    return spec.speculate == "auto" and not spec.draft_model and not spec.embeddings
+
+
+def served_config(spec: WorkerSpec) -> "ModelConfig":
+    """Return the description of a checkpoint, with its head for multi-token prediction if that drafts tokens. Raises
+    `CheckpointError`."""
+    from workers.checkpoints.architectures.tensors import has_mtp
     from workers.checkpoints.checkpoint import ModelConfig, open_weights
 
     path = Path(spec.model_path)
-    config, weights = ModelConfig.from_dir(path), open_weights(path)
-    check_tensors(weights, config, path, weights.adds_nothing)
-    weights.check_types()
-    return path, config
+    config = ModelConfig.from_dir(path)
+    wanted = drafts_by_head(spec) and config.mtp_layers
+    return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 
 def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOptions:

@@ -15,8 +15,10 @@ from workers.checkpoints.generation_config import SamplingDefaults, read_samplin
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.runner import DecodeRow, Runner, RunnerCapabilities
+from workers.engine.runner import DecodeRow, DraftHead, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused, name_source
@@ -29,6 +31,7 @@ from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, cho
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
+from workers.process.draft_loading import drafting_by, load_draft, plan_draft
 from workers.process.spec import WorkerSpec
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -52,6 +55,10 @@ class Loaded:
     """Compiles the grammars of requests; None for a model without a tokenizer. The one who serves closes it."""
     formats: ChosenFormats = NO_FORMATS
     """Notations of the model's tool calls and reasoning."""
+    memory_bytes: int = 0
+    """Bytes of the weights, and of the KV cache when it is full, with those of a draft model; 0 if unknown."""
+    mtp: bool = False
+    """The model's head for multi-token prediction drafts tokens."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -73,44 +80,56 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     sampling_defaults = _sampling_defaults(spec)
     formats = _formats(spec, tokenizer)
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
+    planned = plan_draft(spec)
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
+        draft = None if planned is None else load_draft(planned, progress)
+        if draft is not None:
+            undo.callback(draft.close)
         step_s = 0.0
         if spec.backend != "scripted":  # whose steps take as long as the specification says
             progress("warm-up", 0, 1)
             step_s = warm_up(runner, spec.step_tokens or DEFAULT_STEP_TOKENS)
+            if draft is not None:
+                check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
-        speculator = make_speculator(spec, runner.capabilities)
+        speculator = make_speculator(spec, runner.capabilities, draft, runner.draft_head)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
             step_tokens=spec.step_tokens or None,
-            kv_tokens=kv_tokens(spec, runner.capabilities),
+            kv_tokens=kv_tokens(spec, runner.capabilities, None if draft is None else draft.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
             tier=prefix_tier(spec, served),
             speculator=speculator,
         )
-        undo.pop_all()  # the engine owns the runner now
+        undo.pop_all()  # the engine owns the runners now
     vocab_size = runner.capabilities.vocab_size
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
-    context = runner.capabilities.context
-    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats)
+    context, mtp = runner.capabilities.context, runner.draft_head is not None
+    held = memory_bytes(runner.capabilities, engine.kv_capacity)
+    if draft is not None:
+        held += memory_bytes(draft.capabilities, engine.kv_capacity)
+    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp)
 
 
-def kv_tokens(spec: WorkerSpec, capabilities: RunnerCapabilities) -> int | None:
+def kv_tokens(
+    spec: WorkerSpec, capabilities: RunnerCapabilities, draft: RunnerCapabilities | None = None
+) -> int | None:
     """Return the cache rows that `kv_bytes` allow, or the runner's own limit; None means the whole context of every
-    slot.
+    slot. A draft model has as many rows beside them.
 
     Raises `MemoryRefused` if they are fewer than one context, as a load does before it starts.
     """
     if not spec.kv_bytes:
         return capabilities.kv_rows or None
-    return rows_of(spec.kv_bytes, capabilities.row_bytes, capabilities.context)
+    row_bytes = capabilities.row_bytes + (0 if draft is None else draft.row_bytes)
+    return rows_of(spec.kv_bytes, row_bytes, capabilities.context)
 
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
@@ -152,15 +171,24 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
     return PrefixTier(store, runner)
 
 
-def make_speculator(spec: WorkerSpec, capabilities: RunnerCapabilities) -> Speculator | None:
-    """Return what drafts tokens, where drafts can be verified and the setting does not forbid it."""
+def make_speculator(
+    spec: WorkerSpec,
+    capabilities: RunnerCapabilities,
+    draft: Runner | None = None,
+    head: DraftHead | None = None,
+) -> Speculator | None:
+    """Return what drafts tokens, by the draft model or the model's own head as well, where drafts can be verified and
+    the setting does not forbid it. Raises `LoadRefused` for a draft model where they cannot."""
     if spec.speculate == "off":
         return None
     if capabilities.exact_rows and capabilities.decode_rows > 1:
-        return Speculator(capabilities)
+        batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
+        return Speculator(capabilities, batched=batched if draft is None else drafting_by(draft, capabilities))
     reason = "a step has one row for each sequence"
     if not capabilities.exact_rows:
         reason = f"on {capabilities.device} a row of several in a step may have other bits than one alone"
+    if draft is not None:
+        raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
     structlog.get_logger().info("speculation_off", reason=reason)
     return None
 
@@ -185,6 +213,14 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     runner.reset(0)
     chunks = math.ceil(step_tokens / length)
     return chunks * (prefilled - began) + decode_s
+
+
+def check_finite(runner: Runner, setting: str) -> None:
+    """Compute a token with a runner. Raises `LoadRefused` that names the setting if its logits are not finite."""
+    try:
+        warm_up(runner, 1)
+    except NonFiniteModel as error:
+        raise LoadRefused(f"{setting}: {error}") from error
 
 
 def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:

@@ -36,7 +36,7 @@ from workers.host.loop_calls import LoopCalls
 from workers.load_options import Progress
 from workers.process.engine_thread import EngineThread
 from workers.process.exit_codes import WorkerExit
-from workers.process.loading import Loaded, load, memory_bytes
+from workers.process.loading import Loaded, load
 from workers.process.open_requests import Effects, OpenRequests
 from workers.process.outbox import Outbox
 from workers.process.prompts.prompt_query import failed_query
@@ -155,18 +155,18 @@ class WorkerService:
             reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
             infill=tokenizer is not None and tokenizer.infill is not None,
             embedding_width=loaded.engine.capabilities.embedding_width,
+            mtp=loaded.mtp,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
-        memory = memory_bytes(loaded.engine.capabilities, loaded.engine.kv_capacity)
         ready = Ready(
             capabilities,
             load_ms,
             device,
             step_ms,
             loaded.engine.kv_capacity,
-            memory,
+            loaded.memory_bytes,
             rows_format=clip(loaded.engine.rows_format, MAX_NAME),
             row_bytes=loaded.engine.capabilities.row_bytes,
             tier=loaded.engine.shared_tier,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Name
+from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Label, Name
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.faults.plan import Fault, of_incarnation
@@ -62,6 +62,10 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Token budget of one engine step: decode rows first, then prompt chunks. 0 derives it from measured costs."""
     speculate: Speculate = "auto"
     """`auto` drafts tokens where that makes answers faster, and changes nothing else."""
+    draft_model: str = ""
+    """Directory of a smaller model with the same tokenizer, which drafts tokens; empty for none."""
+    draft_name: Label = ""
+    """The name under which it is shown."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

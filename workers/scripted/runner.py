@@ -19,6 +19,7 @@ from protocol.request import Sampling
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
+    DraftHead,
     RunnerCapabilities,
     check_copy,
     check_read,
@@ -105,6 +106,11 @@ class ScriptedRunner:
     def capabilities(self) -> RunnerCapabilities:
         """The capabilities given to the constructor."""
         return self._capabilities
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """None."""
+        return None
 
     @property
     def graphs_failed(self) -> int:

@@ -14,6 +14,7 @@ from cli.commands.compile import compile_model
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
+from models import builtin_path, draft_path
 from workers.iree.build.compile_client import Built
 from workers.iree.device.cpu import Cpu
 from workers.load_options import Progress
@@ -51,6 +52,19 @@ def test_as_json(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None
     report = json.loads(capsys.readouterr().out)
     assert report["modules"][1] == {"graphs": ["unfiltered_1", "filter_1"], "bytes": 2048, "seconds": 4.5}
     assert report["seconds"] >= 0
+
+
+def test_the_graphs_of_a_draft_model_are_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_ahead(spec: WorkerSpec, progress: Progress) -> Iterator[Built]:
+        compiled.append(spec.model_path)
+        return iter(())
+
+    monkeypatch.setattr(compile_module, "compile_ahead", compile_ahead)
+    settings = Settings(speculate="auto", draft_model=str(draft_path()), cache_dir=str(tmp_path), context=64)
+    compile_model(settings, as_json=False)
+    assert compiled == [str(builtin_path()), str(draft_path())]
 
 
 def test_another_cpu_is_compiled_for_and_not_refused(

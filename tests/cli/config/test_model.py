@@ -89,6 +89,19 @@ def test_a_name_that_is_too_long_for_the_wire_is_refused(tmp_path: Path) -> None
         ChosenModel.choose(Settings(model=str(tmp_path / ("x" * 129))))
 
 
+def test_a_draft_model_is_found_like_a_model(tmp_path: Path) -> None:
+    draft = make_checkpoint(tmp_path / "small", layers=1)
+    settings = load({"model": str(make_checkpoint(tmp_path / "model")), "speculate": "auto", "draft_model": str(draft)})
+    spec = worker_spec(settings, ChosenModel.choose(settings))
+    assert (spec.draft_model, spec.draft_name) == (str(draft), "small")
+    check_model(spec)
+    with pytest.raises(CommandFailed, match=r"^--draft-model: .*nowhere: there is no such directory"):
+        worker_spec(load({"draft_model": str(tmp_path / "nowhere")}), ChosenModel("m", tmp_path))
+    off = load({"model": str(tmp_path / "model"), "draft_model": str(draft)})
+    with pytest.raises(CommandFailed, match=r"^--draft-model: nothing is drafted with speculate off"):
+        check_model(worker_spec(off, ChosenModel.choose(off)))
+
+
 @pytest.mark.parametrize("source", ["flag", "variable", "file"])
 def test_an_error_of_a_worker_names_what_set_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str

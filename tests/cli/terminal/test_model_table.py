@@ -16,6 +16,7 @@ LOADED = {
     "context": 4096,
     "model_context": 8192,
     "keep_alive_s": 300.0,
+    "draft_model": "small",
 }
 UNKNOWN = {"id": "m", "aliases": [], "state": "unloaded", "bytes": 0, "workers": 1, "context": None}
 FAILED = {"id": "f", "state": "failed", "problem": "no network: [the hub] cannot be reached", "context": 5}
@@ -28,5 +29,6 @@ def test_each_model_is_a_line_and_failures_are_below(capsys: pytest.CaptureFixtu
         "org/model, small, s loaded 1.5 GB 2 iree 4096 of 8192 3 s ago 300 s",
         "m unloaded - 1 - - - -",
         "f failed - - - 5 - -",
+        "small drafts tokens for org/model",
         "f could not be loaded: no network: [the hub] cannot be reached",
     ]

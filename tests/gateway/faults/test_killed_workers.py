@@ -113,6 +113,20 @@ async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, wh
         await real.until(lambda: real.status().incarnation == 2)
 
 
+async def test_streams_with_a_draft_model_go_on_with_another_worker(whole: list[Any]) -> None:
+    """The two workers draft by models of their own, which follow the resumed tokens."""
+    fault = Fault("kill", call=20, incarnation=1)
+    launches = launch("a", rate=300, draft_model="draft", faults=(fault,)), launch("b", rate=300, draft_model="draft")
+    async with real_gateway(*launches) as real:
+        assert await ask_all(real) == whole
+        await real.until(lambda: real.status().incarnation == 2)
+        listed = (await real.client.get("/v1/models")).json()["data"]
+        gauges = [handle.status.gauges for handle in real.router.handles()]
+    assert [model["draft_model"] for model in listed] == ["draft"]
+    assert sum(each.accepted_tokens for each in gauges) > 20
+    assert not sum(each.drafters_failed for each in gauges)
+
+
 async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
     """Eight streams, and among them a request that ends every worker that computes it, which alone fails; what the
     others got."""

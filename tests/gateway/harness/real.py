@@ -45,10 +45,11 @@ def launch(
     faults: Sequence[Fault] = (),
     prefix_cache_dir: str = "",
     role: Phases = "both",
+    draft_model: str = "",
     **scripted: Any,
 ) -> WorkerLaunch:
-    """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, and `prefix_cache_dir`
-    the directory of its prefix tier, if it has one."""
+    """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, `prefix_cache_dir` the
+    directory of its prefix tier, and `draft_model` the name of a second scripted model, which drafts for it."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
@@ -59,6 +60,9 @@ def launch(
         prefix_cache_bytes=1 << 26 if prefix_cache_dir else 0,
         prefix_cache_dir=prefix_cache_dir,
         role=role,
+        speculate="auto" if draft_model else "off",
+        draft_model=draft_model,
+        draft_name=draft_model,
         scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
         faults=tuple(faults),
     )

@@ -150,6 +150,17 @@ def test_gate_with_drafts(load: Load) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
+def test_gate_with_a_draft_model(load: Load, tmp_path: Path) -> None:
+    report = run_gate(load, make_draft=load, max_tokens=30)
+    assert report.drafted > 50
+    assert report.accepted == report.drafted, "the same model drafts what is sampled, as its noise is the same"
+    assert min(report.grammars, report.reported, report.masked) > 0
+    other = make_checkpoint(tmp_path / "draft", layers=1, seed=5)
+    report = run_gate(load, make_draft=lambda: load(other), requests=32, longest=40, preempts=True)
+    assert report.preemptions > 5
+    assert 0 < report.accepted < report.drafted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize) -> None:

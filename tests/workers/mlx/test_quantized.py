@@ -150,6 +150,7 @@ def test_experts_of_16_bits(load: Load, tmp_path: Path, family: Any, dtype: Any)
         ({"quantized_bits": 4}, "float16", "none"),
         ({"dtype": "bfloat16"}, "bfloat16", "int8"),
         ({"family": "qwen3_moe", "tied": False}, "float32", "int4"),
+        ({"family": "mimo"}, "float32", "none"),
         ({"family": "mixtral", "tied": False, "quantized_bits": 8}, "bfloat16", "none"),
         ({"dtype": "float16", "quantized_bits": 4}, "bfloat16", "none"),
     ],

@@ -101,6 +101,22 @@ def test_gate_with_drafts(path: Path) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["the model itself", "another"])
+def test_gate_with_a_draft_model(path: Path, tmp_path: Path, same: bool) -> None:
+    draft = path if same else make_checkpoint(tmp_path / "draft", layers=1, seed=5)
+    report = run_gate(
+        lambda: load_runner(path, slots=6, context=64),
+        make_draft=lambda: load_runner(draft, slots=6, context=64),
+        requests=32,
+        longest=24,
+        max_tokens=14,
+    )
+    assert report.drafted > 50
+    assert min(report.grammars, report.reported, report.masked) > 0
+    # The same model drafts what is sampled, as its noise is the same.
+    assert report.accepted == report.drafted if same else 0 < report.accepted < report.drafted
+
+
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_small_gate(tmp_path: Path, variant: dict[str, Any]) -> None:
     path = make_checkpoint(tmp_path, **variant)

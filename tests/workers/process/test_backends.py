@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from safetensors.numpy import load_file
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.errors import LoadRefused
 from workers.faults.plan import Fault, LoadFault, PlannedFault
 from workers.load_options import LoadOptions
-from workers.process.backends import BackendMissing, cache_dir, choose_backend, load_runner, options_of
+from workers.process.backends import (
+    BackendMissing,
+    cache_dir,
+    choose_backend,
+    load_runner,
+    open_checkpoint,
+    options_of,
+    served_config,
+)
 from workers.process.spec import Backend, ScriptedSpec, WorkerSpec
+from workers.process.startup.footprint import Footprint
 from workers.scripted.runner import ScriptedRunner
 
 Install = Callable[[set[str]], None]
@@ -151,3 +162,30 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cache_dir(spec()) == Path("/home/ann/Library/Caches/baton")
     assert cache_dir(spec(cache_dir="~/graphs")) == Path("/home/ann/graphs")
+
+
+def test_the_head_is_served_where_it_drafts(tmp_path: Path) -> None:
+    path = str(make_checkpoint(tmp_path, "mimo"))
+    with structlog.testing.capture_logs() as logs:
+        assert open_checkpoint(spec("mlx", path, speculate="auto"))[1].mtp
+        assert not open_checkpoint(spec("mlx", path))[1].mtp
+        assert not open_checkpoint(spec("mlx", path, speculate="auto", draft_model=path))[1].mtp
+    assert not logs
+
+
+def test_a_head_whose_tensors_are_missing_is_left_out(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mimo")
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.mtp_layers.0.final_layernorm.weight"]
+    write_safetensors(path / "model.safetensors", tensors)
+    with structlog.testing.capture_logs() as logs:
+        _, config = open_checkpoint(spec("mlx", str(path), speculate="auto"))
+    assert not config.mtp
+    assert [(log["event"], log["log_level"]) for log in logs] == [("mtp_head_missing", "warning")]
+    assert served_config(spec("mlx", str(path), speculate="auto")) == config
+
+
+def test_the_cache_of_the_head_is_part_of_the_memory(tmp_path: Path) -> None:
+    path = str(make_checkpoint(tmp_path, "mimo", layers=2))
+    with_head, without = (Footprint.of(spec("mlx", path, context=64, speculate=how)) for how in ("auto", "off"))
+    assert 2 * with_head.row_bytes == 3 * without.row_bytes

@@ -1,7 +1,7 @@
 """Model configuration read from config.json: all that the runners know about an architecture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +63,10 @@ class ModelConfig:
     tie_embeddings: bool
     qkv_bias: bool
     o_bias: bool
+    mtp_layers: int
+    """Heads for multi-token prediction that the checkpoint should have."""
+    mtp: bool
+    """The first of them is loaded: a layer more, which drafts tokens."""
     max_positions: int
     dtype: WeightDtype
     quantization: Quantization | None
@@ -76,6 +80,15 @@ class ModelConfig:
     @property
     def layers(self) -> int:
         return len(self.plan)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.layers + self.mtp
+
+    def with_mtp(self) -> "ModelConfig":
+        """Return the model with its head for multi-token prediction."""
+        return replace(self, mtp=True)
 
     def choose_context(self, requested: int) -> int:
         """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.
@@ -139,6 +152,8 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias or family.biases is True,
         o_bias=attention_bias,
+        mtp_layers=_mtp_layers(fields, family),
+        mtp=False,
         max_positions=_max_positions(fields, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
@@ -256,6 +271,14 @@ def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[b
     if not isinstance(dense, list):
         raise fields.error("mlp_only_layers", "is not a list of layers")
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def _mtp_layers(fields: Fields, family: Family) -> int:
+    """Read the number of heads for multi-token prediction, which may be 0."""
+    if not family.mtp_heads or fields.get("num_nextn_predict_layers", 0) == 0:
+        return 0
+    layers: int = fields.integer("num_nextn_predict_layers", most=MAX_PARTS)
+    return layers
 
 
 def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:

@@ -121,6 +121,8 @@ class Family:
     """The field with the width of one expert."""
     normalizes_experts: bool | None = True
     """The weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
+    mtp_heads: bool = False
+    """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -150,6 +152,14 @@ FAMILIES: Mapping[str, Family] = {
         biases=True,
         windowed=from_max_window_layers,
         window_switch=True,
+        defaults=QWEN_DEFAULTS,
+    ),
+    "mimo": Family(
+        "MiMoForCausalLM",
+        biases=True,
+        windowed=from_max_window_layers,
+        window_switch=True,
+        mtp_heads=True,
         defaults=QWEN_DEFAULTS,
     ),
     "qwen3": Family(

@@ -5,7 +5,7 @@ Our own names are one word each ("qkv", "down"), in a layer behind its number ("
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,9 @@ from workers.checkpoints.json_files import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")
+MTP_LAYERS = "model.mtp_layers."
+"""Prefix of the tensors of heads for multi-token prediction, without which the model computes the same."""
+_MTP_LAYER = re.compile(re.escape(MTP_LAYERS) + r"(0|[1-9][0-9]{0,7})\.(.+)")
 _DERIVED = "self_attn.rotary_emb.inv_freq"
 """A tensor in old checkpoints that is not read: it follows from config.json."""
 
@@ -45,8 +48,28 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
         for part in _layer(config, experts=layer.experts):
             sources = tuple((f"model.layers.{number}.{name}", shape) for name, shape in part.sources)
             yield Tensor(f"{number}.{part.name}", sources, part.offset)
+    if config.mtp:
+        yield from mtp_tensors(config)
     yield Tensor("norm", (("model.norm.weight", (config.hidden_size,)),), config.norm_offset)
     yield Tensor("head", (embedding if config.tie_embeddings else ("lm_head.weight", embedding[1]),))
+
+
+def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
+    """List the tensors of the first head for multi-token prediction: a layer behind those of the model, and what is
+    before and after it."""
+    prefix, number, hidden = f"{MTP_LAYERS}0.", config.layers, config.hidden_size
+    own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
+    for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
+        own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
+    for part in (*own, *_layer(config, experts=False)):
+        sources = tuple((prefix + name, shape) for name, shape in part.sources)
+        yield Tensor(f"{number}.{part.name}", sources, part.offset)
+
+
+def has_mtp(names: Container[str], config: ModelConfig) -> bool:
+    """Return whether a checkpoint has all tensors of its head for multi-token prediction."""
+    sources = (source for tensor in mtp_tensors(config) for source, _ in tensor.sources)
+    return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
 def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
@@ -123,6 +146,7 @@ def check_tensors(
         match = _LAYER.fullmatch(name)
         if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
             continue
-        if adds_nothing(name):
+        head = _MTP_LAYER.fullmatch(name)
+        if adds_nothing(name) or (head and int(head[1]) < config.mtp_layers):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")

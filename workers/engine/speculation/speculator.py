@@ -15,6 +15,8 @@ import structlog
 from workers.engine.runner import DecodeRow, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, decode_row
 from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.batched.joint_lengths import Offer
 from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.forced_tokens import ForcedTokens
@@ -41,6 +43,8 @@ class Draft(NamedTuple):
 
     tokens: Sequence[int] = ()
     specs: Sequence[SampleSpec] = ()
+    batched: bool = False
+    """It was drafted together with those of other sequences."""
 
     def rows(self, sequence: EngineSequence) -> list[DecodeRow]:
         """Return the rows of a sequence: that of its last token and those of the drafted ones."""
@@ -79,19 +83,21 @@ class Speculator:
         make_drafters: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
         choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float, float]], int], list[int]] = draft_lengths,
         *,
+        batched: BatchDrafting | None = None,
         budget: LossBudget | None = None,
         beside_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`budget` bounds what drafts may lose; None is the usual one. `beside_prompts`: also in steps in which prompts
-        wait, whose first tokens it delays. `clock` measures the time to draft. Raises `ValueError` for a runner that
-        takes one row a slot."""
+        """`batched` drafts where nothing likelier is known. `budget` bounds what look-ups may lose; None is the usual
+        one. `beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
+        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         self._most = capabilities.decode_rows
         self._costs = StepCosts()
         self._make_drafters = make_drafters
         self._choose_lengths = choose_lengths
+        self._batched = batched
         self._beside_prompts = beside_prompts
         self._clock = clock
         self._budget = budget or LossBudget()
@@ -107,16 +113,29 @@ class Speculator:
     def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
         """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
         prefilled."""
-        if self._rest:  # first, because it is the usual case where a step takes some 100 microseconds
+        if self._rest and self._batched is None:  # first: the usual case where a step takes some 100 microseconds
             return None
+        if self._batched is not None:
+            self._batched.follow(decoding)
         room = self._most - len(decoding)
         if room < 1 or (prompts and not self._beside_prompts):
-            self._rest = self._resting = NO_ROOM_REST
+            if not self._rest:
+                self._rest = self._resting = NO_ROOM_REST
+            return None
+        batched = self._batched if self._batched is not None and self._batched.due() else None
+        rests = self._rest > 0
+        if rests and batched is None:
             return None
         began = self._clock()
-        planned = self._plan(decoding, room)
-        self._pay(self._clock() - began)
-        return planned
+        drafts: list[Sequence[int]] = [() if rests else self._draft(sequence, room) for sequence in decoding]
+        if batched is None:
+            planned = self._plan(decoding, drafts)
+            self._pay(self._clock() - began)
+        else:
+            if not rests:
+                self._pay(self._clock() - began)
+            planned = self._plan_batched(batched, decoding, drafts, room) or self._plan(decoding, drafts)
+        return planned if any(each.tokens for each in planned) else None
 
     def _pay(self, seconds: float) -> None:
         """Pay for a look-up, which may have waited for the CPU."""
@@ -127,29 +146,64 @@ class Speculator:
             self._lookup_s = seconds
         self._budget.pay(LOOKUP_WEIGHT * seconds + CALLS_S)
 
-    def _plan(self, decoding: Sequence[EngineSequence], room: int) -> list[Draft] | None:
-        drafts = [self._draft(sequence, room) for sequence in decoding]
+    def _plan(self, decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]]) -> list[Draft]:
         if not any(drafts):
+            return []
+        offers = [(each.length, each.first, each.rate) for each in self._offers(decoding, drafts)]
+        return self._of_lengths(decoding, drafts, self._choose_lengths(self._costs, offers, self._most))
+
+    def _plan_batched(
+        self,
+        batched: BatchDrafting,
+        decoding: Sequence[EngineSequence],
+        drafts: Sequence[Sequence[int]],
+        room: int,
+    ) -> list[Draft] | None:
+        """Return the drafts of a step for some of which more is drafted; None if that fails."""
+        most = [self._most_drafted(sequence, room) for sequence in decoding]
+        offers = self._offers(decoding, drafts)
+        plan = batched.plan(self._costs, decoding, offers, most, self._most)
+        if plan is None:
             return None
-        rates = [(0.0, 0.0) if each.drafts is None else (each.drafts.first, each.drafts.rate) for each in decoding]
-        offers = [(len(draft), *each) for draft, each in zip(drafts, rates, strict=True)]
+        planned = self._of_lengths(decoding, drafts, plan.lengths)
+        for at, draft in plan.drafted.items():
+            self._drafts_of(decoding[at])
+            planned[at] = Draft(draft.tokens, draft.specs, batched=True)
+        return planned
+
+    @staticmethod
+    def _offers(decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]]) -> list[Offer]:
+        return [
+            Offer(len(draft), each.drafts.first, each.drafts.rate) if each.drafts is not None else Offer(len(draft))
+            for draft, each in zip(drafts, decoding, strict=True)
+        ]
+
+    def _of_lengths(
+        self, decoding: Sequence[EngineSequence], drafts: Sequence[Sequence[int]], lengths: Sequence[int]
+    ) -> list[Draft]:
+        """Return the drafts of which so many tokens are verified."""
         planned = [NO_DRAFT] * len(decoding)
-        for at, length in enumerate(self._choose_lengths(self._costs, offers, self._most)):
+        for at, length in enumerate(lengths):
             if length:
                 planned[at] = self._with_specs(decoding[at], drafts[at][:length])
                 if not planned[at].tokens and (known := decoding[at].drafts) is not None:
                     known.forbidden()
             elif drafts[at]:
                 self._not_verified(decoding[at], drafts[at])
-        return planned if any(each.tokens for each in planned) else None
+        return planned
 
     def verified(self, sequence: EngineSequence, draft: Draft, accepted: int) -> None:
         """Record that so many tokens of a draft were accepted."""
-        if sequence.drafts is not None:
+        if draft.batched:
+            if self._batched is not None:
+                self._batched.verified(sequence, len(draft.tokens), accepted)
+        elif sequence.drafts is not None:
             sequence.drafts.verified(len(draft.tokens), accepted)
 
     def record_step(self, seconds: float, sequences: int) -> None:
         """Record how long a step without drafts took."""
+        if self._batched is not None:
+            self._batched.record_step(self._costs, seconds, sequences, sequences)
         if self._rest:
             self._rest -= 1
             if self._rest:
@@ -158,15 +212,32 @@ class Speculator:
         self._rest = self._resting = self._budget.step(seconds, steps=self._resting or 1)
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
-        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it."""
+        """Record how long a step of so many rows took, and the tokens that so many sequences have got by it, once its
+        drafts are recorded."""
         self._costs.record(rows, seconds)
         alone = self._costs.measured(sequences)
-        if alone is None:
-            self._rest = self._resting = self._budget.step(seconds)
-            return
+        passed = self._resting - self._rest if self._rest else 0
         # A single step may have waited for the CPU.
-        took = min(seconds, OUTLIER * self._costs.of(rows))
-        self._rest = self._resting = self._budget.step(took, alone * tokens / sequences - took)
+        took = seconds if alone is None else min(seconds, OUTLIER * self._costs.of(rows))
+        gained = 0.0 if alone is None else alone * tokens / sequences - took
+        if self._batched is not None:
+            gained -= self._batched.record_step(self._costs, seconds, sequences, rows)
+        self._rest = self._resting = self._budget.step(took, gained, steps=1 + passed)
+
+    @property
+    def failures(self) -> int:
+        """Drafters that have failed and draft nothing any more."""
+        return 0 if self._batched is None else self._batched.failures
+
+    def settle(self) -> None:
+        """Wait for background work that makes drafting faster."""
+        if self._batched is not None:
+            self._batched.settle()
+
+    def close(self) -> None:
+        """Free what drafts."""
+        if self._batched is not None:
+            self._batched.close()
 
     @staticmethod
     def _not_verified(sequence: EngineSequence, draft: Sequence[int]) -> None:
@@ -176,25 +247,35 @@ class Speculator:
     def _draft(self, sequence: EngineSequence, room: int) -> Sequence[int]:
         """Return a draft that fits into the step, the reserved rows and the maximum length, without a token that would
         end the sequence: nothing is sampled after it."""
-        request, known = sequence.request, sequence.drafts
-        if not request.speculate or (known is not None and known.off):
-            return ()
-        reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
-        most = min(room, reserved - 1, wanted - 1)
+        most = self._most_drafted(sequence, room)
         if most < 1:
             return ()
-        if known is None:
-            known = sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        known = self._drafts_of(sequence)
         try:
             draft = known.draft(most)
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
             self._failed(sequence, error)
             return ()
-        if request.embeddings is not None:  # whose rows are not drafted
+        if sequence.request.embeddings is not None:  # whose rows are not drafted
             draft = tuple(takewhile(lambda token: token >= 0, draft))
-        if not draft or request.eos.isdisjoint(draft):
+        eos = sequence.request.eos
+        if not draft or eos.isdisjoint(draft):
             return draft
-        return draft[: next(at for at, token in enumerate(draft) if token in request.eos)]
+        return draft[: next(at for at, token in enumerate(draft) if token in eos)]
+
+    def _drafts_of(self, sequence: EngineSequence) -> SequenceDrafts:
+        if sequence.drafts is None:
+            sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
+        return sequence.drafts
+
+    @staticmethod
+    def _most_drafted(sequence: EngineSequence, room: int) -> int:
+        """Return how many tokens may be drafted for a sequence: they fit into the step, the reserved rows and the
+        maximum length."""
+        if not sequence.request.speculate or (sequence.drafts is not None and sequence.drafts.off):
+            return 0
+        reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
+        return max(0, min(room, reserved - 1, wanted - 1))
 
     def _with_specs(self, sequence: EngineSequence, tokens: Sequence[int]) -> Draft:
         """Return the first tokens of a draft with which the sequence may go on."""

@@ -25,7 +25,9 @@ class _RowsCost:
     def add(self, step: int, seconds: float) -> None:
         self.last_step = step
         self.seconds.append(seconds)
-        self.median = sorted(self.seconds)[len(self.seconds) // 2]
+        # Of few the least: an outlier must not count for steps of more rows, which cost as much at least.
+        few = len(self.seconds) < ENOUGH
+        self.median = min(self.seconds) if few else sorted(self.seconds)[len(self.seconds) // 2]
 
 
 class StepCosts:

@@ -19,6 +19,7 @@ from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
 from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.mtp import mtp_cache, mtp_forward
 from workers.iree.model.ops import StepRows
 from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
 from workers.iree.model.stored_parameters import Stored
@@ -35,6 +36,8 @@ PREFILL_BLOCK = SEQUENCE_ROWS
 rows already fill attention's registers."""
 SCORE_CHUNK = 128
 """Rows of the scoring graph; their logits leave the device."""
+MTP_ROWS = 32
+"""Rows of the graph that fills the cache of the head for multi-token prediction."""
 SAMPLE = "sample"
 """The graph that samples on a CPU, for any number of rows and all of their parameters
 (`workers.iree.kernels.sampling.sample`)."""
@@ -117,7 +120,12 @@ class GraphPlan:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
         prefill = [(f"prefill_{size}",) for size in reversed(self.prefill_sizes)]
         heads = [(f"head_{size}",) for size in self.head_sizes]
-        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:]]
+        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:], *self._mtp_groups()]
+
+    def _mtp_groups(self) -> list[tuple[str, ...]]:
+        if not self.config.mtp:
+            return []
+        return [(f"rows_{MTP_ROWS}",), *((f"mtp_{size}",) for size in self.mtp_sizes)]
 
     @property
     def block(self) -> int:
@@ -155,6 +163,11 @@ class GraphPlan:
         if self.block == 0:
             return (1,)
         return tuple(size for size in self.sample_sizes if size in (1, 4, self.buckets[-1]))
+
+    @property
+    def mtp_sizes(self) -> tuple[int, ...]:
+        """Size buckets of the rows of the head for multi-token prediction: mostly of one sequence, or of few."""
+        return tuple(size for size in self.buckets if size in (1, 4, self.buckets[-1]))
 
     @property
     def last_rows(self) -> jax.ShapeDtypeStruct:
@@ -195,6 +208,10 @@ class GraphPlan:
             return self._last_head(name, int(size))
         if kind == "score":
             return self._score(name, int(size))
+        if kind == "mtp":
+            return self._mtp(name, int(size))
+        if kind == "rows":
+            return self._mtp_rows(name, int(size))
         if kind == "copy":
             return self._copy(name)
         return self._on_logits(kind, name, int(size))
@@ -210,10 +227,13 @@ class GraphPlan:
         weights: Parameters,
         live: jax.Array | None = None,
         embeddings: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+        """Return the normed hidden rows, the cache, and further results of a graph: what a head for multi-token
+        prediction starts from."""
         tokens, cos, sin, rows, slots, kv = values
         inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
-        return forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
+        hidden, kv, x = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
+        return hidden, kv, (x,) if self.config.mtp else ()
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
         """Return the parameters with quantized matrices as such."""
@@ -248,9 +268,9 @@ class GraphPlan:
         def decode(*values: Any) -> tuple[jax.Array, ...]:
             dynamic, weights = values[: KV + 1], values[-1]
             live = self._live(dynamic[ROWS])
-            hidden, kv = self._run(dynamic, weights, live)
+            hidden, kv, more = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, kv
+            return sampling.greedy(self._numpy, logits), logits, kv, *more
 
         inputs = self._step_inputs(batch, 1)
         if isinstance(self.ops, PlainOps):
@@ -267,9 +287,9 @@ class GraphPlan:
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, lasts, before, weights = values if not embedded else (*values[:-2], values[-1])
             given = values[-2] if embedded else None
-            hidden, kv = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
+            hidden, kv, more = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
-            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv
+            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv, *more
 
         lasts = struct(self.last_rows.shape[:1], "int32")
         inputs = (*self._block_inputs(chunk), lasts, self.last_rows)
@@ -295,9 +315,9 @@ class GraphPlan:
         def score(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
             live = self._live(dynamic[ROWS])
-            hidden, kv = self._run(dynamic, weights, live)
+            hidden, kv, more = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, kv
+            return sampling.greedy(self._numpy, logits), logits, kv, *more
 
         return Graph(name, score, self._block_inputs(chunk), in_place=((KV, 2),))
 
@@ -308,6 +328,34 @@ class GraphPlan:
     @property
     def score_chunk(self) -> int:
         return min(SCORE_CHUNK, self.chunks[-1])
+
+    def _mtp(self, name: str, rows: int) -> Graph:
+        """Rows of the head for multi-token prediction, in which a token stands for the one after that row, and the
+        hidden rows of the model -> greedy tokens [rows], logits [rows, vocab], cache, and its own hidden rows."""
+
+        def mtp(*values: Any) -> tuple[jax.Array, ...]:
+            tokens, cos, sin, kv_rows, slots, kv, hidden, weights = values
+            live = self._live(kv_rows)
+            inputs, typed = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows, live)), self._typed(weights)
+            normed, kv, x = mtp_forward(self.config, self.ops, self.cache, typed, inputs, hidden, kv)
+            logits = self._head(normed, weights, live)
+            return sampling.greedy(self._numpy, logits), logits, kv, x
+
+        return Graph(name, mtp, (*self._step_inputs(rows, 1), self._hidden(rows)), in_place=((KV, 2),))
+
+    def _mtp_rows(self, name: str, rows: int) -> Graph:
+        """Like `_mtp`, but the cache alone."""
+
+        def mtp_rows(*values: Any) -> tuple[jax.Array, ...]:
+            tokens, cos, sin, kv_rows, slots, kv, hidden, weights = values
+            inputs = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows, self._live(kv_rows)))
+            typed = self._typed(weights)
+            return (mtp_cache(self.config, self.ops, self.cache, typed, inputs, hidden, kv),)
+
+        return Graph(name, mtp_rows, (*self._step_inputs(rows, 1), self._hidden(rows)), in_place=((KV, 0),))
+
+    def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
+        return struct((rows, self.config.hidden_size), "float32")
 
     def _copy(self, name: str) -> Graph:
         """Copy the first `length` rows of slot `source` to slot `target`, whose other rows become zero.

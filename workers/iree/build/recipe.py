@@ -41,6 +41,8 @@ class Recipe(Struct, frozen=True):
     cache_dir: str
     quantize: Quantize = "none"
     cpu: CpuTarget = "host"
+    mtp: bool = False
+    """See `ModelConfig.mtp`."""
     threads: int = 1
     """Compute threads of a local device."""
     embeddings: bool = False
@@ -66,6 +68,7 @@ class Recipe(Struct, frozen=True):
             flags=device.compile_flags(),
             target=device.compile_target(),
             cache_dir=str(options.cache_dir),
+            mtp=config.mtp,
             threads=device.threads,
             embeddings=options.embeddings,
         )
@@ -73,6 +76,7 @@ class Recipe(Struct, frozen=True):
     def plan(self) -> GraphPlan:
         """Return the graphs. Raises `CheckpointError`."""
         config = ModelConfig.from_dir(Path(self.model))
+        config = config.with_mtp() if self.mtp else config
         ops = choose_ops(config, self.dtype, local=self.local, threads=self.threads, cpu=self.cpu)
         tiled = isinstance(ops, TiledOps)
         if config.experts is not None and not tiled:

@@ -19,7 +19,7 @@ from workers.iree.device.compute_threads import compute_threads, pin_threads
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
-from workers.iree.device.thread_policy import yield_to_compute_threads
+from workers.iree.device.thread_policy import compute_like, yield_to_compute_threads
 from workers.precision import CpuTarget
 
 GENERIC_FLAGS = (
@@ -99,6 +99,8 @@ class Device:
         if on_cpu:
             rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
         before = set(compute_threads())
+        if self.driver == DEFAULT_DEVICE:
+            compute_like(before)
         try:
             # The driver that the runtime keeps has the threads of the first device of the process.
             driver = create_hal_driver(self.driver) if on_cpu else rt.get_driver(self.driver)

@@ -92,21 +92,36 @@ class StepInputs:
 
 def forward(
     config: ModelConfig, ops: Ops, cache: KvLayout, w: Parameters, inputs: StepInputs, kv: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, and the cache with the new
-    rows."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, and
+    the hidden rows before the norm, float32 [rows, hidden]."""
     x, h = ops.norm(
         embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps, live=inputs.step.live
     )
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
         following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
-        angles, fused = inputs.angles(config, layer), None
-        if not layer.experts:
-            dense = dense_weights(config, w, number, following)
-            fused = ops.fused_layer(state, dense, angles, cache, number, config, inputs.step)
-        state = fused or unfused_layer(config, ops, w, number, state, following, angles, cache, inputs.step)
-    return state[1], state[2]
+        state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
+    return state[1], state[2], state[0]
+
+
+def layer_of(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    state: LayerState,
+    following: jax.Array | None,
+    angles: RopeAngles | None,
+    cache: KvLayout,
+    step: StepRows,
+) -> LayerState:
+    """Compute a layer, by one kernel if there is one."""
+    fused = None
+    if not config.plan[number].experts:
+        dense = dense_weights(config, w, number, following)
+        fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
+    return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
 
 
 def dense_weights(config: ModelConfig, w: Parameters, number: int, following: jax.Array | None) -> DenseWeights:

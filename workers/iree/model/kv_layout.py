@@ -22,7 +22,7 @@ class KvLayout:
     def of(cls, config: ModelConfig, slots: int, context: int, tile: int) -> "KvLayout":
         """Return the layout of slots for `context` tokens, in whole tiles of rows."""
         rows = -(-context // tile) * tile
-        return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile, tile)
+        return cls(config.kv_layers, slots, config.kv_heads, config.head_dim, rows + tile, tile)
 
     @property
     def attended(self) -> int:

@@ -84,6 +84,9 @@ class Ops(Protocol):
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         """Return shape and type of an operand of so many rows and values."""
 
+    def values(self, hidden: int) -> int:
+        """Return how many of the `hidden` values of a row are not padding."""
+
     def embedding(self, table: Weight, tokens: jax.Array) -> jax.Array:
         """Look tokens up in a table that is stored in rows or quantized: float32 [len(tokens), hidden]."""
 

@@ -54,6 +54,9 @@ class PlainOps:
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, width), self.dtype
 
+    def values(self, hidden: int) -> int:
+        return hidden
+
     def embedding(self, table: Weight, tokens: jax.Array) -> jax.Array:
         if isinstance(table, PackedMatrix):
             raise TypeError("plain StableHLO has no packed weights")

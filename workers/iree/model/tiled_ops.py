@@ -47,6 +47,9 @@ class TiledOps(TiledMatmuls):
     def operand(self, rows: int, width: int) -> tuple[Shape, str]:
         return (rows, row_stride(width, self.arithmetic)), "int32"
 
+    def values(self, hidden: int) -> int:
+        return self._hidden_values or hidden
+
     def embedding(self, table: Weight, tokens: jax.Array) -> jax.Array:
         if not isinstance(table, PackedMatrix):
             return table[tokens].astype(jnp.float32)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
@@ -65,7 +66,15 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
-    return 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[_kind(spec, config)]
+    return 2 * config.kv_layers * config.kv_heads * lanes * ITEM_BYTES[kind_of(spec, config)]
+
+
+def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+    """Return the bytes of the KV caches of one token: of the model, and of its draft model if there is one."""
+    own = row_bytes(spec, backend, config)
+    if not spec.draft_model:
+        return own
+    return own + row_bytes(spec, backend, ModelConfig.from_dir(Path(spec.draft_model)))
 
 
 def addressed_rows(spec: WorkerSpec, row_bytes_: int) -> int:
@@ -80,20 +89,31 @@ def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
 
 def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: int) -> int:
     """Return the bytes of KV cache for a load with this context: those of the setting, or with `kv_most` as many as
-    memory allows up to that, but at least one context; 0 without either. For a worker, whose parent is the server."""
-    if spec.kv_bytes or not spec.kv_most:
+    memory allows up to that, but at least one context; 0 without either. Beside a draft model they are never 0, and
+    those of the model itself. For a worker, whose parent is the server."""
+    if not spec.draft_model and (spec.kv_bytes or not spec.kv_most):
         return spec.kv_bytes
-    least = context * row_bytes(spec, backend, config)
-    return max(least, min(spec.kv_most, _free_for_kv(spec, config, os.getppid())))
+    one, most = row_bytes(spec, backend, config), spec.kv_bytes
+    if not most:
+        most = min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, config, os.getppid()))
+    if not spec.draft_model:
+        return max(context * one, most)
+    rows = min(most // both_row_bytes(spec, backend, config), spec.max_batch_size * context)
+    return one * (rows if spec.kv_bytes else max(context, rows))
 
 
-def _kind(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
+def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
+    """Return the type of the weights and of the KV cache of a checkpoint."""
     return config.dtype if spec.dtype == "auto" else spec.dtype
 
 
 def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
-    weights = weight_bytes(open_weights(Path(spec.model_path)), _kind(spec, config), spec.quantize)
+    weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+    if spec.draft_model:
+        draft = Path(spec.draft_model)
+        kind = kind_of(spec, ModelConfig.from_dir(draft))
+        weights += weight_bytes(open_weights(draft), kind, spec.quantize)
     reserved = tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir)
     free = spare_bytes() + leaving_bytes(spec.predecessor, server) - reserved
     return max(0, kv_share(free, spec.workers, weights))
@@ -101,7 +121,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
 
 def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the rows that the KV cache can have. For the server itself: its workers get their context."""
-    one = row_bytes(spec, backend, config)
+    one = both_row_bytes(spec, backend, config)
     free = spec.kv_bytes or _free_for_kv(spec, config, os.getpid())
     return min(min(free, spec.kv_most or free) // one, addressed_rows(spec, one))
 

@@ -16,7 +16,7 @@ from workers.errors import LoadRefused
 from workers.host.cpu_plan import CpuPlan
 from workers.output_formats.formats.choice import AUTO, choose_formats
 from workers.precision import CpuTarget
-from workers.process.backends import SCRIPTED_CONTEXT, choose_backend
+from workers.process.backends import SCRIPTED_CONTEXT, choose_backend, served_config
 from workers.process.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -51,16 +51,21 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     """
     choose_formats(spec.reasoning_parser, spec.tool_parser)
     backend = choose_backend(spec)
+    if spec.draft_model and spec.speculate == "off":
+        raise LoadRefused("draft_model: nothing is drafted with speculate off: set --speculate auto")
     if backend != "iree" and spec.cpu != "host":
         raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
     if backend == "scripted":
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
-    from workers.checkpoints.checkpoint import ModelConfig, config_digest  # slow imports that a script does not need
+    from workers.checkpoints.checkpoint import config_digest  # slow imports that a script does not need
     from workers.process.startup.context_choice import ContextChoice
+    from workers.process.startup.draft_plan import check_draft
 
     path = Path(spec.model_path)
-    config = ModelConfig.from_dir(path)
+    config = served_config(spec)
+    if spec.draft_model:
+        check_draft(spec, backend, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
     context = chosen.context
     device, computes = _device(spec, backend, config)
@@ -95,6 +100,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         model_context=described.model_context,
         context_bound=described.context_bound,
         phases=spec.role,
+        draft_model=spec.draft_name,
     )
 
 

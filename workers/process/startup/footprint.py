@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.memory_estimate import estimate_weights
-from workers.process.backends import choose_backend
+from workers.process.backends import choose_backend, served_config
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, row_bytes
+from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, both_row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +14,9 @@ class Footprint:
     """The memory of one worker."""
 
     weights: int
+    """Those of the draft model included, if there is one."""
     row_bytes: int
-    """Bytes of the KV cache of one token."""
+    """Bytes of the KV cache of one token, with that of the draft model."""
     rows: int
     """Tokens of KV cache that it takes with the least context."""
     least: int
@@ -32,8 +32,8 @@ class Footprint:
         if backend == "scripted":
             return cls(0, 0, 0, spec.context, spec.context)
         path = Path(spec.model_path)
-        config = ModelConfig.from_dir(path)
-        one = row_bytes(spec, backend, config)
+        config = served_config(spec)
+        one = both_row_bytes(spec, backend, config)
         least = config.choose_context(spec.context)
         most = least
         if not spec.context and spec.kv_bytes:
@@ -43,4 +43,6 @@ class Footprint:
         rows = spec.max_batch_size * least
         if spec.kv_bytes:
             rows = min(rows, spec.kv_bytes // one)
-        return cls(estimate_weights(path, dtype=spec.dtype, quantize=spec.quantize), one, rows, least, most)
+        paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
+        weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
+        return cls(weights, one, rows, least, most)

@@ -48,6 +48,8 @@ def test_every_tensor_of_a_family_is_known(tmp_path: Path, family: str, options:
         ("llama", "model.layers.0.self_attn.q_proj.lora_A.weight"),
         ("qwen3", "model.layers.01.input_layernorm.weight"),
         ("llama", "lm_head.bias"),
+        ("mimo", "model.mtp_layers.1.input_proj.weight"),
+        ("qwen2", "model.mtp_layers.0.input_proj.weight"),
     ],
 )
 def test_an_unknown_tensor_is_refused(tmp_path: Path, family: str, name: str) -> None:

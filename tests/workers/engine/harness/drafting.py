@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
+from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.loss_budget import LossBudget
 from workers.engine.speculation.speculator import Speculator, drafters
@@ -14,12 +15,18 @@ def always(
     capabilities: RunnerCapabilities,
     make: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
     *,
+    batched: BatchDrafting | None = None,
     beside_prompts: bool = False,
 ) -> Speculator:
     """A speculator to which every draft is worth its rows, those of the first sequences before others."""
-    budget = Unlimited()
     return Speculator(
-        capabilities, make, _as_long_as_possible, budget=budget, beside_prompts=beside_prompts, clock=lambda: 0.0
+        capabilities,
+        make,
+        _as_long_as_possible,
+        batched=batched,
+        budget=Unlimited(),
+        beside_prompts=beside_prompts,
+        clock=lambda: 0.0,
     )
 
 

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from protocol.commands import ReadRows, WriteRows
 from protocol.request import Bias, Sampling
 from tests.grammar_matchers import matcher_of
+from tests.workers.engine.harness.batched import drafting_with
 from tests.workers.engine.harness.drafting import always
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
@@ -119,8 +120,11 @@ def plain(request: EngineRequest) -> list[Token]:
 class Worker:
     """An engine with all three."""
 
-    def __init__(self, directory: Path, got: dict[int, list[Token]], max_bytes: int, runner: Failing) -> None:
+    def __init__(
+        self, directory: Path, got: dict[int, list[Token]], max_bytes: int, runner: Failing, draft: Failing | None
+    ) -> None:
         self.runner = runner
+        drafting = None if draft is None else drafting_with(draft, lambda: 3)
         times = itertools.count()
         self.tier = PrefixTier(
             PrefixStore(directory, max_bytes), self.runner, block_rows=BLOCK_ROWS, clock=lambda: next(times) / 100
@@ -133,7 +137,7 @@ class Worker:
             reserved_rows=2,
             prefixes=PrefixPolicy(min_tokens=2),
             tier=self.tier,
-            speculator=always(self.runner.capabilities, beside_prompts=True),
+            speculator=always(self.runner.capabilities, batched=drafting, beside_prompts=True),
             clock=lambda: next(times) / 1000,
         )
         self.got = got
@@ -185,13 +189,22 @@ def move(one: Worker, other: Worker, request: EngineRequest, randomness: random.
     return start > 0
 
 
-@pytest.mark.parametrize("failures", [0, 10])
+@pytest.mark.parametrize(("failures", "drafts"), [(0, ()), (0, (0, 0)), (10, ()), (10, (2, 0))])
 @pytest.mark.parametrize("seed", range(4))
-def test_streams_are_those_of_a_worker_without(seed: int, failures: int, tmp_path: Path) -> None:
+def test_streams_are_those_of_a_worker_without(
+    seed: int, failures: int, drafts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """`drafts` are the failures of the draft model of each worker; one that has failed drafts no more."""
     randomness = random.Random(seed)
     got: dict[int, list[Token]] = {}
     workers = [
-        Worker(tmp_path / "store", got, randomness.choice((1 << 16, 1 << 24)), Failing(number + 2 * seed, failures))
+        Worker(
+            tmp_path / "store",
+            got,
+            randomness.choice((1 << 16, 1 << 24)),
+            Failing(number + 2 * seed, failures),
+            Failing(seed, drafts[number]) if drafts else None,
+        )
         for number in range(2)
     ]
     requests = [asked(randomness, stream) for stream in range(40)]

@@ -39,6 +39,11 @@ def test_who_opens_a_device_of_threads_gives_way_and_they_do_not() -> None:
     assert (own, others) == (os.SCHED_BATCH, {os.SCHED_OTHER})
 
 
+def test_the_threads_of_a_second_device_do_not_give_way_either() -> None:
+    own, others = policies(lambda: (Device("local-task", 2), Device("local-task", 2)))
+    assert (own, others) == (os.SCHED_BATCH, {os.SCHED_OTHER})
+
+
 def test_who_computes_alone_does_not_give_way() -> None:
     assert policies(lambda: Device("local-sync", 1))[0] == os.SCHED_OTHER
 

@@ -1,0 +1,1 @@
+"""Drafters that draft for all sequences of a step at once, such as a smaller model, and when that pays."""

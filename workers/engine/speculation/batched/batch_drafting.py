@@ -1,0 +1,247 @@
+"""Decides for which sequences a drafter with a state drafts, and learns from what became of it. Pure, but for the log.
+
+A sequence is drafted for once the drafter has computed its tokens. That is done a chunk at a time, between steps, if
+the answer may go on for long enough to gain more.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from workers.engine.sequence import EngineSequence
+from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.batched.batch_drafter import BatchDrafter
+from workers.engine.speculation.batched.draft_budget import DraftBudget
+from workers.engine.speculation.batched.draft_costs import DraftCosts
+from workers.engine.speculation.batched.joint_lengths import ChosenLengths, Offer, joint_lengths
+from workers.engine.speculation.batched.open_draft import OpenDraft
+from workers.engine.speculation.step_costs import StepCosts
+
+MAX_LENGTH = 8
+"""The most tokens of a draft."""
+PROBE_LENGTH = 2
+"""Tokens of a draft that is made only to measure how many are accepted."""
+LIKELY_TOKENS = 64
+"""Tokens that an answer is expected to go on for, at least; one that is longer, for as many as it has."""
+MAX_PAUSE = 16
+"""The most steps without a look at what may be drafted, after steps in which nothing was."""
+
+Choice = Callable[[StepCosts, Callable[[int], float], Sequence[Offer], int], ChosenLengths]
+
+
+class BatchPlan(NamedTuple):
+    """Drafts that a step verifies, by the index of the sequence."""
+
+    lengths: Sequence[int]
+    """Tokens of the drafts that there were before."""
+    drafted: Mapping[int, OpenDraft]
+    """Drafts that were made for this step."""
+
+
+class BatchDrafting:
+    """Owns a drafter, and what is measured of it."""
+
+    def __init__(
+        self,
+        drafter: BatchDrafter,
+        relative_cost: float,
+        choose: Choice = joint_lengths,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`relative_cost` is the assumed cost of drafting a token, relative to a step of the target. `clock` measures
+        the drafter."""
+        self._drafter = drafter
+        self._choose = choose
+        self._clock = clock
+        self._costs = DraftCosts(relative_cost)
+        self._budget = DraftBudget()
+        self._acceptance = Acceptance()
+        self._rates: dict[EngineSequence, Acceptance] = {}
+        self._pause = 1
+        self._steps_to_wait = 0
+        self._rows = self._tokens = 0
+        """Drafted and accepted tokens of the present step."""
+        self._log = structlog.get_logger()
+        self.failures = 0
+        """1 once the drafter has failed: it drafts nothing any more."""
+
+    def follow(self, decoding: Sequence[EngineSequence]) -> None:
+        """Forget all other sequences. Called before each step."""
+        if self.failures:
+            return
+        if self._rates:
+            current = set(decoding)
+            self._rates = {each: rate for each, rate in self._rates.items() if each in current}
+        try:
+            self._drafter.follow(decoding)
+        except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the streams
+            self._failed(error)
+
+    def due(self) -> bool:
+        """Return whether to plan in this step."""
+        if self.failures or not self._budget.allows_drafts:
+            return False
+        self._steps_to_wait -= 1
+        return self._steps_to_wait < 0
+
+    def plan(
+        self,
+        costs: StepCosts,
+        decoding: Sequence[EngineSequence],
+        known: Sequence[Offer],
+        most: Sequence[int],
+        rows: int,
+    ) -> BatchPlan | None:
+        """Draft for sequences with which a step of up to `rows` rows gets more tokens a second.
+
+        `known` are the drafts that there are already; up to `most` tokens of each sequence may be drafted. None if the
+        drafter fails.
+        """
+        began = self._clock()
+        try:
+            prepared = self._prepare(costs, decoding, most)
+            planned = self._plan(costs, decoding, known, most, rows)
+        except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the streams
+            self._failed(error)
+            return None
+        self._pause = 1 if prepared or planned.drafted else min(2 * self._pause, MAX_PAUSE)
+        self._steps_to_wait = self._pause - 1
+        self._budget.pay(self._clock() - began)
+        return planned
+
+    def verified(self, sequence: EngineSequence, drafted: int, accepted: int) -> None:
+        """Record a draft of so many tokens, of which so many were accepted."""
+        self._rows += drafted
+        self._tokens += accepted
+        known = self._rates.get(sequence)
+        if known is None:
+            known = self._rates[sequence] = Acceptance(self._acceptance)
+        known.record(drafted, accepted)
+
+    def record_step(self, costs: StepCosts, seconds: float, sequences: int, rows: int) -> float:
+        """Record a step of the target with so many rows of so many sequences. Returns the seconds that its drafts of
+        this drafter have gained of it, without the time to draft them."""
+        drafted, accepted, self._rows, self._tokens = self._rows, self._tokens, 0, 0
+        alone, gained = costs.measured(sequences), 0.0
+        if drafted and alone:
+            without = alone if rows - drafted == sequences else costs.of(rows - drafted)
+            gained = alone * accepted / sequences - (costs.of(rows) - without)
+        self._budget.step(seconds if alone is None else alone, gained)
+        return gained
+
+    def settle(self) -> None:
+        """Wait for the drafter's background work."""
+        self._drafter.settle()
+
+    def close(self) -> None:
+        """Close the drafter."""
+        self._drafter.close()
+
+    def _plan(
+        self,
+        costs: StepCosts,
+        decoding: Sequence[EngineSequence],
+        known: Sequence[Offer],
+        most: Sequence[int],
+        rows: int,
+    ) -> BatchPlan:
+        offers = [
+            self._offer(sequence, offer, room) for sequence, offer, room in zip(decoding, known, most, strict=True)
+        ]
+        lengths = self._choose(costs, self._step_cost(costs, len(decoding)), offers, rows).lengths
+        if not any(lengths):
+            lengths = self._probe(offers) or lengths
+        wanted = {at: length for at, length in enumerate(lengths) if length and offers[at].batched}
+        return BatchPlan(
+            [0 if offer.batched else length for offer, length in zip(offers, lengths, strict=True)],
+            self._draft({at: (decoding[at], length) for at, length in wanted.items()}),
+        )
+
+    def _offer(self, sequence: EngineSequence, known: Offer, most: int) -> Offer:
+        """Return what may be drafted for a sequence: by the drafter, if it is ready and is more often right."""
+        own = self._acceptance_of(sequence)
+        if not most or (known.length and known.first >= own.first) or self._drafter.missing(sequence):
+            return known
+        room = min(most, MAX_LENGTH, self._drafter.room(sequence))
+        return Offer(room, own.first, own.rate, batched=True) if room else known
+
+    def _probe(self, offers: Sequence[Offer]) -> list[int] | None:
+        """Return lengths for a step in which nothing is drafted otherwise, if it is time to try again."""
+        at = next((at for at, offer in enumerate(offers) if offer.batched), None)
+        if at is None or not self._budget.allows_probe:
+            return None
+        self._budget.probed()
+        lengths = [0] * len(offers)
+        lengths[at] = min(PROBE_LENGTH, offers[at].length)
+        return lengths
+
+    def _draft(self, wanted: Mapping[int, tuple[EngineSequence, int]]) -> dict[int, OpenDraft]:
+        """Draft up to so many tokens for each of some sequences. Returns their drafts, which are closed."""
+        opened: dict[int, OpenDraft] = {}
+        began = self._clock()
+        try:
+            for at, (sequence, most) in wanted.items():
+                if (draft := OpenDraft.of(sequence, most)) is not None:
+                    opened[at] = draft
+            if opened:
+                self._drafter.draft(list(opened.values()))
+        finally:
+            for draft in opened.values():
+                draft.close()
+        if steps := max((len(each.tokens) for each in opened.values()), default=0):
+            self._costs.record_draft(len(opened), steps, self._clock() - began)
+        return {at: draft for at, draft in opened.items() if draft.tokens}
+
+    def _prepare(self, costs: StepCosts, decoding: Sequence[EngineSequence], most: Sequence[int]) -> bool:
+        """Compute some of the tokens that the drafter lacks, of sequences for which it is worth it, those that lack
+        least first. The call takes about as long as a step at most. Returns whether any were computed."""
+        alone = costs.measured(len(decoding))
+        lacking = [
+            (missing, at)
+            for at, (sequence, room) in enumerate(zip(decoding, most, strict=True))
+            if room and (missing := self._drafter.missing(sequence)) and self._drafter.room(sequence)
+        ]
+        if not lacking or not alone:
+            return False
+        rates = [self._acceptance_of(each) for each in decoding]
+        offers = [
+            Offer(min(room, MAX_LENGTH), own.first, own.rate, batched=True)
+            for own, room in zip(rates, most, strict=True)
+        ]
+        chosen = self._choose(costs, self._step_cost(costs, len(decoding)), offers, len(offers) + max(most))
+        saved = alone * (1.0 - 1.0 / chosen.speed)
+        worth = [
+            decoding[at]
+            for missing, at in sorted(lacking)
+            if self._worth(decoding[at], missing, saved if chosen.lengths[at] else 0.0)
+        ]
+        if not worth and self._budget.allows_probe:
+            worth = [decoding[min(lacking)[1]]]
+        if not worth:
+            return False
+        one = self._costs.prepared(1)
+        began = self._clock()
+        if count := self._drafter.prepare(worth, int(alone / one) if one else 1):
+            self._costs.record_prepared(count, self._clock() - began)
+        return True
+
+    def _worth(self, sequence: EngineSequence, missing: int, saved: float) -> bool:
+        """Return whether to compute the missing tokens of a sequence, where so many seconds a token may be saved."""
+        left = sequence.max_length - len(sequence.tokens)
+        gain = saved * min(left, max(LIKELY_TOKENS, sequence.completion_tokens))
+        cost = self._costs.prepared(missing)
+        return gain > (0.0 if cost is None else cost)
+
+    def _step_cost(self, costs: StepCosts, sequences: int) -> Callable[[int], float]:
+        """Return the cost of drafting a token for each of some sequences, as a function of their number."""
+        target_s = costs.measured(sequences) or 0.0
+        return lambda count: self._costs.step(count, target_s)
+
+    def _acceptance_of(self, sequence: EngineSequence) -> Acceptance:
+        return self._rates.get(sequence, self._acceptance)
+
+    def _failed(self, error: Exception) -> None:
+        self.failures = 1
+        self._log.error("drafter_failed", drafter=type(self._drafter).__name__, exc_info=error)

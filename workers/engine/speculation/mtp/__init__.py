@@ -1,0 +1,1 @@
+"""Drafts by a head for multi-token prediction, which is part of the checkpoint."""

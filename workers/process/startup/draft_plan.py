@@ -1,0 +1,83 @@
+"""The draft model of a worker: whether it fits its model, and its part of the memory, before anything is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from msgspec.structs import replace
+
+from workers.checkpoints.architectures.tensors import parameter_count
+from workers.checkpoints.checkpoint import ModelConfig, open_weights, same_text
+from workers.checkpoints.weight_size import weight_bytes
+from workers.errors import LoadRefused
+from workers.host.memory import Needed, free_bytes
+from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.process.spec import WorkerSpec
+from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, row_bytes
+
+
+class DraftRefused(LoadRefused):
+    """Raised for a `draft_model` that cannot draft for the model; the text says why."""
+
+
+def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
+    """Refuse a draft model whose tokens are not those of the model, that is not smaller, or that the backend cannot
+    use. Raises `DraftRefused`, and `CheckpointError` for one that cannot be read."""
+    on_gpu = (
+        driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS if backend == "iree" else spec.device == "gpu"
+    )
+    if on_gpu:
+        raise DraftRefused(
+            f"draft_model: on {spec.device} a row of several in a step may have other bits than one alone, and drafts "
+            "would change answers: leave it out, or choose a CPU as the device"
+        )
+    path, model = Path(spec.draft_model), Path(spec.model_path)
+    small = ModelConfig.from_dir(path)
+    if not same_text(path, model):
+        raise DraftRefused(
+            f"draft_model: {path} has another tokenizer than {model}: give a smaller model of the same family"
+        )
+    if not (path / "tokenizer.json").exists() and small.vocab_size != config.vocab_size:
+        raise DraftRefused(
+            f"draft_model: {path} has a vocabulary of {small.vocab_size} tokens, {model} one of {config.vocab_size}"
+        )
+    mine, others = parameter_count(small), parameter_count(config)
+    if mine >= others:
+        raise DraftRefused(f"draft_model: {path} has {mine} parameters, and {model} has {others}: give a smaller model")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A draft model that is loaded beside its model."""
+
+    spec: WorkerSpec
+    """That of the draft model, as if it were served by a worker of its own."""
+    needed: Needed
+    """The memory of both models."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig, context: int) -> Self:
+        """Plan the draft model of a worker with this context: it has KV for as many tokens as the model itself."""
+        small = ModelConfig.from_dir(Path(spec.draft_model))
+        most = min(context, small.max_positions)
+        rows = max(kv_bytes_of(spec, backend, config, context) // row_bytes(spec, backend, config), most)
+        own = draft_spec(spec)
+        weights = sum(
+            weight_bytes(open_weights(Path(path)), kind_of(spec, each), spec.quantize)
+            for path, each in ((spec.model_path, config), (spec.draft_model, small))
+        )
+        return cls(
+            replace(own, context=most, kv_bytes=rows * row_bytes(own, backend, small)),
+            Needed(weights, rows * both_row_bytes(spec, backend, config), spec.max_batch_size, context),
+        )
+
+    def check(self, leaving: int, *, quantizable: bool) -> None:
+        """Raise `MemoryRefused` if the two models do not fit into the free memory and what is `leaving`."""
+        self.needed.check(free_bytes(), self.spec.quantize, quantizable=quantizable, leaving=leaving)
+
+
+def draft_spec(spec: WorkerSpec) -> WorkerSpec:
+    """Return the specification of a worker with the draft model alone."""
+    return replace(
+        spec, model_path=spec.draft_model, draft_model="", speculate="off", chosen_context=0, kv_most=0, faults=()
+    )
