@@ -15,7 +15,7 @@ from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
 from gateway.settings import GatewaySettings, MetricsNames, Routing
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
-from workers.precision import CpuTarget, Quantize
+from workers.precision import CpuTarget, KvDtype, Quantize
 
 ENV_PREFIX = "BATON_"
 
@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         "none",
         MODEL,
         "Quantize the weight matrices to int8 or int4 while loading: less memory, more tokens per second.",
+    )
+    kv_dtype: KvDtype = _field(
+        "auto", MODEL, "Type of the KV cache: that of the model (auto), or int8, with which twice the tokens fit."
     )
     cpu: CpuTarget = _field(
         "host",

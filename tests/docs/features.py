@@ -133,6 +133,7 @@ FEATURES = (
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
+    Feature("`--kv-dtype int8`", LLAMA, {"kv_dtype": "int8"}),
     Feature(
         f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
         [functools.partial(make_checkpoint, quantized_bits=bits) for bits in BITS["mlx"]],

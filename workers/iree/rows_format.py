@@ -33,6 +33,7 @@ def rows_format(recipe: Recipe, plan: GraphPlan) -> str:
         config_digest(Path(recipe.model)),
         plan.ops.dtype,
         recipe.quantize,
+        recipe.kv_dtype,
         (cache.layers, cache.heads, cache.head_dim),
         tile,
         angles,

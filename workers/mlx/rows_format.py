@@ -8,18 +8,18 @@ from importlib import metadata
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import config_digest
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize
 
 LAYOUT = 1
 """The version of the layout of `KvCache.read`."""
 
 
-def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device: str) -> str:
+def rows_format(path: Path, dtype: str, quantize: Quantize, kv_dtype: KvDtype, context: int, device: str) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
     The angles of RoPE may depend on the context.
     """
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
-    parts = [LAYOUT, config_digest(path), dtype, quantize, context, computes, *versions]
+    parts = [LAYOUT, config_digest(path), dtype, quantize, kv_dtype, context, computes, *versions]
     return f"mlx-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"

@@ -19,7 +19,7 @@ from workers.iree.model.stored_parameters import quantization_of, stored_paramet
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
 from workers.load_options import LoadOptions
-from workers.precision import CpuTarget, Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
 PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -40,6 +40,7 @@ class Recipe(Struct, frozen=True):
     target: str
     cache_dir: str
     quantize: Quantize = "none"
+    kv_dtype: KvDtype = "auto"
     cpu: CpuTarget = "host"
     threads: int = 1
     """Compute threads of a local device."""
@@ -57,6 +58,7 @@ class Recipe(Struct, frozen=True):
             model=str(path),
             dtype=options.dtype,
             quantize=options.quantize,
+            kv_dtype=options.kv_dtype,
             cpu=options.cpu,
             local=device.local,
             slots=options.slots,
@@ -79,7 +81,7 @@ class Recipe(Struct, frozen=True):
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
-        cache = KvLayout.of(config, self.slots, self.context, multiple)
+        cache = KvLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.kv_rows import SCALE_BYTES
+from workers.precision import KvDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +19,27 @@ class KvLayout:
     capacity: int
     """Rows of a slot. The last tile of them is never attended to: padding rows are written there."""
     tile: int
+    kv_dtype: KvDtype = "auto"
 
     @classmethod
-    def of(cls, config: ModelConfig, slots: int, context: int, tile: int) -> "KvLayout":
+    def of(cls, config: ModelConfig, slots: int, context: int, tile: int, kv_dtype: KvDtype = "auto") -> "KvLayout":
         """Return the layout of slots for `context` tokens, in whole tiles of rows."""
         rows = -(-context // tile) * tile
-        return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile, tile)
+        return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile, tile, kv_dtype)
+
+    @property
+    def quantized(self) -> bool:
+        """The elements are int8: levels, and scales as four of them."""
+        return self.kv_dtype != "auto"
+
+    def dtype(self, model: str) -> str:
+        """Return the type of the cache's elements for a model of this type."""
+        return "int8" if self.quantized else model
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a row of a head."""
+        return self.head_dim + SCALE_BYTES if self.quantized else self.head_dim
 
     @property
     def attended(self) -> int:
@@ -37,9 +54,9 @@ class KvLayout:
     @property
     def row_values(self) -> int:
         """Elements of one row of one slot, all layers together."""
-        return self.layers * 2 * self.heads * self.head_dim
+        return self.layers * 2 * self.heads * self.row_width
 
     @property
     def shape(self) -> tuple[int, ...]:
         """A slot's rows and lanes are one dimension, because keys and values order them differently."""
-        return (self.layers, 2, self.slots, self.heads, self.capacity * self.head_dim)
+        return (self.layers, 2, self.slots, self.heads, self.capacity * self.row_width)

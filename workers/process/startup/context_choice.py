@@ -11,6 +11,7 @@ from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.width_padding import WidthPadding
+from workers.kv_rows import head_row_bytes
 from workers.process.spec import WorkerSpec
 
 ContextBound = Literal["", "setting", "memory", "device"]
@@ -64,7 +65,7 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
-    return 2 * config.layers * config.kv_heads * lanes * ITEM_BYTES[_kind(spec, config)]
+    return 2 * config.layers * config.kv_heads * head_row_bytes(lanes, ITEM_BYTES[_kind(spec, config)], spec.kv_dtype)
 
 
 def addressed_rows(spec: WorkerSpec, row_bytes_: int) -> int:

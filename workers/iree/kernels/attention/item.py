@@ -34,7 +34,7 @@ class AttentionInputs:
             kernel.input("slots", (shape.batch,), "i32"),
             kernel.input("rows", (shape.batch, shape.tokens), "i32"),
             kernel.input("layer", (2,), "i32"),
-            kernel.input("cache", shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
+            kernel.input("cache", shape.cache, kind.elements.element, (math.prod(shape.cache),)),
         )
 
 
@@ -43,9 +43,7 @@ class AttentionItem:
 
     def __init__(self, kind: Attention, code: Code, inputs: AttentionInputs) -> None:
         self._kind, self._code, self._shape, self._inputs = kind, code, kind.shape, inputs
-        self._block = KvBlock(
-            code, kind.arithmetic, kind.shape, kind.tiling, inputs.queries, inputs.cache, kind.window, kind.softcap
-        )
+        self._block = KvBlock(code, kind, inputs.queries, inputs.cache)
 
     def begin(self, part: int, sequence: Value, head: Value) -> Value:
         """Return the element of the cache where a sequence's keys (part 0) or values (1) of a KV head begin."""

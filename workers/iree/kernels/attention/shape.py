@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from workers.iree.kernels.attention.kv_elements import KvElements, kv_elements
 from workers.iree.kernels.attention.online_softmax import SoftmaxState
 from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.ir.value import Value
+from workers.kv_rows import SCALE_BYTES
 
 KV_BLOCK = 128
 """Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
@@ -19,9 +21,10 @@ MAX_QUERY_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * head_dim].
+    """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * row_width].
 
     A slot's keys are packed [capacity / 16, head_dim / k, 16, k], its values [head_dim / 16, capacity / k, 16, k].
+    Scales follow where they are quantized, float32 [capacity].
     """
 
     layers: int
@@ -40,6 +43,18 @@ class AttentionShape:
     """Queries are multiplied by it."""
     rope_dims: int
     """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
+    quantized: bool = False
+    """Keys and values are int8 levels with scales."""
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a row of a head."""
+        return self.head_dim + SCALE_BYTES if self.quantized else self.head_dim
+
+    @property
+    def levels(self) -> int:
+        """Elements of a head of a slot, without scales."""
+        return self.capacity * self.head_dim
 
     @property
     def group(self) -> int:
@@ -48,12 +63,12 @@ class AttentionShape:
 
     @property
     def cache(self) -> tuple[int, ...]:
-        return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.head_dim)
+        return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.row_width)
 
     def begin(self, layer: Value, part: int, slot: Value, head: Value) -> Value:
         """Return the element of the cache where a slot's keys (part 0) or values (1) of a KV head begin."""
         at = (layer * 2 + part) * self.slots + slot
-        return (at * self.kv_heads + head) * (self.capacity * self.head_dim)
+        return (at * self.kv_heads + head) * (self.capacity * self.row_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,10 @@ class Attention:
     def split(self) -> bool:
         """True if threads share the context of a row: a single row's heads would leave some of them idle."""
         return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
+
+    @property
+    def elements(self) -> KvElements:
+        return kv_elements(self.arithmetic, quantized=self.shape.quantized)
 
     @property
     def tiling(self) -> AttentionTiling:

@@ -17,15 +17,14 @@ from workers.iree.kernels.ir.mlir_types import LANES
 class Attended:
     """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
 
-    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None) -> None:
-        self.run, self.arithmetic, self.eps = run, arithmetic, eps
+    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None, quantized: bool = False) -> None:
+        self.run, self.arithmetic, self.eps, self.quantized = run, arithmetic, eps, quantized
         self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
         self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
-        shape = (2, 2, 3, self.heads, self.capacity * self.depth)
-        kind = NUMPY[arithmetic.element]
-        self.cache = np.zeros(shape, kind)
+        kind = np.int8 if quantized else NUMPY[arithmetic.element]
+        self.cache = np.zeros(self.shape_of(1, 1).cache, kind)
         self.qkv = {
             slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
         }
@@ -34,7 +33,7 @@ class Attended:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
-            rope_dims=self.depth,
+            rope_dims=self.depth, quantized=self.quantized,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -65,6 +64,14 @@ class Attended:
             (out,) = self.run(attention("attention", kind), *operands)
         return floats(out, self.queries * self.depth, self.arithmetic)
 
+    def stored(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Round keys or values, [rows, heads, depth], as the cache stores them."""
+        if not self.quantized:
+            return rounded(x, self.arithmetic)
+        scale = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / np.float32(127)
+        stored: NDArray[np.float32] = np.round(x / scale) * scale
+        return stored
+
     def expected(self, slot: int, row: int, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
         rows = np.arange(row + 1, dtype=np.int32)
         cos, sin = (x[:, None, :] for x in self.angles(rows))
@@ -78,8 +85,8 @@ class Attended:
 
         qkv = self.qkv[slot][: row + 1]
         q = turned(qkv[:, : self.queries], self.norms[0])[row] * 0.5
-        k = rounded(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]), self.arithmetic)
-        v = rounded(qkv[:, self.queries + self.heads :], self.arithmetic)
+        k = self.stored(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]))
+        v = self.stored(qkv[:, self.queries + self.heads :])
         out = []
         for head in range(self.queries):
             score = k[:, head // 2] @ q[head]
@@ -90,14 +97,17 @@ class Attended:
         return np.concatenate(out)
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain-kv", "int8-kv"])
 @pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
     ("eps", "options"),
     [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
     ids=["plain", "head-norms", "window", "softcap"],
 )
-def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
-    held = Attended(run, arithmetic, eps=eps)
+def test_attention(
+    run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], quantized: bool
+) -> None:
+    held = Attended(run, arithmetic, eps=eps, quantized=quantized)
     prompt = np.arange(300, dtype=np.int32)[None]
     held.place([2], np.arange(3, dtype=np.int32)[None])
     q = held.place([1], prompt)

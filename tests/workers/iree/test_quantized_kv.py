@@ -1,0 +1,112 @@
+"""A quantized KV cache on IREE: tokens do not depend on the batch, the chunks, or where rows come from."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.failure_gate import run_failure_gate
+from tests.gate import run_gate
+from tests.prefix_gate import run_prefix_gate
+from tests.workers.iree.conftest import Load, fetch_all
+from tests.workers.iree.cpus import skip_unless_possible
+from tests.workers.iree.test_gate import TOKENS, check_logits
+from tests.workers.iree.test_generic import load_generic
+from tests.workers.rows_gate import run_rows_gate
+from tests.workers.tier_gate import run_tier_gate
+from workers.engine.runner import Chunk, DecodeRow
+from workers.iree.runner import IreeRunner
+from workers.precision import CpuTarget, Dtype
+from workers.sampling.sample_spec import SampleSpec
+
+INT8: dict[str, Any] = {"kv_dtype": "int8"}
+MAX_ERROR = 0.03
+"""The standard deviation of the errors of a tiny model's logits, relative to that of the logits."""
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers with a sliding window and one without."""
+    return make_checkpoint(tmp_path_factory.mktemp("windowed"), "gemma3_text", fields={"sliding_window": 9})
+
+
+@pytest.mark.parametrize("ways", [{"preempts": True}, {"speculates": True}], ids=["preempted", "drafts"])
+def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
+    report = run_gate(lambda: load(windowed, dtype="bfloat16", **INT8), requests=16, max_tokens=40, **ways)
+    assert report.preemptions + report.accepted > 3
+
+
+@pytest.mark.parametrize(("dtype", "cpu"), [("float32", "host"), ("bfloat16", "host"), ("bfloat16", "avx2")])
+def test_logits_are_bitwise_identical_and_close(
+    load: Load, monkeypatch: pytest.MonkeyPatch, dtype: Dtype, cpu: CpuTarget
+) -> None:
+    skip_unless_possible(cpu)
+    plain = load(dtype=dtype, cpu=cpu)
+    expected = plain.logits(Chunk(0, TOKENS, 0, 0))
+    plain.close()
+    runner = load(dtype=dtype, cpu=cpu, **INT8)
+    fetch_all(runner, "decode_1", "decode_4")
+    check_logits(runner, monkeypatch)
+    assert 0 < (runner.logits(Chunk(7, TOKENS, 0, 0)) - expected).std() / expected.std() < MAX_ERROR
+    runner.close()
+
+
+def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: Path) -> None:
+    def quantized(**changes: Any) -> IreeRunner:
+        return load(windowed, dtype="bfloat16", **INT8, **changes)
+
+    report = run_prefix_gate(quantized)
+    assert min(report.in_place, report.copies) > 0
+    run_tier_gate(quantized, tmp_path / "store")
+    run_failure_gate(quantized, "nan")
+    one, other = quantized(), quantized()
+    run_rows_gate(one, other, 50, splits=(1, 16, 19, 48))
+    one.close()
+    other.close()
+
+
+def test_the_capabilities_tell_the_size_and_format_of_rows(load: Load) -> None:
+    plain, small = load(), load(**INT8)
+    config = small.graphs.builder.plan.config
+    assert small.capabilities.row_bytes == 2 * config.layers * config.kv_heads * (config.head_dim + 4)
+    assert plain.capabilities.row_bytes == 2 * config.layers * config.kv_heads * config.head_dim * 4
+    assert plain.capabilities.rows_format != small.capabilities.rows_format
+    assert small.memory()["kv"] * plain.capabilities.row_bytes == plain.memory()["kv"] * small.capabilities.row_bytes
+    plain.close()
+    small.close()
+
+
+def test_a_row_that_is_not_finite_fails_alone(load: Load) -> None:
+    runner = load(**INT8)
+    window = runner._kv.window
+    assert window is not None
+    spec = SampleSpec(Sampling(), 31)
+    for slot in (0, 1):
+        runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
+    rows = [DecodeRow(slot, TOKENS[30], 30, 30, spec) for slot in (0, 1)]
+    expected = runner.decode(rows)
+    scale = runner._cache.capacity * runner._cache.head_dim
+    window[:, :, 1, :, scale : scale + 4] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)  # of the first row
+    assert runner.decode(rows) == [expected[0], None]
+    runner.reset(1)
+    runner.prefill([Chunk(1, TOKENS[:30], 0, 0)], [None])
+    assert runner.decode(rows) == expected
+    runner.close()
+
+
+def test_plain_graphs_agree_with_the_kernels(load: Load, checkpoint: Path) -> None:
+    """The same model on a device without kernels of its own."""
+    runner, generic = load(**INT8), load_generic(load, checkpoint, dtype="float32", **INT8)
+    prompt = TOKENS[:30]
+    expected = runner.logits(Chunk(0, prompt, 0, 0))
+    actual = generic.logits(Chunk(1, prompt, 0, 0))
+    # A level may be another one where the values before it differ in their last bits.
+    assert (actual - expected).std() / expected.std() < MAX_ERROR
+    generic.copy_prefix(1, 2, len(prompt) - 1)
+    (token,) = generic.decode([DecodeRow(2, prompt[-1], 29, 29, SampleSpec(Sampling(), 30))])
+    assert token == actual[-1].argmax()
+    runner.close()
+    generic.close()
