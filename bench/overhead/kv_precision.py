@@ -144,7 +144,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_model(parser, "110m")
     add_quantize(parser)
     parser.add_argument("--backend", choices=["iree", "mlx"], default="iree")
-    parser.add_argument("--kv-dtypes", nargs="+", choices=["int8"], default=["int8"], help="beside the model's type")
+    parser.add_argument(
+        "--kv-dtypes", nargs="+", choices=["int8", "int4"], default=["int8", "int4"], help="beside the model's type"
+    )
     parser.add_argument("--contexts", nargs="+", type=at_least(1), default=[4096, 8192, 16384, 32768], help="rows")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="runs of each, in turn; medians are printed")
     parser.add_argument("--steps", type=at_least(1), default=20, help="decode steps of a run")

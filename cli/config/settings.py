@@ -60,7 +60,9 @@ class Settings(BaseSettings):
         "Quantize the weight matrices to int8 or int4 while loading: less memory, more tokens per second.",
     )
     kv_dtype: KvDtype = _field(
-        "auto", MODEL, "Type of the KV cache: that of the model (auto), or int8, with which twice the tokens fit."
+        "auto",
+        MODEL,
+        "Type of the KV cache: that of the model (auto), or int8 or int4, which hold two or three times the tokens.",
     )
     cpu: CpuTarget = _field(
         "host",

@@ -34,7 +34,7 @@ class HostKv:
         self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in self._whole_parts]
         segment = window[0, 0, 0].nbytes
         # Lanes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
-        self._strips = [_strips(cache, lanes, window.itemsize) for lanes in (cache.head_dim, packed[0])]
+        self._strips = [_strips(cache, lanes, window.itemsize) for lanes in (cache.lane_elements, packed[0])]
         self._segments = [
             ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
         ]
@@ -142,12 +142,12 @@ def _parts(
     """Return keys and values, and the scales of both where they are quantized, each with its axes of tiles and of rows
     in a tile."""
     lead, (n, k) = (cache.layers, cache.slots, cache.heads), packed
-    levels = window[..., : cache.capacity * cache.head_dim]
-    keys = levels[:, 0].reshape(*lead, cache.capacity // n, cache.head_dim // k, n, k)
-    values = levels[:, 1].reshape(*lead, cache.head_dim // n, cache.capacity // k, n, k)
-    rows = window[..., cache.capacity * cache.head_dim :]
-    shape = (*lead, cache.capacity // n, n, cache.row_width - cache.head_dim)
-    scales = [(rows[:, part].reshape(shape), (3, 4)) for part in (0, 1) if cache.quantized]
+    levels = window[..., : cache.capacity * cache.lane_elements]
+    keys = levels[:, 0].reshape(*lead, cache.capacity // n, cache.lane_elements // k, n, k)
+    values = levels[:, 1].reshape(*lead, cache.lane_elements // n, cache.capacity // k, n, k)
+    rows = window[..., cache.capacity * cache.lane_elements :]
+    shape = (*lead, cache.capacity // n, n, cache.row_width - cache.lane_elements)
+    scales = [(rows[:, part].reshape(shape), (3, 4)) for part in (0, 1) if cache.bits]
     return [(keys, (3, 5)), (values, (4, 6)), *scales]
 
 
@@ -156,8 +156,8 @@ def _strips(cache: KvLayout, lanes: int, itemsize: int) -> list[tuple[int, int]]
     each: `lanes` of its elements, or its scale."""
     strips = []
     for head in range(cache.heads):
-        start, levels = head * cache.row_width * cache.capacity, cache.capacity * cache.head_dim
+        start, levels = head * cache.row_width * cache.capacity, cache.capacity * cache.lane_elements
         strips += [(start + at, lanes) for at in range(0, levels, lanes * cache.capacity)]
-        if cache.quantized:
-            strips.append((start + levels, cache.row_width - cache.head_dim))
+        if cache.bits:
+            strips.append((start + levels, cache.row_width - cache.lane_elements))
     return [(at * itemsize, row * itemsize) for at, row in strips]

@@ -7,7 +7,7 @@ from workers.iree.kernels.attention.kv_elements import kv_elements
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kv import HostKv
 from workers.iree.model.tiled_ops import TiledOps
-from workers.kv_rows import head_row_bytes
+from workers.precision import head_row_bytes
 
 
 def row_bytes(plan: GraphPlan) -> int:
@@ -27,5 +27,5 @@ def host_kv(plan: GraphPlan, kv: DeviceBuffer) -> HostKv | None:
     """Return the KV cache as the host sees it; None where it is in memory of the device."""
     if kv.window is None or kv.memory is None or not isinstance(plan.ops, TiledOps):
         return None
-    elements = kv_elements(plan.ops.arithmetic, quantized=plan.cache.quantized)
+    elements = kv_elements(plan.ops.arithmetic, plan.cache.bits)
     return HostKv(kv.window, kv.memory, plan.cache, (LANES, elements.k))

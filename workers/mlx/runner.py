@@ -31,7 +31,6 @@ from workers.engine.runner import (
 )
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes
-from workers.kv_rows import head_row_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
@@ -41,7 +40,7 @@ from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
 from workers.mlx.transposed import transpose_matrices
-from workers.precision import KvDtype, Quantize
+from workers.precision import KvDtype, Quantize, head_row_bytes, level_bits
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
 from workers.sampling.sample import greedy, needs_filters, needs_rare_filters, needs_sampling, sample
@@ -80,8 +79,8 @@ class MlxRunner:
         self._model = model
         self._config = config
         self._device = device
-        self._quantized = kv_dtype != "auto"
-        dtype = mx.int8 if self._quantized else getattr(mx, capabilities.dtype)
+        self._kv_bits = level_bits(kv_dtype)
+        dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
         width = head_row_bytes(config.head_dim, dtype.size, kv_dtype) // dtype.size
         self._kv = KvCache(config.layers, capabilities.slots, config.kv_heads, width, dtype)
         self._cpu = device.type == mx.cpu
@@ -275,7 +274,7 @@ class MlxRunner:
                 self._kv.slab(segments[indices[0]].capacity),
                 [segments[at] for at in indices],
                 by_kv_head=self._in_order,
-                quantized=self._quantized,
+                kv_bits=self._kv_bits,
             )
             for indices in grouped
         ]

@@ -15,17 +15,18 @@ from workers.iree.kv import HostKv
 from workers.iree.model.kv_layout import KvLayout
 
 CACHE = KvLayout(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
-QUANTIZED = replace(CACHE, kv_dtype="int8")
+INT8, INT4 = (replace(CACHE, kv_dtype=kind) for kind in ("int8", "int4"))
 LAYOUTS = [
     pytest.param((16, 2), CACHE, id="bf16-tiles"),
     pytest.param((16, 1), CACHE, id="tiles"),
-    pytest.param((16, 2), QUANTIZED, id="int8-pairs"),
-    pytest.param((16, 1), QUANTIZED, id="int8"),
+    pytest.param((16, 2), INT8, id="int8-pairs"),
+    pytest.param((16, 1), INT8, id="int8"),
+    pytest.param((16, 2), INT4, id="int4-pairs"),
 ]
 
 
 def make(packed: tuple[int, int], cache: KvLayout) -> tuple[HostKv, NDArray[Any]]:
-    bits = np.dtype(np.uint8 if cache.quantized else np.uint16)
+    bits = np.dtype(np.uint8 if cache.bits else np.uint16)
     memory = zero_pages(int(np.prod(cache.shape)) * bits.itemsize)
     window = np.frombuffer(memory, bits).reshape(cache.shape)
     return HostKv(window, memory, cache, packed), window
@@ -38,11 +39,11 @@ def fill(window: NDArray[Any]) -> None:
 
 def row_of(packed: tuple[int, int], cache: KvLayout) -> NDArray[Any]:
     """The row of each element of a head's keys and values: [2, capacity * row_width]."""
-    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
+    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.lane_elements))
     n, k = packed
-    keys = row.reshape(cache.capacity // n, n, cache.head_dim // k, k).transpose(0, 2, 1, 3)
-    values = row.reshape(cache.capacity // k, k, cache.head_dim // n, n).transpose(2, 0, 3, 1)
-    scales = np.repeat(np.arange(cache.capacity), cache.row_width - cache.head_dim)
+    keys = row.reshape(cache.capacity // n, n, cache.lane_elements // k, k).transpose(0, 2, 1, 3)
+    values = row.reshape(cache.capacity // k, k, cache.lane_elements // n, n).transpose(2, 0, 3, 1)
+    scales = np.repeat(np.arange(cache.capacity), cache.row_width - cache.lane_elements)
     return np.stack([np.concatenate([part.reshape(-1), scales]) for part in (keys, values)])
 
 

@@ -17,46 +17,67 @@ from tests.workers.iree.test_gate import TOKENS, check_logits
 from tests.workers.iree.test_generic import load_generic
 from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
+from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.runner import IreeRunner
-from workers.precision import CpuTarget, Dtype
+from workers.precision import CpuTarget, Dtype, KvDtype
 from workers.sampling.sample_spec import SampleSpec
 
 INT8: dict[str, Any] = {"kv_dtype": "int8"}
-MAX_ERROR = 0.03
+INT4: dict[str, Any] = {"kv_dtype": "int4"}
+MAX_ERROR = {"int8": 0.03, "int4": 0.5}
 """The standard deviation of the errors of a tiny model's logits, relative to that of the logits."""
 
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Layers with a sliding window and one without."""
-    return make_checkpoint(tmp_path_factory.mktemp("windowed"), "gemma3_text", fields={"sliding_window": 9})
+    return make_checkpoint(
+        tmp_path_factory.mktemp("windowed"), "gemma3_text", head_dim=32, fields={"sliding_window": 9}
+    )
 
 
-@pytest.mark.parametrize("ways", [{"preempts": True}, {"speculates": True}], ids=["preempted", "drafts"])
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads that levels of 4 bits fill."""
+    return make_checkpoint(tmp_path_factory.mktemp("wide"), "llama", head_dim=32)
+
+
+@pytest.mark.parametrize("ways", [INT8 | {"preempts": True}, INT4 | {"speculates": True}], ids=["preempted", "drafts"])
 def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
-    report = run_gate(lambda: load(windowed, dtype="bfloat16", **INT8), requests=16, max_tokens=40, **ways)
-    assert report.preemptions + report.accepted > 3
+    kind = ways.pop("kv_dtype")
+    report = run_gate(lambda: load(windowed, dtype="bfloat16", kv_dtype=kind), requests=16, max_tokens=40, **ways)
+    assert report.preemptions + report.accepted > 1
 
 
-@pytest.mark.parametrize(("dtype", "cpu"), [("float32", "host"), ("bfloat16", "host"), ("bfloat16", "avx2")])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "cpu"),
+    [
+        ("int8", "float32", "host"),
+        ("int8", "bfloat16", "host"),
+        ("int8", "bfloat16", "avx2"),
+        ("int4", "bfloat16", "host"),
+        ("int4", "bfloat16", "avx2"),
+    ],
+)
 def test_logits_are_bitwise_identical_and_close(
-    load: Load, monkeypatch: pytest.MonkeyPatch, dtype: Dtype, cpu: CpuTarget
+    load: Load, wide: Path, monkeypatch: pytest.MonkeyPatch, kind: KvDtype, dtype: Dtype, cpu: CpuTarget
 ) -> None:
     skip_unless_possible(cpu)
-    plain = load(dtype=dtype, cpu=cpu)
+    plain = load(wide, dtype=dtype, cpu=cpu)
     expected = plain.logits(Chunk(0, TOKENS, 0, 0))
     plain.close()
-    runner = load(dtype=dtype, cpu=cpu, **INT8)
+    runner = load(wide, dtype=dtype, cpu=cpu, kv_dtype=kind)
     fetch_all(runner, "decode_1", "decode_4")
     check_logits(runner, monkeypatch)
-    assert 0 < (runner.logits(Chunk(7, TOKENS, 0, 0)) - expected).std() / expected.std() < MAX_ERROR
+    assert 0 < (runner.logits(Chunk(7, TOKENS, 0, 0)) - expected).std() / expected.std() < MAX_ERROR[kind]
     runner.close()
 
 
-def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: Path) -> None:
-    def quantized(**changes: Any) -> IreeRunner:
-        return load(windowed, dtype="bfloat16", **INT8, **changes)
+@pytest.mark.parametrize("kind", [INT8, INT4], ids=["int8", "int4"])
+def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
+    def quantized() -> IreeRunner:
+        return load(windowed, dtype="bfloat16", **kind)
 
     report = run_prefix_gate(quantized)
     assert min(report.in_place, report.copies) > 0
@@ -68,19 +89,20 @@ def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: 
     other.close()
 
 
-def test_the_capabilities_tell_the_size_and_format_of_rows(load: Load) -> None:
-    plain, small = load(), load(**INT8)
+def test_the_capabilities_tell_the_size_and_format_of_rows(load: Load, wide: Path) -> None:
+    plain, small, smallest = load(wide), load(wide, **INT8), load(wide, **INT4)
     config = small.graphs.builder.plan.config
     assert small.capabilities.row_bytes == 2 * config.layers * config.kv_heads * (config.head_dim + 4)
+    assert smallest.capabilities.row_bytes == 2 * config.layers * config.kv_heads * (config.head_dim // 2 + 4)
     assert plain.capabilities.row_bytes == 2 * config.layers * config.kv_heads * config.head_dim * 4
-    assert plain.capabilities.rows_format != small.capabilities.rows_format
+    assert len({each.capabilities.rows_format for each in (plain, small, smallest)}) == 3
     assert small.memory()["kv"] * plain.capabilities.row_bytes == plain.memory()["kv"] * small.capabilities.row_bytes
-    plain.close()
-    small.close()
+    for each in (plain, small, smallest):
+        each.close()
 
 
-def test_a_row_that_is_not_finite_fails_alone(load: Load) -> None:
-    runner = load(**INT8)
+def test_a_row_that_is_not_finite_fails_alone(load: Load, wide: Path) -> None:
+    runner = load(wide, **INT8)
     window = runner._kv.window
     assert window is not None
     spec = SampleSpec(Sampling(), 31)
@@ -97,16 +119,23 @@ def test_a_row_that_is_not_finite_fails_alone(load: Load) -> None:
     runner.close()
 
 
-def test_plain_graphs_agree_with_the_kernels(load: Load, checkpoint: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_plain_graphs_agree_with_the_kernels(load: Load, wide: Path, kind: KvDtype) -> None:
     """The same model on a device without kernels of its own."""
-    runner, generic = load(**INT8), load_generic(load, checkpoint, dtype="float32", **INT8)
+    runner, generic = load(wide, kv_dtype=kind), load_generic(load, wide, dtype="float32", kv_dtype=kind)
     prompt = TOKENS[:30]
     expected = runner.logits(Chunk(0, prompt, 0, 0))
     actual = generic.logits(Chunk(1, prompt, 0, 0))
     # A level may be another one where the values before it differ in their last bits.
-    assert (actual - expected).std() / expected.std() < MAX_ERROR
+    assert (actual - expected).std() / expected.std() < MAX_ERROR[kind]
     generic.copy_prefix(1, 2, len(prompt) - 1)
     (token,) = generic.decode([DecodeRow(2, prompt[-1], 29, 29, SampleSpec(Sampling(), 30))])
     assert token == actual[-1].argmax()
     runner.close()
     generic.close()
+
+
+def test_heads_that_levels_of_4_bits_do_not_fill_are_refused(load: Load, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "llama", head_dim=48)
+    with pytest.raises(CheckpointError, match=r"head_dim: .*--kv-dtype int8"):
+        load(path, **INT4)

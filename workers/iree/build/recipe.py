@@ -11,6 +11,7 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.model.kv_layout import KvLayout
@@ -80,6 +81,9 @@ class Recipe(Struct, frozen=True):
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
+        if tiled and self.kv_dtype == "int4" and config.head_dim % (2 * LANES):
+            problem = f"heads of {config.head_dim} lanes are no multiple of {2 * LANES}: set --kv-dtype int8"
+            raise CheckpointError(Path(self.model) / "config.json", "head_dim", problem)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
         cache = KvLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
         if self.quantize != "none" and not quantization_of(stored):

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.kv_rows import SCALE_BYTES
-from workers.precision import KvDtype
+from workers.precision import SCALE_BYTES, KvDtype, level_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,23 @@ class KvLayout:
         return cls(config.layers, slots, config.kv_heads, config.head_dim, rows + tile, tile, kv_dtype)
 
     @property
-    def quantized(self) -> bool:
-        """The elements are int8: levels, and scales as four of them."""
-        return self.kv_dtype != "auto"
+    def bits(self) -> int:
+        """Bits of levels, which are stored in int8 like the four bytes of a scale; 0 is numbers of the model's type."""
+        return level_bits(self.kv_dtype)
+
+    @property
+    def lane_elements(self) -> int:
+        """Elements of a row of a head, without its scale."""
+        return self.head_dim // 2 if self.bits == 4 else self.head_dim
 
     def dtype(self, model: str) -> str:
         """Return the type of the cache's elements for a model of this type."""
-        return "int8" if self.quantized else model
+        return "int8" if self.bits else model
 
     @property
     def row_width(self) -> int:
         """Elements of a row of a head."""
-        return self.head_dim + SCALE_BYTES if self.quantized else self.head_dim
+        return self.lane_elements + (SCALE_BYTES if self.bits else 0)
 
     @property
     def attended(self) -> int:

@@ -14,7 +14,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
-from workers.kv_rows import MAX_LEVEL, MIN_TOP, SCALE_BYTES
+from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 NEGATIVE = np.float32(-1e30)
 
@@ -158,11 +158,14 @@ class PlainOps:
     def _stored(self, new: jax.Array, cache: KvLayout) -> jax.Array:
         """Return float32 [rows, heads, head_dim] as rows of the cache: each with its scale behind it if it is
         quantized."""
-        if not cache.quantized:
+        if not cache.bits:
             return new.astype(self.dtype).reshape(-1, cache.head_dim)
         top = jnp.maximum(jnp.max(jnp.abs(new), -1, keepdims=True), np.float32(MIN_TOP))
-        levels = jnp.round(new * (MAX_LEVEL / top)).astype(jnp.int8)
-        scales = lax.bitcast_convert_type(top / MAX_LEVEL, jnp.int8).reshape(*new.shape[:-1], SCALE_BYTES)
+        most = max_level(cache.bits)
+        levels = jnp.round(new * (most / top)).astype(jnp.int8)
+        if cache.bits == 4:  # a lane of the first half and one of the second share a byte
+            levels = (levels[..., : cache.lane_elements] & 15) | (levels[..., cache.lane_elements :] << 4)
+        scales = lax.bitcast_convert_type(top / most, jnp.int8).reshape(*new.shape[:-1], SCALE_BYTES)
         return jnp.concatenate([levels, scales], -1).reshape(-1, cache.row_width)
 
     def attend(
@@ -179,9 +182,9 @@ class PlainOps:
         shape = (2, batch, cache.heads, cache.capacity, cache.row_width)
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
         scales = None
-        if cache.quantized:
-            scales = lax.bitcast_convert_type(mine[..., cache.head_dim :], jnp.float32)[:, :, :, None]
-            mine = mine[..., : cache.head_dim].astype(self.dtype)
+        if cache.bits:
+            scales = lax.bitcast_convert_type(mine[..., cache.lane_elements :], jnp.float32)[:, :, :, None]
+            mine = _levels(mine[..., : cache.lane_elements], cache).astype(self.dtype)
         # A key/value head's queries of all positions are the rows of one product, and the rows come before the columns:
         # with the columns first, IREE stores results of an NVIDIA GPU's matrix instructions in each other's places.
         q = jnp.swapaxes(q.reshape(batch, tokens, cache.heads, group, cache.head_dim), 1, 2)
@@ -211,6 +214,13 @@ def _product(rows: jax.Array, others: jax.Array, axis: int) -> jax.Array:
     """Products [B, H, M, K] x [B, H, N, K] (axis 3) or [B, H, K, N] (axis 2), as float32 [B, H, M, N]."""
     dimensions = (((3,), (axis,)), ((0, 1), (0, 1)))
     return lax.dot_general(rows, others, dimensions, preferred_element_type=jnp.float32)
+
+
+def _levels(stored: jax.Array, cache: KvLayout) -> jax.Array:
+    """Return the levels of the last axis of `stored`, int8."""
+    if cache.bits == 8:
+        return stored
+    return jnp.concatenate([(stored << 4) >> 4, stored >> 4], -1)
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:

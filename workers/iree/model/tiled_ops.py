@@ -200,7 +200,7 @@ class TiledOps(TiledMatmuls):
             tokens=tokens,
             scale=config.attention_scale,
             rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims),
-            quantized=cache.quantized,
+            bits=cache.bits,
         )
 
     @property

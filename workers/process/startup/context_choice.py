@@ -11,7 +11,7 @@ from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.width_padding import WidthPadding
-from workers.kv_rows import head_row_bytes
+from workers.precision import head_row_bytes
 from workers.process.spec import WorkerSpec
 
 ContextBound = Literal["", "setting", "memory", "device"]

@@ -71,8 +71,9 @@ class AttentionItem:
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
-            soon = (after <= last).select(keys + after * shape.head_dim, next_keys)
+            soon = (after <= last).select(keys + after * shape.lane_elements, next_keys)
             low, high = self._seen(start, first, last)
+            self._block.begin(keys, values, low, high)
 
             def query_block(number: Value) -> None:
                 rows = self._rows(first_block + number, head, sequence)
@@ -97,6 +98,7 @@ class AttentionItem:
         code, kind, shape = self._code, self._kind, self._shape
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
         low, high = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        self._block.begin(keys, values, low, high)
         words = shape.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):
             rows = self._rows(code.index(block), head, sequence)

@@ -1,4 +1,4 @@
-"""The elements of the KV cache: numbers of the arithmetic's type, or int8 levels with a scale for each row of a head.
+"""The elements of the KV cache: numbers of the arithmetic's type, or levels with a scale for each row of a head.
 
 A head's levels are followed by the scales of its rows, float32. A row is quantized by itself, so that its bytes depend
 on its own values alone.
@@ -15,7 +15,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, F32_VECTOR, LANES, Type, size_of
 from workers.iree.kernels.ir.operations import absolute, intrinsic, round_even
 from workers.iree.kernels.ir.value import Value
-from workers.kv_rows import MAX_LEVEL, MIN_TOP, SCALE_BYTES
+from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 _MIN_BITS = int(np.float32(MIN_TOP).view(np.int32))
 """Magnitudes are in the order of their bits, and NaN is above all of them."""
@@ -30,10 +30,14 @@ class KvElements(Protocol):
 
     @property
     def k(self) -> int:
-        """Neighbours of a step, which one load gets for 16 outputs."""
+        """Neighbours of a step."""
 
-    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
-        """Load the right operand of a step, as `Arithmetic.load` does, without scales."""
+    @property
+    def per_load(self) -> int:
+        """Steps of keys, or vectors of lanes of a step of values, that one load gets for 16 outputs."""
+
+    def load(self, source: Memory, at: Sequence[Index]) -> list[list[Value]]:
+        """Load the right operands of `per_load` steps, each as `Arithmetic.load` does, without scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class PlainElements:
     """Numbers as the arithmetic multiplies them."""
 
     arithmetic: Arithmetic
+    per_load: ClassVar[int] = 1
 
     @property
     def element(self) -> str:
@@ -50,15 +55,17 @@ class PlainElements:
     def k(self) -> int:
         return self.arithmetic.k
 
-    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
-        return self.arithmetic.load(source, at)
+    def load(self, source: Memory, at: Sequence[Index]) -> list[list[Value]]:
+        return [self.arithmetic.load(source, at)]
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Elements:
-    """Levels from -127 to 127, which every type of the arithmetics has exactly."""
+class LevelElements:
+    """Levels of 8 or 4 bits, which every type of the arithmetics has exactly. Two of 4 bits share a byte: the second
+    one has the upper bits."""
 
     arithmetic: Arithmetic
+    bits: int
     element: ClassVar[str] = "i8"
 
     @property
@@ -66,12 +73,24 @@ class Int8Elements:
         """As many as a packed word of the left operand has, so that a step is one product."""
         return self.arithmetic.per_word
 
-    def load(self, source: Memory, at: Sequence[Index]) -> list[Value]:
-        levels = source.load_vector(at, LANES * self.k)
-        halves = [levels.part(first, LANES).astype("f32", signed=True) for first in range(0, LANES * self.k, LANES)]
+    @property
+    def per_load(self) -> int:
+        return 8 // self.bits
+
+    def load(self, source: Memory, at: Sequence[Index]) -> list[list[Value]]:
+        stored = source.load_vector(at, LANES * self.k)
+        parts = [stored.part(first, LANES).astype("i32", signed=True) for first in range(0, LANES * self.k, LANES)]
+        if self.bits == 8:
+            return [self._operand(parts)]
+        low = [(part << 28).shift_right_signed(28) for part in parts]
+        return [self._operand(low), self._operand([part.shift_right_signed(4) for part in parts])]
+
+    def _operand(self, levels: Sequence[Value]) -> list[Value]:
+        """Return int32 levels as the right operand of a step."""
+        floats = [part.astype("f32", signed=True) for part in levels]
         if self.k == 1:
-            return halves
-        low, high = halves
+            return floats
+        low, high = floats
         if isinstance(self.arithmetic, Bf16Dot):
             pairs = Type("bf16", 2 * LANES)
             name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -79,9 +98,9 @@ class Int8Elements:
         return [low.concatenate(high).astype("bf16")]
 
 
-def kv_elements(arithmetic: Arithmetic, *, quantized: bool) -> KvElements:
-    """Return the elements of a cache."""
-    return Int8Elements(arithmetic) if quantized else PlainElements(arithmetic)
+def kv_elements(arithmetic: Arithmetic, bits: int) -> KvElements:
+    """Return the elements of a cache of levels of so many bits; 0 is one of the model's type."""
+    return LevelElements(arithmetic, bits) if bits else PlainElements(arithmetic)
 
 
 def elements_of_line(elements: KvElements) -> int:
@@ -90,7 +109,7 @@ def elements_of_line(elements: KvElements) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizedRow:
     """A row of a head as levels."""
 
     levels: list[Value]
@@ -99,22 +118,29 @@ class Quantized:
     """float32."""
 
     @classmethod
-    def of(cls, values: Sequence[Value]) -> "Quantized":
-        """Quantize the float32 vectors of a row, which may differ in size. The largest magnitude becomes 127 or -127,
-        and ties go to the even level. A NaN or infinity makes the scale NaN or infinite, and so every result."""
+    def of(cls, values: Sequence[Value], bits: int) -> "QuantizedRow":
+        """Quantize the float32 vectors of a row, which may differ in size. The largest magnitude becomes the largest
+        level or its negative, and ties go to the even level. A NaN or infinity makes the scale NaN or infinite, and so
+        every result."""
         largest: Value | None = None
         for value in values:
             here = absolute(value).bitcast("i32").reduce("maxsi")
             largest = here.maximum(_MIN_BITS if largest is None else largest, signed=True)
         assert largest is not None  # a row has lanes
         top = largest.view("f32")
-        inverse = MAX_LEVEL / top
-        levels = []
+        inverse, levels = max_level(bits) / top, []
         for value in values:
             integers = round_even(value * inverse).astype("i32")
             # Not `astype`: IREE would make a dozen instructions of what is one for LLVM.
             levels.append(integers.bitcast("i8").shuffle(range(0, 4 * value.type.lanes, 4)))
-        return cls(levels, top / MAX_LEVEL)
+        return cls(levels, top / max_level(bits))
+
+
+def pack_pairs(levels: Value, run: int) -> Value:
+    """Pack levels of 4 bits: each run of so many lanes with the one behind it."""
+    lanes = range(levels.type.lanes)
+    low, high = (levels.shuffle([lane for lane in lanes if lane // run % 2 == half]) for half in (0, 1))
+    return (low & 15) | (high << 4)
 
 
 @dataclass(frozen=True, slots=True)

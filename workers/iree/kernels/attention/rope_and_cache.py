@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import HeadNorm
-from workers.iree.kernels.attention.kv_elements import Quantized, Scales, kv_elements
+from workers.iree.kernels.attention.kv_elements import QuantizedRow, Scales, kv_elements, pack_pairs
 from workers.iree.kernels.attention.shape import AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.kernel import Kernel
@@ -69,7 +69,9 @@ class RopeAndCacheItem:
         shape = kind.shape
         rows, depth = shape.batch * shape.tokens, shape.head_dim
         self._kind, self._code = kind, kernel.code
-        self._elements = kv_elements(kind.arithmetic, quantized=shape.quantized)
+        self._levels = kernel.code.allocate((shape.head_dim,), "i8") if shape.bits == 4 else None
+        """A row of levels that are to be packed."""
+        self._elements = kv_elements(kind.arithmetic, shape.bits)
         self._qkv = qkv or kernel.input("qkv", (rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
         angles = ("cos", "sin") if shape.rope_dims else ()
         self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
@@ -98,13 +100,14 @@ class RopeAndCacheItem:
             row = sequence * shape.tokens + index
             code.repeat(0, shape.group, lambda query: self._query(row, head, query))
             position = self.rows.load_index([sequence, index])
-            rotated = self._rotated(row, head, 1, None)
-            stored = self._stored([value for value, _ in rotated], keys, position)
-            for elements, (_, lane) in zip(stored, rotated, strict=True):
+            for elements, lane in self._stored(self._rotated(row, head, 1, None), keys, position, self._elements.k):
                 self._put_keys(keys, elements, lane, position)
-            lanes, source = range(0, shape.head_dim, LANES), head + (shape.query_heads + shape.kv_heads)
-            given = [self._qkv.load_vector([row, self._column(source, lane)]) for lane in lanes]
-            for elements, lane in zip(self._stored(given, values, position), lanes, strict=True):
+            source = head + (shape.query_heads + shape.kv_heads)
+            given = [
+                (self._qkv.load_vector([row, self._column(source, lane)]), lane)
+                for lane in range(0, shape.head_dim, LANES)
+            ]
+            for elements, lane in self._stored(given, values, position, LANES):
                 self._put_values(values, elements, lane, position)
 
         code.repeat(low, low + kind.item_tokens, token)
@@ -168,17 +171,27 @@ class RopeAndCacheItem:
         passed = [(scaled(read(lane, rest)), lane) for lane in range(shape.rope_dims, depth, rest)]
         return [*halves[0], *halves[1], *passed]
 
-    def _stored(self, values: list[Value], head: Value, row: Value) -> list[Value]:
-        """Return the elements of a row's float32 vectors. The scale of those that are quantized is stored."""
-        if not self._kind.shape.quantized:
-            return [self._kind.arithmetic.round(value) for value in values]
-        quantized = Quantized.of(values)
-        Scales(self.cache, self._kind.shape.levels).store(quantized.scale, head, row)
-        return quantized.levels
+    def _stored(self, values: list[tuple[Value, int]], head: Value, row: Value, run: int) -> list[tuple[Value, int]]:
+        """Return the elements of a row's float32 vectors, each with its first place in the row. The scale of those that
+        are quantized is stored. Of 4 bits, each run of so many lanes shares elements with the one behind it."""
+        shape, lanes = self._kind.shape, [lane for _, lane in values]
+        if not shape.bits:
+            return [(self._kind.arithmetic.round(value), lane) for value, lane in values]
+        quantized = QuantizedRow.of([value for value, _ in values], shape.bits)
+        Scales(self.cache, shape.levels).store(quantized.scale, head, row)
+        if self._levels is None:
+            return list(zip(quantized.levels, lanes, strict=True))
+        for levels, lane in zip(quantized.levels, lanes, strict=True):
+            self._levels.store(levels, [lane])
+        wide = 2 * LANES
+        return [
+            (pack_pairs(self._levels.load_vector([lane], wide), run), lane // 2)
+            for lane in range(0, shape.head_dim, wide)
+        ]
 
     def _put_keys(self, keys: Value, elements: Value, lane: int, row: Value) -> None:
         """Store neighbouring lanes of one row: each packed word goes to another group of 16 rows."""
-        k, depth = self._elements.k, self._kind.shape.head_dim
+        k, depth = self._elements.k, self._kind.shape.lane_elements
         tile, inside = row // LANES, row % LANES
         start = keys + tile * (LANES * depth) + inside * k + lane * LANES
         for word in range(elements.type.lanes // k):

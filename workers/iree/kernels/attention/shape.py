@@ -8,7 +8,7 @@ from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.ir.value import Value
-from workers.kv_rows import SCALE_BYTES
+from workers.precision import SCALE_BYTES
 
 KV_BLOCK = 128
 """Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
@@ -24,7 +24,8 @@ class AttentionShape:
     """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * row_width].
 
     A slot's keys are packed [capacity / 16, head_dim / k, 16, k], its values [head_dim / 16, capacity / k, 16, k].
-    Scales follow where they are quantized, float32 [capacity].
+    Where they are quantized, scales follow, float32 [capacity]; of 4 bits, two levels share an element, and `head_dim`
+    is half as much here.
     """
 
     layers: int
@@ -43,18 +44,23 @@ class AttentionShape:
     """Queries are multiplied by it."""
     rope_dims: int
     """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
-    quantized: bool = False
-    """Keys and values are int8 levels with scales."""
+    bits: int = 0
+    """Bits of the levels of keys and values, which have scales; 0 is numbers of the model's type."""
+
+    @property
+    def lane_elements(self) -> int:
+        """Elements of a row of a head, without its scale."""
+        return self.head_dim // 2 if self.bits == 4 else self.head_dim
 
     @property
     def row_width(self) -> int:
         """Elements of a row of a head."""
-        return self.head_dim + SCALE_BYTES if self.quantized else self.head_dim
+        return self.lane_elements + (SCALE_BYTES if self.bits else 0)
 
     @property
     def levels(self) -> int:
         """Elements of a head of a slot, without scales."""
-        return self.capacity * self.head_dim
+        return self.capacity * self.lane_elements
 
     @property
     def group(self) -> int:
@@ -89,7 +95,9 @@ class AttentionTiling:
         blocks = -(-rows // (most // 2))
         block = -(-rows // blocks)
         tiles = next(n for n in (4, 2, 1) if n * block <= most)
-        parts = next(n for n in (4, 2, 1) if n * block <= most and shape.head_dim // LANES % n == 0)
+        # A load of levels of 4 bits has two vectors of lanes.
+        counts = (4, 2) if shape.bits == 4 else (4, 2, 1)
+        parts = next(n for n in counts if n * block <= most and shape.head_dim // LANES % n == 0)
         return cls(block, tiles, parts)
 
     @property
@@ -117,7 +125,7 @@ class Attention:
 
     @property
     def elements(self) -> KvElements:
-        return kv_elements(self.arithmetic, quantized=self.shape.quantized)
+        return kv_elements(self.arithmetic, self.shape.bits)
 
     @property
     def tiling(self) -> AttentionTiling:

@@ -12,18 +12,19 @@ from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
 from workers.iree.kernels.ir.mlir_types import LANES
+from workers.precision import max_level
 
 
 class Attended:
     """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
 
-    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None, quantized: bool = False) -> None:
-        self.run, self.arithmetic, self.eps, self.quantized = run, arithmetic, eps, quantized
+    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None, bits: int = 0) -> None:
+        self.run, self.arithmetic, self.eps, self.bits = run, arithmetic, eps, bits
         self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
         self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
-        kind = np.int8 if quantized else NUMPY[arithmetic.element]
+        kind = np.int8 if bits else NUMPY[arithmetic.element]
         self.cache = np.zeros(self.shape_of(1, 1).cache, kind)
         self.qkv = {
             slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
@@ -33,7 +34,7 @@ class Attended:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
-            rope_dims=self.depth, quantized=self.quantized,
+            rope_dims=self.depth, bits=self.bits,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -66,9 +67,9 @@ class Attended:
 
     def stored(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Round keys or values, [rows, heads, depth], as the cache stores them."""
-        if not self.quantized:
+        if not self.bits:
             return rounded(x, self.arithmetic)
-        scale = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / np.float32(127)
+        scale = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / np.float32(max_level(self.bits))
         stored: NDArray[np.float32] = np.round(x / scale) * scale
         return stored
 
@@ -97,17 +98,15 @@ class Attended:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain-kv", "int8-kv"])
+@pytest.mark.parametrize("bits", [0, 8, 4], ids=["plain-kv", "int8-kv", "int4-kv"])
 @pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
     ("eps", "options"),
     [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
     ids=["plain", "head-norms", "window", "softcap"],
 )
-def test_attention(
-    run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], quantized: bool
-) -> None:
-    held = Attended(run, arithmetic, eps=eps, quantized=quantized)
+def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], bits: int) -> None:
+    held = Attended(run, arithmetic, eps=eps, bits=bits)
     prompt = np.arange(300, dtype=np.int32)[None]
     held.place([2], np.arange(3, dtype=np.int32)[None])
     q = held.place([1], prompt)
