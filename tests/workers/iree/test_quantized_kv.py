@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
@@ -19,6 +20,8 @@ from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk, DecodeRow
+from workers.iree.kv_memory import row_bytes
+from workers.iree.rows_format import rows_format
 from workers.iree.runner import IreeRunner
 from workers.precision import CpuTarget, Dtype, KvDtype
 from workers.sampling.sample_spec import SampleSpec
@@ -54,10 +57,8 @@ def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
     ("kind", "dtype", "cpu"),
     [
         ("int8", "float32", "host"),
-        ("int8", "bfloat16", "host"),
-        ("int8", "bfloat16", "avx2"),
         ("int4", "bfloat16", "host"),
-        ("int4", "bfloat16", "avx2"),
+        pytest.param("int8", "bfloat16", "avx2", marks=pytest.mark.slow),
     ],
 )
 def test_logits_are_bitwise_identical_and_close(
@@ -90,15 +91,18 @@ def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: 
 
 
 def test_the_capabilities_tell_the_size_and_format_of_rows(load: Load, wide: Path) -> None:
-    plain, small, smallest = load(wide), load(wide, **INT8), load(wide, **INT4)
-    config = small.graphs.builder.plan.config
-    assert small.capabilities.row_bytes == 2 * config.layers * config.kv_heads * (config.head_dim + 4)
-    assert smallest.capabilities.row_bytes == 2 * config.layers * config.kv_heads * (config.head_dim // 2 + 4)
-    assert plain.capabilities.row_bytes == 2 * config.layers * config.kv_heads * config.head_dim * 4
-    assert len({each.capabilities.rows_format for each in (plain, small, smallest)}) == 3
-    assert small.memory()["kv"] * plain.capabilities.row_bytes == plain.memory()["kv"] * small.capabilities.row_bytes
-    for each in (plain, small, smallest):
-        each.close()
+    runner = load(wide, **INT8)
+    capabilities, memory, recipe = runner.capabilities, runner.memory(), runner.graphs.builder.recipe
+    runner.close()
+    recipes = {kind: replace(recipe, kv_dtype=kind) for kind in ("auto", "int8", "int4")}
+    plans = {kind: each.plan() for kind, each in recipes.items()}
+    lanes = 2 * plans["auto"].config.layers * plans["auto"].config.kv_heads
+    sizes = {kind: row_bytes(plan) for kind, plan in plans.items()}
+    assert sizes == {"auto": lanes * 32 * 4, "int8": lanes * (32 + 4), "int4": lanes * (16 + 4)}
+    formats = {kind: rows_format(each, plans[kind]) for kind, each in recipes.items()}
+    assert len(set(formats.values())) == 3
+    assert (capabilities.row_bytes, capabilities.rows_format) == (sizes["int8"], formats["int8"])
+    assert memory["kv"] == sizes["int8"] * plans["int8"].cache.slots * plans["int8"].cache.capacity
 
 
 def test_a_row_that_is_not_finite_fails_alone(load: Load, wide: Path) -> None:
@@ -119,9 +123,10 @@ def test_a_row_that_is_not_finite_fails_alone(load: Load, wide: Path) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_plain_graphs_agree_with_the_kernels(load: Load, wide: Path, kind: KvDtype) -> None:
+@pytest.mark.slow
+def test_plain_graphs_agree_with_the_kernels(load: Load, wide: Path) -> None:
     """The same model on a device without kernels of its own."""
+    kind: KvDtype = "int4"
     runner, generic = load(wide, kv_dtype=kind), load_generic(load, wide, dtype="float32", kv_dtype=kind)
     prompt = TOKENS[:30]
     expected = runner.logits(Chunk(0, prompt, 0, 0))

@@ -76,13 +76,12 @@ def test_gate_of_windows(tmp_path: Path) -> None:
     assert report.most_active == 4
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_rows_are_kept_moved_and_restored(path: Path, tmp_path: Path, load: Load, kind: KvDtype) -> None:
-    report = run_prefix_gate(lambda: load_runner(path, dtype="bfloat16", kv_dtype=kind))
+def test_rows_are_kept_moved_and_restored(path: Path, tmp_path: Path, load: Load) -> None:
+    report = run_prefix_gate(lambda: load_runner(path, dtype="bfloat16", kv_dtype="int8"))
     assert min(report.in_place, report.copies) > 0
-    run_rows_gate(load(path, kv_dtype=kind), load(path, kv_dtype=kind, slots=2), 30)
-    run_tier_gate(lambda: load_runner(path, kv_dtype=kind), tmp_path / "store")
-    run_failure_gate(lambda: load_runner(path, kv_dtype=kind), "nan")
+    run_rows_gate(load(path, kv_dtype="int8"), load(path, kv_dtype="int8", slots=2), 30)
+    run_tier_gate(lambda: load_runner(path, kv_dtype="int8"), tmp_path / "store")
+    run_failure_gate(lambda: load_runner(path, kv_dtype="int8"), "nan")
 
 
 def test_rows_have_a_format_and_a_size_of_their_own(path: Path, load: Load) -> None:

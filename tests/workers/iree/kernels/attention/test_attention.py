@@ -98,12 +98,18 @@ class Attended:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4], ids=["plain-kv", "int8-kv", "int4-kv"])
 @pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
-    ("eps", "options"),
-    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
-    ids=["plain", "head-norms", "window", "softcap"],
+    ("eps", "options", "bits"),
+    [
+        (None, {}, 0),
+        (1e-6, {}, 0),
+        (None, {"window": 70}, 0),
+        (None, {"softcap": 2.0}, 0),
+        (None, {"window": 70}, 8),
+        (None, {"softcap": 2.0}, 4),
+    ],
+    ids=["plain", "head-norms", "window", "softcap", "window-int8", "softcap-int4"],
 )
 def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], bits: int) -> None:
     held = Attended(run, arithmetic, eps=eps, bits=bits)
