@@ -67,11 +67,8 @@ OUTPUT: dict[str, list[str]] = {
         r"^tokens a second of 2 streams of 64 \+ 20 new tokens: without \d+, with \d+; ratio [\d.]+ \(",
     ],
     "bench/overhead/kv_precision.py": [
-        *(
-            rf"^ +512 {kind} +{size} +{P} +{P} +{P}x +{P} +{P}x$"
-            for kind, size in (("auto", 256), ("int8", 144), ("int4", 80))
-        ),
-        *(rf"^{kind} +{P} +{P} +{P}% +{P} +{P}$" for kind in ("int8", "int4")),
+        *(rf"^ +512 {kind} +{size} +{P} +{P} +{P}x +{P} +{P}x$" for kind, size in (("auto", 256), ("int8", 144))),
+        rf"^int8 +{P} +{P} +{P}% +{P} +{P}$",
     ],
     "bench/overhead/preemption.py": [
         *(
