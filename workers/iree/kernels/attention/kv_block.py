@@ -39,7 +39,8 @@ class KvBlock:
         self._queries, self._cache, self._window, self._softcap = queries, cache, kind.window, kind.softcap
         self._unpacked = UnpackedBlock(code, kind, cache) if UnpackedBlock.pays(kind) else None
         self._elements: KvElements = kind.elements if self._unpacked is None else PlainElements(kind.arithmetic)
-        """What is multiplied: levels are converted where they are loaded, or before for several query blocks."""
+        """The elements that are multiplied: levels are converted where they are loaded, or before, for several query
+        blocks."""
         self._line = elements_of_line(self._elements)
         self._scales = Scales(cache, kind.shape.levels) if kind.shape.bits else None
         self._scores = code.allocate((kind.tiling.rows, KV_BLOCK), "i32")
