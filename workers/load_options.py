@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.precision import CpuTarget, Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
 Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
@@ -22,6 +22,7 @@ class LoadOptions:
     the backend's default."""
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
+    kv_dtype: KvDtype = "auto"
     cpu: CpuTarget = "host"
     """Instructions that the graphs of a CPU use."""
     slots: int

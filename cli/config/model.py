@@ -71,6 +71,7 @@ def worker_spec(
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
+        kv_dtype=settings.kv_dtype,
         cpu=settings.cpu,
         max_batch_size=settings.max_batch_size,
         context=settings.context,

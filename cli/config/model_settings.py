@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from gateway.models.terms import LoadTime
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize
 
 MAX_MODELS = 64
 MAX_ALIASES = 16
@@ -16,6 +16,7 @@ OWN = (
     "device",
     "dtype",
     "quantize",
+    "kv_dtype",
     "context",
     "max_batch_size",
     "kv_bytes",
@@ -80,6 +81,7 @@ class ModelSettings(BaseModel):
     device: str | None = _field("Device of the backend.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = _field("Number type of weights and KV cache.")
     quantize: Quantize | None = _field("Quantize the weight matrices while loading.")
+    kv_dtype: KvDtype | None = _field("Type of the KV cache.")
     context: Annotated[int | None, Number] = _field("Maximum tokens of prompt and answer.", ge=0, le=MAX_TOKENS)
     max_batch_size: Annotated[int | None, Number] = _field(
         "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS

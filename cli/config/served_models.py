@@ -62,7 +62,9 @@ def _single(settings: Settings, predecessor: int) -> ServedModels:
         spec = replace(worker_spec(settings, model, workers=settings.workers), predecessor=predecessor)
         check_model(spec)
         launches = worker_launches(settings, model, chosen=with_chosen_context(spec))
-        return ServedModels(launches, [ModelTerms(name=model.name, quantization=quantized(settings))])
+        return ServedModels(
+            launches, [ModelTerms(name=model.name, quantization=quantized(settings), kv_dtype=settings.kv_dtype)]
+        )
     with _named(""):
         planned = PlannedModel.of(settings, ModelSettings(load="start"), model, predecessor)
         plan = MemoryPlan(settings.memory_budget, predecessor=predecessor, reserved=_reserved(settings))

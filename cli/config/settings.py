@@ -16,7 +16,7 @@ from gateway.settings import GatewaySettings, MetricsNames, Routing
 from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
-from workers.precision import CpuTarget, Quantize
+from workers.precision import CpuTarget, KvDtype, Quantize
 
 ENV_PREFIX = "BATON_"
 
@@ -59,6 +59,11 @@ class Settings(BaseSettings):
         "none",
         MODEL,
         "Quantize the weight matrices to int8 or int4 while loading: less memory, more tokens per second.",
+    )
+    kv_dtype: KvDtype = _field(
+        "auto",
+        MODEL,
+        "Type of the KV cache: that of the model (auto), or int8 or int4, which hold two or three times the tokens.",
     )
     cpu: CpuTarget = _field(
         "host",

@@ -354,7 +354,7 @@ class ModelLoader(Actor[msg.LoaderMessage]):
 def _describe(entry: CatalogEntry, terms: ModelTerms) -> None:
     """Take over what is known of a model without a worker."""
     entry.context, entry.model_context, entry.context_bound = terms.context, terms.model_context, terms.context_bound
-    entry.backend, entry.quantization = terms.backend, terms.quantization
+    entry.backend, entry.quantization, entry.kv_dtype = terms.backend, terms.quantization, terms.kv_dtype
 
 
 def _started(worker: _LocalWorker, before: int, resident: Resident) -> bool | None:

@@ -38,6 +38,8 @@ class ModelTerms:
     """Why `context` is less than that, as in `Hello.context_bound`."""
     backend: str = ""
     quantization: str = ""
+    kv_dtype: str = "auto"
+    """Type of the KV cache; `auto` is the model's."""
     prepare: "Callable[[], Awaitable[ModelTerms]] | None" = None
     """Called before the model is loaded for the first time, and again after a load that failed: makes its checkpoint
     available on this machine, and returns its terms as they are known then. Raises `ModelUnavailable`."""

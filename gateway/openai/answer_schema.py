@@ -197,6 +197,8 @@ class Model(Struct, forbid_unknown_fields=True):
     backend: str | None
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""
+    kv_dtype: str
+    """Type of the KV cache, likewise; `auto` is the model's."""
     draft_model: str | None
     """The model that drafts tokens for it; null if there is none."""
     capabilities: ModelCapabilities | None

@@ -55,6 +55,7 @@ class Models:
             "problem": described.problem,
             "backend": described.backend,
             "quantization": described.quantization,
+            "kv_dtype": described.kv_dtype,
             "draft_model": described.draft_model,
             "capabilities": _capabilities(self._router.capabilities(name)),
         }

@@ -49,6 +49,7 @@ class CatalogEntry:
     """Why `context` is less, likewise."""
     backend: str = ""
     quantization: str = ""
+    kv_dtype: str = "auto"
     state: ModelState = ModelState.UNLOADED
     on_demand: bool = False
     """It is not loaded before the first request for it."""

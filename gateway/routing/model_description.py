@@ -33,6 +33,8 @@ class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without a request after which it is unloaded; null: it stays."""
     quantization: str
     """As the server's settings have it; empty: that of the checkpoint."""
+    kv_dtype: str
+    """Type of the KV cache, likewise; `auto` is the model's."""
     draft_model: str | None
     """The model that drafts tokens for it, on any of its workers."""
 
@@ -58,6 +60,7 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
         context_bound=context_bound,
         keep_alive_s=None if math.isinf(entry.keep_alive_s) else entry.keep_alive_s,
         quantization=entry.quantization,
+        kv_dtype=entry.kv_dtype,
         draft_model=next((hello.draft_model for hello in hellos if hello.draft_model), None),
     )
 

@@ -128,11 +128,13 @@ def widths(method: Method) -> str:
 
 
 LLAMA = [family("llama")]
+WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
     Feature(f"Dense models: {', '.join(DENSE)}", [family(name) for name in DENSE]),
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
+    *(Feature(f"`--kv-dtype {kind}`", WIDE_HEADS, {"kv_dtype": kind}) for kind in ("int8", "int4")),
     Feature(
         f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
         [functools.partial(make_checkpoint, quantized_bits=bits) for bits in BITS["mlx"]],

@@ -33,9 +33,8 @@ class HostKv:
         # Views [tiles, rows of a tile, layers, slots, ...]: row r of a slot is [r // rows, r % rows, :, slot].
         self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in self._whole_parts]
         segment = window[0, 0, 0].nbytes
-        lanes = (cache.head_dim, packed[0])
-        # Bytes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
-        self._strip_rows = [count * window.itemsize for count in lanes]
+        # Lanes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
+        self._strips = [_strips(cache, lanes, window.itemsize) for lanes in (cache.lane_elements, packed[0])]
         self._segments = [
             ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
         ]
@@ -118,10 +117,8 @@ class HostKv:
     def _drop_rows(self, slot: int, start: int, end: int) -> None:
         """Zero whole tiles of rows, a strip of addresses for each run of rows, and return their pages."""
         for index, (base, size) in enumerate(self._segments):
-            row = self._strip_rows[index % 2]
-            strip = row * self._cache.capacity
-            first = base + slot * size
-            for at in range(first, first + size, strip):
+            for offset, row in self._strips[index % 2]:
+                at = base + slot * size + offset
                 self._drop(at + start * row, at + end * row)
 
     @property
@@ -142,8 +139,25 @@ class HostKv:
 def _parts(
     window: NDArray[Any], cache: KvLayout, packed: tuple[int, int]
 ) -> Sequence[tuple[NDArray[Any], tuple[int, int]]]:
-    """Return keys and values, each with its axes of tiles and of rows in a tile."""
+    """Return keys and values, and the scales of both where they are quantized, each with its axes of tiles and of rows
+    in a tile."""
     lead, (n, k) = (cache.layers, cache.slots, cache.heads), packed
-    keys = window[:, 0].reshape(*lead, cache.capacity // n, cache.head_dim // k, n, k)
-    values = window[:, 1].reshape(*lead, cache.head_dim // n, cache.capacity // k, n, k)
-    return [(keys, (3, 5)), (values, (4, 6))]
+    levels = window[..., : cache.capacity * cache.lane_elements]
+    keys = levels[:, 0].reshape(*lead, cache.capacity // n, cache.lane_elements // k, n, k)
+    values = levels[:, 1].reshape(*lead, cache.lane_elements // n, cache.capacity // k, n, k)
+    rows = window[..., cache.capacity * cache.lane_elements :]
+    shape = (*lead, cache.capacity // n, n, cache.row_width - cache.lane_elements)
+    scales = [(rows[:, part].reshape(shape), (3, 4)) for part in (0, 1) if cache.bits]
+    return [(keys, (3, 5)), (values, (4, 6)), *scales]
+
+
+def _strips(cache: KvLayout, lanes: int, itemsize: int) -> list[tuple[int, int]]:
+    """Return where the runs of rows of a slot's keys or values begin, in bytes from its own, and the bytes of a row in
+    each: `lanes` of its elements, or its scale."""
+    strips = []
+    for head in range(cache.heads):
+        start, levels = head * cache.row_width * cache.capacity, cache.capacity * cache.lane_elements
+        strips += [(start + at, lanes) for at in range(0, levels, lanes * cache.capacity)]
+        if cache.bits:
+            strips.append((start + levels, cache.row_width - cache.lane_elements))
+    return [(at * itemsize, row * itemsize) for at, row in strips]

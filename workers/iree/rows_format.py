@@ -31,6 +31,7 @@ def rows_format(digest: str, recipe: Recipe, plan: GraphPlan) -> str:
         digest,
         plan.ops.dtype,
         recipe.quantize,
+        recipe.kv_dtype,
         (cache.layers, cache.heads, cache.head_dim),
         tile,
         angles,

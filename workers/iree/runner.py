@@ -67,7 +67,7 @@ class IreeRunner:
         self._device = device
         self._archive = archive
         self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
-        self._kv = device.zeros(plan.cache.shape, plan.ops.dtype)
+        self._kv = device.zeros(plan.cache.shape, plan.cache.dtype(plan.ops.dtype))
         self._host_kv = host_kv(plan, self._kv)
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._width = plan.config.hidden_size

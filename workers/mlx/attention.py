@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from workers.mlx.kv import Slab
+from workers.mlx.quantized_rows import dequantize_rows, quantize_rows
 from workers.mlx.row_groups import Segment
 
 
@@ -16,9 +17,11 @@ class AttentionGroup:
     one term after the other there, and masked terms are zeros.
     """
 
-    def __init__(self, slab: Slab, segments: Sequence[Segment], *, by_kv_head: bool) -> None:
-        """`by_kv_head`: multiply the decode queries of heads that share a KV head as one matrix."""
+    def __init__(self, slab: Slab, segments: Sequence[Segment], *, by_kv_head: bool, kv_bits: int = 0) -> None:
+        """`by_kv_head`: multiply the decode queries of heads that share a KV head as one matrix. `kv_bits`: rows are
+        stored by `quantize_rows` if it is not 0."""
         self.slab = slab
+        self._kv_bits = kv_bits
         self._by_kv_head = by_kv_head
         self.rows = sum(segment.count for segment in segments)
         self.places = slice(segments[0].place, segments[0].place + len(segments))
@@ -34,6 +37,8 @@ class AttentionGroup:
         """Write keys (0) or values (1), [rows, kv_heads, 1, head_dim]."""
         # An assignment is done in place when nothing else holds the buffer.
         buffer = self.slab.buffers[layer][part]
+        if self._kv_bits:
+            rows = quantize_rows(rows, self._kv_bits)
         if self._alone:
             buffer[self.places, :, self._written] = _as_sequence(rows)
         else:
@@ -44,6 +49,8 @@ class AttentionGroup:
         """Attend to the rows of the slots: [rows, heads, 1, head_dim] -> the same shape."""
         first_seen = 0 if window is None else max(0, self._start + 1 - window)
         keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
+        if self._kv_bits:
+            keys, values = (dequantize_rows(part, self._kv_bits, queries.dtype) for part in (keys, values))
         asked = _as_sequence(queries) if self._alone else queries
         if cap is not None:
             output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))

@@ -37,11 +37,14 @@ class KvCache:
     """
 
     def __init__(self, layers: int, slots: int, heads: int, width: int, dtype: mx.Dtype) -> None:
+        """`width` is the number of elements of a row of a head."""
         self.lengths = [0] * slots
         self._layers, self._heads, self._width, self._dtype = layers, heads, width, dtype
         # numpy has no bfloat16.
-        self._bits = np.dtype(np.uint32 if dtype.size == 4 else np.uint16)
-        self._bits_in_mlx = mx.uint32 if dtype.size == 4 else mx.uint16
+        bits, self._bits_in_mlx = {4: (np.uint32, mx.uint32), 2: (np.uint16, mx.uint16), 1: (np.uint8, mx.uint8)}[
+            dtype.size
+        ]
+        self._bits = np.dtype(bits)
         self._slabs: dict[int, Slab] = {}
         self._capacities = [0] * slots
 

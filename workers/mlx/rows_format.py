@@ -7,20 +7,22 @@ from pathlib import Path
 
 from workers.checkpoints.checkpoint import config_digest
 from workers.checkpoints.rows_format import rows_format_name
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize
 
 LAYOUT = 1
 """The version of the layout of `KvCache.read`."""
 
 
-def rows_format(path: Path, dtype: str, quantize: Quantize, context: int, device: str, *, mtp: bool = False) -> str:
+def rows_format(
+    path: Path, dtype: str, quantize: Quantize, kv_dtype: KvDtype, context: int, device: str, *, mtp: bool = False
+) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
     The angles of RoPE may depend on the context.
     """
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
-    parts = [LAYOUT, config_digest(path), dtype, quantize, context, computes, *versions]
+    parts = [LAYOUT, config_digest(path), dtype, quantize, kv_dtype, context, computes, *versions]
     if mtp:
         parts.append("mtp")
     return rows_format_name("mlx", parts)

@@ -46,7 +46,7 @@ from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
 from workers.mlx.transposed import transpose_matrices
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize, head_row_bytes, level_bits
 from workers.sampling.logit_edits import process_logits
 from workers.sampling.logprobs import RowLogprobs, decode_report, report
 from workers.sampling.sample import greedy, needs_filters, needs_rare_filters, needs_sampling, sample
@@ -73,13 +73,22 @@ class MlxRunner:
     Owns the model and the slots' KV. Only the thread that loaded it may use it.
     """
 
-    def __init__(self, model: Any, config: ModelConfig, capabilities: RunnerCapabilities, device: mx.Device) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: ModelConfig,
+        capabilities: RunnerCapabilities,
+        device: mx.Device,
+        kv_dtype: KvDtype = "auto",
+    ) -> None:
         self.capabilities = capabilities
         self._model = model
         self._config = config
         self._device = device
-        dtype = getattr(mx, capabilities.dtype)
-        self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, config.head_dim, dtype)
+        self._kv_bits = level_bits(kv_dtype)
+        dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
+        width = head_row_bytes(config.head_dim, dtype.size, kv_dtype) // dtype.size
+        self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, width, dtype)
         self._cpu = device.type == mx.cpu
         self._in_order = _adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
@@ -111,7 +120,8 @@ class MlxRunner:
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
         kind = config.dtype if options.dtype == "auto" else options.dtype
-        row_bytes = 2 * config.kv_layers * config.kv_heads * config.head_dim * getattr(mx, kind).size
+        head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
+        row_bytes = 2 * config.kv_layers * config.kv_heads * head
         free = free_bytes()
         weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
@@ -142,10 +152,10 @@ class MlxRunner:
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
-            rows_format=rows_format(path, kind, quantize, context, name, mtp=config.mtp),
+            rows_format=rows_format(path, kind, quantize, options.kv_dtype, context, name, mtp=config.mtp),
             embedding_width=config.hidden_size if options.embeddings else 0,
         )
-        return cls(model, config, capabilities, chosen)
+        return cls(model, config, capabilities, chosen, options.kv_dtype)
 
     @property
     def graphs_failed(self) -> int:
@@ -313,6 +323,7 @@ class MlxRunner:
                 self._kv.slab(segments[indices[0]].capacity),
                 [segments[at] for at in indices],
                 by_kv_head=self._in_order,
+                kv_bits=self._kv_bits,
             )
             for indices in grouped
         ]

@@ -136,6 +136,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         device=spec.device,
         dtype=spec.dtype,
         quantize=config.choose_quantization(spec.quantize),
+        kv_dtype=spec.kv_dtype,
         cpu=spec.cpu,
         slots=spec.max_batch_size,
         context=context,

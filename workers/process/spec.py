@@ -11,7 +11,7 @@ from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
 from workers.output_formats.formats.choice import AUTO
-from workers.precision import CpuTarget, Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
 Backend = Literal["auto", "iree", "mlx", "scripted"]
 GenerationConfig = Literal["auto", "none"]
@@ -44,6 +44,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Device URI of the backend; empty means the backend's default."""
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
+    kv_dtype: KvDtype = "auto"
     cpu: CpuTarget = "host"
     """Instructions that IREE's graphs use on a CPU."""
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8

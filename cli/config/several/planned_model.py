@@ -108,6 +108,7 @@ def configured_terms(settings: Settings, wanted: ModelSettings, name: str) -> Mo
         fixed=wanted.memory_bytes > 0,
         context=settings.context or None,
         quantization=quantized(settings),
+        kv_dtype=settings.kv_dtype,
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,63 +14,77 @@ from workers.iree.device.buffers import zero_pages
 from workers.iree.kv import HostKv
 from workers.iree.model.kv_layout import KvLayout
 
-LAYOUTS = [pytest.param((16, 2), id="bf16-tiles"), pytest.param((16, 1), id="tiles")]
 CACHE = KvLayout(layers=2, slots=3, heads=2, head_dim=32, capacity=64, tile=16)
+INT8, INT4 = (replace(CACHE, kv_dtype=kind) for kind in ("int8", "int4"))
+LAYOUTS = [
+    pytest.param((16, 2), CACHE, id="bf16-tiles"),
+    pytest.param((16, 1), CACHE, id="tiles"),
+    pytest.param((16, 2), INT8, id="int8-pairs"),
+    pytest.param((16, 1), INT8, id="int8"),
+    pytest.param((16, 2), INT4, id="int4-pairs"),
+]
 
 
-def make(packed: tuple[int, int], cache: KvLayout = CACHE) -> tuple[HostKv, NDArray[Any]]:
-    memory = zero_pages(int(np.prod(cache.shape)) * 2)
-    window = np.frombuffer(memory, np.uint16).reshape(cache.shape)
+def make(packed: tuple[int, int], cache: KvLayout) -> tuple[HostKv, NDArray[Any]]:
+    bits = np.dtype(np.uint8 if cache.bits else np.uint16)
+    memory = zero_pages(int(np.prod(cache.shape)) * bits.itemsize)
+    window = np.frombuffer(memory, bits).reshape(cache.shape)
     return HostKv(window, memory, cache, packed), window
 
 
-def row_of(packed: tuple[int, int], cache: KvLayout = CACHE) -> NDArray[Any]:
-    """The row of each element of a slot's keys and values: [2, capacity * head_dim]."""
-    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.head_dim))
+def fill(window: NDArray[Any]) -> None:
+    """Fill a cache with random elements, none of them zero."""
+    window[...] = np.random.default_rng(0).integers(1, np.iinfo(window.dtype).max, window.shape, window.dtype)
+
+
+def row_of(packed: tuple[int, int], cache: KvLayout) -> NDArray[Any]:
+    """The row of each element of a head's keys and values: [2, capacity * row_width]."""
+    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.lane_elements))
     n, k = packed
-    keys = row.reshape(cache.capacity // n, n, cache.head_dim // k, k).transpose(0, 2, 1, 3)
-    values = row.reshape(cache.capacity // k, k, cache.head_dim // n, n).transpose(2, 0, 3, 1)
-    return np.stack([keys.reshape(-1), values.reshape(-1)])
+    keys = row.reshape(cache.capacity // n, n, cache.lane_elements // k, k).transpose(0, 2, 1, 3)
+    values = row.reshape(cache.capacity // k, k, cache.lane_elements // n, n).transpose(2, 0, 3, 1)
+    scales = np.repeat(np.arange(cache.capacity), cache.row_width - cache.lane_elements)
+    return np.stack([np.concatenate([part.reshape(-1), scales]) for part in (keys, values)])
 
 
-@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("packed", "cache"), LAYOUTS)
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 33, 48])
-def test_rows_are_copied_and_no_others(packed: tuple[int, int], length: int) -> None:
-    host, window = make(packed)
-    window[...] = np.random.default_rng(0).integers(1, 60000, window.shape, np.uint16)
-    before, rows = window.copy(), row_of(packed)[None, :, None]
+def test_rows_are_copied_and_no_others(packed: tuple[int, int], cache: KvLayout, length: int) -> None:
+    host, window = make(packed, cache)
+    fill(window)
+    before, rows = window.copy(), row_of(packed, cache)[None, :, None]
     host.copy(0, 2, length)
     assert np.array_equal(window[:, :, 2], np.where(rows < length, before[:, :, 0], before[:, :, 2]))
     assert np.array_equal(window[:, :, :2], before[:, :, :2])
 
 
-@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("packed", "cache"), LAYOUTS)
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (5, 20), (16, 32), (17, 33), (40, 48)])
 @pytest.mark.parametrize("drop", [False, True])
 def test_rows_are_cleared_and_none_before_them(
-    packed: tuple[int, int], start: int, end: int, drop: bool, monkeypatch: pytest.MonkeyPatch
+    packed: tuple[int, int], cache: KvLayout, start: int, end: int, drop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
-    host, window = make(packed)
+    host, window = make(packed, cache)
     window[...] = 7
     host.clear(1, start, end)
-    rows = np.broadcast_to(row_of(packed)[None, :, None], window[:, :, 1].shape)
+    rows = np.broadcast_to(row_of(packed, cache)[None, :, None], window[:, :, 1].shape)
     cleared = window[:, :, 1] == 0
     assert not cleared[rows < start].any()
     assert cleared[(rows >= start) & (rows < end)].all()
-    assert cleared[rows == CACHE.spare_row].all()
+    assert cleared[rows == cache.spare_row].all()
     assert (window[:, :, [0, 2]] == 7).all()
 
 
-@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("packed", "cache"), LAYOUTS)
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_slot_is_forgotten_whole_and_no_other(
-    packed: tuple[int, int], drop: bool, monkeypatch: pytest.MonkeyPatch
+    packed: tuple[int, int], cache: KvLayout, drop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv, "DROP_BYTES", 0 if drop else 1 << 40)
-    host, window = make(packed)
+    host, window = make(packed, cache)
     window[...] = 7
-    host.forget(1, CACHE.capacity)
+    host.forget(1, cache.capacity)
     assert not window[:, :, 1].any()
     assert (window[:, :, [0, 2]] == 7).all()
 
@@ -98,12 +113,14 @@ def resident(window: NDArray[Any]) -> int:
     return int((entries >> np.uint64(63)).sum()) * 4096
 
 
-@pytest.mark.parametrize("packed", LAYOUTS)
+@pytest.mark.parametrize(("packed", "cache"), LAYOUTS)
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 48), (3, 9), (5, 20), (16, 32), (17, 33), (31, 48)])
-def test_rows_are_read_and_written_elsewhere_and_no_others(packed: tuple[int, int], start: int, end: int) -> None:
-    host, window = make(packed)
-    window[...] = np.random.default_rng(0).integers(1, 60000, window.shape, np.uint16)
-    before, rows = window.copy(), row_of(packed)[None, :, None]
+def test_rows_are_read_and_written_elsewhere_and_no_others(
+    packed: tuple[int, int], cache: KvLayout, start: int, end: int
+) -> None:
+    host, window = make(packed, cache)
+    fill(window)
+    before, rows = window.copy(), row_of(packed, cache)[None, :, None]
     data = host.read(0, start, end)
     assert data.nbytes == (end - start) * host._row_bytes
     window[:, :, 0] = 0

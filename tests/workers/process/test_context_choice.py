@@ -128,6 +128,17 @@ def test_rows_are_counted_as_wide_as_the_cache_has_them(tmp_path: Path) -> None:
     assert choose(narrow, "mlx", device="gpu", kv_bytes=MOST * row_bytes(narrow)) == (MOST, "")
 
 
+@pytest.mark.parametrize("backend", ["iree", "mlx"])
+def test_more_rows_fit_into_a_quantized_cache(path: Path, backend: str) -> None:
+    config = ModelConfig.from_dir(path)
+    quantized = 2 * config.layers * config.kv_heads * (config.head_dim + 4)
+    recipe = Recipe(str(path), "bfloat16", True, 8, 4096, (), "", "", kv_dtype="int8")
+    assert backend == "mlx" or quantized == kv_row_bytes(recipe.plan())
+    device = {"iree": "local-task", "mlx": "gpu"}[backend]
+    assert choose(path, backend, device=device, kv_bytes=MOST * quantized, kv_dtype="int8") == (MOST, "")
+    assert choose(path, backend, device=device, kv_bytes=MOST * quantized - 1, kv_dtype="int8")[1] == "memory"
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -55,6 +55,7 @@ def test_the_default_device_is_that_of_the_runner(checkpoint: Path, monkeypatch:
     [
         {"dtype": "float32"},
         {"quantize": "int8"},
+        {"kv_dtype": "int8"},
         {"context": 64},
         {"device": "cpu"},
         {"parse_special": True},

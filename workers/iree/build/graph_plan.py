@@ -219,7 +219,12 @@ class GraphPlan:
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
-        return (rows, angles, angles, rows, slots, struct(self.cache.shape, self.ops.dtype))
+        return (rows, angles, angles, rows, slots, self._kv)
+
+    @property
+    def _kv(self) -> jax.ShapeDtypeStruct:
+        """The type of the KV cache."""
+        return struct(self.cache.shape, self.cache.dtype(self.ops.dtype))
 
     def _run(
         self,
@@ -369,14 +374,14 @@ class GraphPlan:
         ) -> tuple[jax.Array, ...]:
             zero = jnp.zeros((), jnp.int32)
             taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
-            rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.head_dim)
+            rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.row_width)
             # Selected, not multiplied: what is left out may be NaN.
             kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
             rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
             return (jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero)),)
 
         scalar = struct((), "int32")
-        inputs = (struct(cache.shape, self.ops.dtype), scalar, scalar, scalar)
+        inputs = (self._kv, scalar, scalar, scalar)
         return Graph(name, copy, inputs, 3, ((0, 0),), pure=True)
 
     def _on_logits(self, kind: str, name: str, rows: int) -> Graph:

@@ -11,6 +11,7 @@ from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.model.kv_layout import KvLayout
@@ -19,7 +20,7 @@ from workers.iree.model.stored_parameters import quantization_of, stored_paramet
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
 from workers.load_options import LoadOptions
-from workers.precision import CpuTarget, Dtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
 PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -40,6 +41,7 @@ class Recipe(Struct, frozen=True):
     target: str
     cache_dir: str
     quantize: Quantize = "none"
+    kv_dtype: KvDtype = "auto"
     cpu: CpuTarget = "host"
     mtp: bool = False
     """See `ModelConfig.mtp`."""
@@ -61,6 +63,7 @@ class Recipe(Struct, frozen=True):
             model=str(path),
             dtype=options.dtype,
             quantize=options.quantize,
+            kv_dtype=options.kv_dtype,
             cpu=options.cpu,
             local=device.local,
             slots=options.slots,
@@ -85,8 +88,11 @@ class Recipe(Struct, frozen=True):
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
+        if tiled and self.kv_dtype == "int4" and config.head_dim % (2 * LANES):
+            problem = f"heads of {config.head_dim} lanes are no multiple of {2 * LANES}: set --kv-dtype int8"
+            raise CheckpointError(Path(self.model) / "config.json", "head_dim", problem)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
-        cache = KvLayout.of(config, self.slots, self.context, multiple)
+        cache = KvLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)

@@ -49,6 +49,13 @@ _ELEMENT_TYPES: Mapping[str, rt.HalElementType] = {
     "int32": rt.HalElementType.SINT_32,
     "uint32": rt.HalElementType.UINT_32,
 }
+_BITS: Mapping[str, type[np.unsignedinteger[Any]]] = {
+    "float32": np.uint32,
+    "int32": np.uint32,
+    "uint32": np.uint32,
+    "int8": np.uint8,
+}
+"""The types of the bits of elements; the others have 16."""
 STAGING_BYTES = 1 << 16
 """The largest result for which one buffer of host memory is kept: the tokens of a step, not its logits."""
 
@@ -203,7 +210,7 @@ class Device:
 
     def zeros(self, shape: Sequence[int], dtype: str) -> DeviceBuffer:
         """Allocate a zeroed buffer on the device. Raises `DeviceError` when there is no room."""
-        bits = np.dtype(np.uint32 if dtype in ("float32", "int32", "uint32") else np.uint16)
+        bits = np.dtype(_BITS.get(dtype, np.uint16))
         size = int(np.prod(shape, dtype=np.int64)) * bits.itemsize
         try:
             if self.local:

@@ -14,6 +14,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
+from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 NEGATIVE = np.float32(-1e30)
 
@@ -148,14 +149,27 @@ class PlainOps:
             q, k = _rotate(q, angles), _rotate(k, angles)
         q = q * np.float32(config.attention_scale)
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
-        flat = kv.reshape(-1, cache.head_dim)
+        flat = kv.reshape(-1, cache.row_width)
         for part, new in enumerate((k, v)):
             base = (2 * layer + part) * cache.slots * cache.heads
             at = (base + head[:, None, :]) * cache.capacity + step.rows[:, :, None]
             # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
-            at, rows = lax.optimization_barrier((at.reshape(-1), new.astype(self.dtype).reshape(-1, cache.head_dim)))
+            at, rows = lax.optimization_barrier((at.reshape(-1), self._stored(new, cache)))
             flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
         return q.astype(self.dtype), flat.reshape(kv.shape)
+
+    def _stored(self, new: jax.Array, cache: KvLayout) -> jax.Array:
+        """Return float32 [rows, heads, head_dim] as rows of the cache: each with its scale behind it if it is
+        quantized."""
+        if not cache.bits:
+            return new.astype(self.dtype).reshape(-1, cache.head_dim)
+        top = jnp.maximum(jnp.max(jnp.abs(new), -1, keepdims=True), np.float32(MIN_TOP))
+        most = max_level(cache.bits)
+        levels = jnp.round(new * (most / top)).astype(jnp.int8)
+        if cache.bits == 4:  # a lane of the first half and one of the second share a byte
+            levels = (levels[..., : cache.lane_elements] & 15) | (levels[..., cache.lane_elements :] << 4)
+        scales = lax.bitcast_convert_type(top / most, jnp.int8).reshape(*new.shape[:-1], SCALE_BYTES)
+        return jnp.concatenate([levels, scales], -1).reshape(-1, cache.row_width)
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
@@ -168,13 +182,19 @@ class PlainOps:
             mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, step.slots[0], 1, axis=1))
         elif batch < cache.slots:
             mine = mine[:, step.slots]
-        shape = (2, batch, cache.heads, cache.capacity, cache.head_dim)
+        shape = (2, batch, cache.heads, cache.capacity, cache.row_width)
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
+        scales = None
+        if cache.bits:
+            scales = lax.bitcast_convert_type(mine[..., cache.lane_elements :], jnp.float32)[:, :, :, None]
+            mine = _levels(mine[..., : cache.lane_elements], cache).astype(self.dtype)
         # A key/value head's queries of all positions are the rows of one product, and the rows come before the columns:
         # with the columns first, IREE stores results of an NVIDIA GPU's matrix instructions in each other's places.
         q = jnp.swapaxes(q.reshape(batch, tokens, cache.heads, group, cache.head_dim), 1, 2)
         q = q.reshape(batch, cache.heads, tokens * group, cache.head_dim)
         score = _product(q, mine[0], 3)
+        if scales is not None:
+            score = score * scales[0]
         if config.attention_cap is not None:
             score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
         last, at = jnp.repeat(step.rows, group, axis=1)[:, None, :, None], jnp.arange(cache.attended, dtype=jnp.int32)
@@ -184,7 +204,11 @@ class PlainOps:
         score = jnp.where(seen, score, NEGATIVE)
         weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
         mass = jnp.sum(weight, -1)
-        mixed = _product(weight.astype(self.dtype), mine[1], 2) / mass[..., None]
+        if scales is not None:
+            weight = jnp.where(seen, weight * scales[1], 0)
+        # Weights times small scales are below the smallest numbers of float16.
+        kind = jnp.float32 if scales is not None and self.dtype == "float16" else self.dtype
+        mixed = _product(weight.astype(kind), mine[1].astype(kind), 2) / mass[..., None]
         mixed = jnp.swapaxes(mixed.reshape(batch, cache.heads, tokens, group, cache.head_dim), 1, 2)
         return mixed.reshape(batch * tokens, -1).astype(self.dtype)
 
@@ -193,6 +217,13 @@ def _product(rows: jax.Array, others: jax.Array, axis: int) -> jax.Array:
     """Products [B, H, M, K] x [B, H, N, K] (axis 3) or [B, H, K, N] (axis 2), as float32 [B, H, M, N]."""
     dimensions = (((3,), (axis,)), ((0, 1), (0, 1)))
     return lax.dot_general(rows, others, dimensions, preferred_element_type=jnp.float32)
+
+
+def _levels(stored: jax.Array, cache: KvLayout) -> jax.Array:
+    """Return the levels of the last axis of `stored`, int8."""
+    if cache.bits == 8:
+        return stored
+    return jnp.concatenate([(stored << 4) >> 4, stored >> 4], -1)
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:

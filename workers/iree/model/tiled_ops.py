@@ -203,6 +203,7 @@ class TiledOps(TiledMatmuls):
             tokens=tokens,
             scale=config.attention_scale,
             rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims),
+            bits=cache.bits,
         )
 
     @property

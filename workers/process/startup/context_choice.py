@@ -12,6 +12,7 @@ from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.width_padding import WidthPadding
+from workers.precision import head_row_bytes
 from workers.process.spec import WorkerSpec
 from workers.process.startup.tier_reserve import tier_reserve
 
@@ -66,7 +67,8 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
-    return 2 * config.kv_layers * config.kv_heads * lanes * ITEM_BYTES[kind_of(spec, config)]
+    head = head_row_bytes(lanes, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
+    return 2 * config.kv_layers * config.kv_heads * head
 
 
 def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:

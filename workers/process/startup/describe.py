@@ -73,6 +73,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     model = config_digest(path)
     by = _computed_by(backend, spec.cpu, compile_only)
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
+    if spec.kv_dtype != "auto":
+        settings += f" kv {spec.kv_dtype}"
     if spec.parse_special:
         settings += " parse_special"
     if spec.generation_config == "none":  # the digest of the model covers the file

@@ -112,7 +112,7 @@ def write_split_attention(
             head, block = place // number, place % number + first
             next_head = next_place // number
             next_keys = writer.begin(0, sequence, next_head)
-            next_keys = next_keys + (next_place % number + first) * (KV_BLOCK * shape.head_dim)
+            next_keys = next_keys + (next_place % number + first) * (KV_BLOCK * shape.lane_elements)
             writer.write_partials(head, sequence, block, next_keys, out)
 
         code.repeat(before[0].maximum(low), mine, one)

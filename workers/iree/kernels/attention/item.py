@@ -34,7 +34,7 @@ class AttentionInputs:
             kernel.input("slots", (shape.batch,), "i32"),
             kernel.input("rows", (shape.batch, shape.tokens), "i32"),
             kernel.input("layer", (2,), "i32"),
-            kernel.input("cache", shape.cache, kind.arithmetic.element, (math.prod(shape.cache),)),
+            kernel.input("cache", shape.cache, kind.elements.element, (math.prod(shape.cache),)),
         )
 
 
@@ -43,9 +43,7 @@ class AttentionItem:
 
     def __init__(self, kind: Attention, code: Code, inputs: AttentionInputs) -> None:
         self._kind, self._code, self._shape, self._inputs = kind, code, kind.shape, inputs
-        self._block = KvBlock(
-            code, kind.arithmetic, kind.shape, kind.tiling, inputs.queries, inputs.cache, kind.window, kind.softcap
-        )
+        self._block = KvBlock(code, kind, inputs.queries, inputs.cache)
 
     def begin(self, part: int, sequence: Value, head: Value) -> Value:
         """Return the element of the cache where a sequence's keys (part 0) or values (1) of a KV head begin."""
@@ -73,8 +71,9 @@ class AttentionItem:
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
-            soon = (after <= last).select(keys + after * shape.head_dim, next_keys)
+            soon = (after <= last).select(keys + after * shape.lane_elements, next_keys)
             low, high = self._seen(start, first, last)
+            self._block.begin(keys, values, low, high)
 
             def query_block(number: Value) -> None:
                 rows = self._rows(first_block + number, head, sequence)
@@ -99,6 +98,7 @@ class AttentionItem:
         code, kind, shape = self._code, self._kind, self._shape
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
         low, high = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        self._block.begin(keys, values, low, high)
         words = shape.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):
             rows = self._rows(code.index(block), head, sequence)

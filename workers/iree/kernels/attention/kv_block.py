@@ -7,9 +7,10 @@ is prefetched, so far ahead that it comes in time, and memory is never idle whil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workers.iree.kernels.attention.kv_elements import KvElements, PlainElements, Scales, elements_of_line
 from workers.iree.kernels.attention.online_softmax import LOW, SoftmaxState, exp
-from workers.iree.kernels.attention.shape import KV_BLOCK, AttentionShape, AttentionTiling
-from workers.iree.kernels.ir.arithmetic import Arithmetic
+from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
+from workers.iree.kernels.attention.unpacked_block import UnpackedBlock
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.memory import L2, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -32,22 +33,23 @@ class QueryRow:
 class KvBlock:
     """The code for one query block and one KV block."""
 
-    def __init__(
-        self,
-        code: Code,
-        arithmetic: Arithmetic,
-        shape: AttentionShape,
-        tiling: AttentionTiling,
-        queries: Memory,
-        cache: Memory,
-        window: int,
-        softcap: float,
-    ) -> None:
+    def __init__(self, code: Code, kind: Attention, queries: Memory, cache: Memory) -> None:
         """`cache` is seen as one dimension."""
-        self._code, self._arithmetic, self._shape, self._tiling = code, arithmetic, shape, tiling
-        self._queries, self._cache, self._window, self._softcap = queries, cache, window, softcap
-        self._scores = code.allocate((tiling.rows, KV_BLOCK), "i32")
+        self._code, self._arithmetic, self._shape, self._tiling = code, kind.arithmetic, kind.shape, kind.tiling
+        self._queries, self._cache, self._window, self._softcap = queries, cache, kind.window, kind.softcap
+        self._unpacked = UnpackedBlock(code, kind, cache) if UnpackedBlock.pays(kind) else None
+        self._elements: KvElements = kind.elements if self._unpacked is None else PlainElements(kind.arithmetic)
+        """The elements that are multiplied: levels are converted where they are loaded, or before, for several query
+        blocks."""
+        self._line = elements_of_line(self._elements)
+        self._scales = Scales(cache, kind.shape.levels) if kind.shape.bits else None
+        self._scores = code.allocate((kind.tiling.rows, KV_BLOCK), "i32")
         """float32 scores, and then weights as packed words."""
+
+    def begin(self, keys: Value, values: Value, low: Value, high: Value) -> None:
+        """Prepare positions `low` .. `high` of a head's keys and values for `attend`."""
+        if self._unpacked is not None:
+            self._unpacked.write(keys, values, low, high)
 
     def attend(
         self, rows: Sequence[QueryRow], keys: Value, values: Value, low: Value, high: Value, next_keys: Value
@@ -58,7 +60,7 @@ class KvBlock:
         are read next.
         """
         tops = self._write_scores(rows, keys, values, low, high)
-        tops, masses = self._write_weights(tops, low, high)
+        tops, masses = self._write_weights(tops, values, low, high)
         sums = self._weighted_sums(values, low, high, next_keys)
         return [SoftmaxState(top, mass, tuple(row)) for top, mass, row in zip(tops, masses, sums, strict=True)]
 
@@ -67,18 +69,23 @@ class KvBlock:
     ) -> list[Value]:
         """Store float32 scores, `LOW` where a row sees nothing; return the greatest of each row by lane."""
         code, tiling = self._code, self._tiling
-        count, depth = len(rows), self._shape.head_dim
+        count = len(rows)
         lasts = [row.last.astype("i32", signed=True).broadcast() for row in rows]
 
         def step(position: Value, tops: list[Value]) -> list[Value]:
-            start = keys + position * depth
-            ahead = values + position * LANES
-            flat = self._products(rows, start, ahead)
+            if self._unpacked is None:
+                start = keys + position * self._shape.lane_elements
+                flat = self._products(rows, self._cache, start, values + position * LANES)
+            else:
+                start = (position - low) * self._shape.head_dim
+                flat = self._products(rows, self._unpacked.keys, start, None)
             out, at = list(tops), position - low
             for tile in range(tiling.tiles):
                 positions = position.astype("i32", signed=True).broadcast() + code.iota(tile * LANES)
+                scales = None if self._scales is None else self._scales.load(keys, position + tile * LANES)
                 for row in range(count):
-                    score = self._capped(flat[row * tiling.tiles + tile])
+                    product = flat[row * tiling.tiles + tile]
+                    score = self._capped(product if scales is None else product * scales)
                     score = self._mask(positions, lasts[row]).select(score, LOW)
                     out[row] = out[row].maximum(score)
                     self._scores.store(score.bitcast("i32"), [row, at + tile * LANES])
@@ -86,25 +93,31 @@ class KvBlock:
 
         return code.loop(low, high, [code.floats(LOW)] * count, step, tiling.step)
 
-    def _products(self, rows: Sequence[QueryRow], start: Value, ahead: Value) -> list[Value]:
-        """Return q k^T, float32 [16] of each row and tile; prefetch the values of the same positions, from `ahead`
-        on."""
-        a, tiling, shape = self._arithmetic, self._tiling, self._shape
-        words, unroll = a.k // a.per_word, 2
-        lines = LANES // a.k
+    def _products(self, rows: Sequence[QueryRow], source: Memory, start: Value, ahead: Value | None) -> list[Value]:
+        """Return q k^T, float32 [16] of each row and tile; prefetch the values of the same positions, from
+        `ahead` on."""
+        a, tiling, shape, k = self._arithmetic, self._tiling, self._shape, self._elements.k
+        words, lines, per_load = k // a.per_word, LANES * LANES // self._line, self._elements.per_load
+        per_line = self._line // (LANES * k)
+        unroll = max(2, per_line)
 
         def add(at: Value, sums: list[Value]) -> list[Value]:
             out = list(sums)
             for number in range(unroll):
                 step = at + number
-                inside, word = start + step * (LANES * a.k), step * words
-                soon = ahead + step // lines * (LANES * shape.capacity)
-                soon = soon + step % lines * (tiling.step * a.k)
-                right = []
+                inside, word = start + step * (LANES * k), step * (words * per_load)
+                soon = None
+                if ahead is not None and number % per_line == 0:
+                    line = step // per_line
+                    soon = ahead + line // lines * (LANES * shape.capacity)
+                    soon = soon + line % lines * (tiling.tiles * self._line)
+                right: list[list[Value]] = []
                 for tile in range(tiling.tiles):
-                    right.append(a.load(self._cache, [inside + tile * LANES * shape.head_dim]))
-                    self._cache.prefetch([soon + tile * LANES * a.k], L2)
-                for i in range(words):
+                    loaded = self._elements.load(source, [inside + tile * LANES * (shape.head_dim // per_load)])
+                    right.append([part for step_parts in loaded for part in step_parts])
+                    if soon is not None:
+                        self._cache.prefetch([soon + tile * self._line], L2)
+                for i in range(words * per_load):
                     for r, row in enumerate(rows):
                         left = a.broadcast(self._queries.load([row.token, row.column + word + i]))
                         for tile in range(tiling.tiles):
@@ -113,7 +126,7 @@ class KvBlock:
             return out
 
         zeros = [self._code.floats(0.0)] * (len(rows) * tiling.tiles)
-        return self._code.loop(0, shape.head_dim // a.k, zeros, add, unroll)
+        return self._code.loop(0, shape.head_dim // (k * per_load), zeros, add, unroll)
 
     def _capped(self, score: Value) -> Value:
         return tanh(score / self._softcap) * self._softcap if self._softcap else score
@@ -123,21 +136,26 @@ class KvBlock:
         seen = positions.compare("sle", last)
         return seen & (positions + self._window).compare("sgt", last) if self._window else seen
 
-    def _write_weights(self, tops: Sequence[Value], low: Value, high: Value) -> tuple[list[Value], list[Value]]:
-        """Replace the scores by weights; return a row's greatest score in every lane, and its weights' sums by lane."""
+    def _write_weights(
+        self, tops: Sequence[Value], values: Value, low: Value, high: Value
+    ) -> tuple[list[Value], list[Value]]:
+        """Replace the scores by weights, times the scales of quantized values; return a row's greatest score in every
+        lane, and its weights' sums by lane."""
         code, a = self._code, self._arithmetic
         tops = [top.max_lane().broadcast() for top in tops]
 
         def some(at: Value, masses: list[Value]) -> list[Value]:
             out = []
+            scales = None if self._scales is None else self._scales.load(values, low + at)
             for row, mass in enumerate(masses):
                 score = self._scores.load_vector([row, at]).bitcast("f32")
                 raised = exp(score - tops[row])
-                weight = score.equals(LOW).select(0.0, raised)
-                words = a.pack(weight)
+                hidden = score.equals(LOW)
+                weight = hidden.select(0.0, raised)
+                words = a.pack(weight if scales is None else hidden.select(0.0, raised * scales))
                 # In place: what is written lies at or before what is read.
                 self._scores.store(words, [row, at // a.per_word])
-                out.append(mass + self._rounded(words))
+                out.append(mass + (weight if scales is not None else self._rounded(words)))
             return out
 
         masses = code.loop(0, high - low, [code.floats(0.0)] * len(tops), some, LANES)
@@ -155,28 +173,37 @@ class KvBlock:
         count, length = tiling.rows, high - low
         sums: list[list[Value]] = [[] for _ in range(count)]
         for first in range(0, shape.head_dim // LANES, tiling.parts):
-            at = values + first * LANES * shape.capacity + low * LANES
-            ahead = next_keys + length * (first * LANES)
-            flat = self._weighted_parts(at, length, ahead)
+            offset = first // self._elements.per_load * LANES
+            if self._unpacked is None:
+                at = values + offset * shape.capacity + low * LANES
+                flat = self._weighted_parts(self._cache, shape.capacity, at, length, next_keys + length * offset)
+            else:
+                start = self._code.index(offset * KV_BLOCK)
+                flat = self._weighted_parts(self._unpacked.values, KV_BLOCK, start, length, None)
             for row in range(count):
                 sums[row] += flat[row * tiling.parts : (row + 1) * tiling.parts]
         return sums
 
-    def _weighted_parts(self, start: Value, length: Value, ahead: Value) -> list[Value]:
+    def _weighted_parts(
+        self, source: Memory, capacity: int, start: Value, length: Value, ahead: Value | None
+    ) -> list[Value]:
         """Return float32 [16] of each row and part, for `length` positions from `start` on."""
-        a, shape, tiling = self._arithmetic, self._shape, self._tiling
-        words, unroll = a.k // a.per_word, 4 // a.k
+        a, tiling, k = self._arithmetic, self._tiling, self._elements.k
+        words, unroll, loads = k // a.per_word, 4 // k, tiling.parts // self._elements.per_load
 
         def add(position: Value, sums: list[Value]) -> list[Value]:
             out = list(sums)
             for number in range(unroll):
-                at = position + number * a.k
+                at = position + number * k
                 inside, word = start + at * LANES, at // a.per_word
-                soon = ahead + at * (LANES * tiling.parts)
-                right = []
-                for part in range(tiling.parts):
-                    right.append(a.load(self._cache, [inside + part * LANES * shape.capacity]))
-                    self._cache.prefetch([soon + part * LANES * a.k], L2)
+                soon = None
+                if ahead is not None and number * LANES * k % self._line == 0:
+                    soon = ahead + at * (LANES * loads)
+                right: list[list[Value]] = []
+                for load in range(loads):
+                    right += self._elements.load(source, [inside + load * LANES * capacity])
+                    if soon is not None:
+                        self._cache.prefetch([soon + load * self._line], L2)
                 for i in range(words):
                     for row in range(tiling.rows):
                         left = a.broadcast(self._scores.load([row, word + i]))

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import HeadNorm
+from workers.iree.kernels.attention.kv_elements import QuantizedRow, Scales, kv_elements, pack_pairs
 from workers.iree.kernels.attention.shape import AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.kernel import Kernel
@@ -68,6 +69,9 @@ class RopeAndCacheItem:
         shape = kind.shape
         rows, depth = shape.batch * shape.tokens, shape.head_dim
         self._kind, self._code = kind, kernel.code
+        self._levels = kernel.code.allocate((shape.head_dim,), "i8") if shape.bits == 4 else None
+        """A row of levels that are to be packed."""
+        self._elements = kv_elements(kind.arithmetic, shape.bits)
         self._qkv = qkv or kernel.input("qkv", (rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
         angles = ("cos", "sin") if shape.rope_dims else ()
         self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
@@ -78,7 +82,7 @@ class RopeAndCacheItem:
         """Heads of queries and of keys that are normed together."""
         norms = zip(("q_norm", "k_norm"), self._normed_heads, strict=True) if kind.head_norm else ()
         self._norms = [kernel.input(name, (count * depth,), "f32") for name, count in norms]
-        self.cache = kernel.in_place("cache", shape.cache, kind.arithmetic.element, (math.prod(shape.cache),))
+        self.cache = kernel.in_place("cache", shape.cache, self._elements.element, (math.prod(shape.cache),))
         self.queries = queries or kernel.output(
             "queries", (rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32"
         )
@@ -96,11 +100,15 @@ class RopeAndCacheItem:
             row = sequence * shape.tokens + index
             code.repeat(0, shape.group, lambda query: self._query(row, head, query))
             position = self.rows.load_index([sequence, index])
-            for value, lane in self._rotated(row, head, 1, None):
-                self._put_keys(keys, value, lane, position)
-            for lane in range(0, shape.head_dim, LANES):
-                value = self._qkv.load_vector([row, self._column(head + (shape.query_heads + shape.kv_heads), lane)])
-                self._put_values(values, value, lane, position)
+            for elements, lane in self._stored(self._rotated(row, head, 1, None), keys, position, self._elements.k):
+                self._put_keys(keys, elements, lane, position)
+            source = head + (shape.query_heads + shape.kv_heads)
+            given = [
+                (self._qkv.load_vector([row, self._column(source, lane)]), lane)
+                for lane in range(0, shape.head_dim, LANES)
+            ]
+            for elements, lane in self._stored(given, values, position, LANES):
+                self._put_values(values, elements, lane, position)
 
         code.repeat(low, low + kind.item_tokens, token)
 
@@ -163,20 +171,36 @@ class RopeAndCacheItem:
         passed = [(scaled(read(lane, rest)), lane) for lane in range(shape.rope_dims, depth, rest)]
         return [*halves[0], *halves[1], *passed]
 
-    def _put_keys(self, keys: Value, value: Value, lane: int, row: Value) -> None:
+    def _stored(self, values: list[tuple[Value, int]], head: Value, row: Value, run: int) -> list[tuple[Value, int]]:
+        """Return the elements of a row's float32 vectors, each with its first place in the row. The scale of those that
+        are quantized is stored. Of 4 bits, each run of so many lanes shares elements with the one behind it."""
+        shape, lanes = self._kind.shape, [lane for _, lane in values]
+        if not shape.bits:
+            return [(self._kind.arithmetic.round(value), lane) for value, lane in values]
+        quantized = QuantizedRow.of([value for value, _ in values], shape.bits)
+        Scales(self.cache, shape.levels).store(quantized.scale, head, row)
+        if self._levels is None:
+            return list(zip(quantized.levels, lanes, strict=True))
+        for levels, lane in zip(quantized.levels, lanes, strict=True):
+            self._levels.store(levels, [lane])
+        wide = 2 * LANES
+        return [
+            (pack_pairs(self._levels.load_vector([lane], wide), run), lane // 2)
+            for lane in range(0, shape.head_dim, wide)
+        ]
+
+    def _put_keys(self, keys: Value, elements: Value, lane: int, row: Value) -> None:
         """Store neighbouring lanes of one row: each packed word goes to another group of 16 rows."""
-        arithmetic, depth = self._kind.arithmetic, self._kind.shape.head_dim
-        k, elements = arithmetic.k, arithmetic.round(value)
+        k, depth = self._elements.k, self._kind.shape.lane_elements
         tile, inside = row // LANES, row % LANES
         start = keys + tile * (LANES * depth) + inside * k + lane * LANES
-        for word in range(value.type.lanes // k):
+        for word in range(elements.type.lanes // k):
             part = elements.part(word * k, k)
             self.cache.store(part, [start + word * LANES * k])
 
-    def _put_values(self, values: Value, value: Value, lane: int, row: Value) -> None:
+    def _put_values(self, values: Value, elements: Value, lane: int, row: Value) -> None:
         """Store 16 lanes of one row: each goes to its place among its neighbours' rows."""
-        arithmetic, capacity = self._kind.arithmetic, self._kind.shape.capacity
-        k, elements = arithmetic.k, arithmetic.round(value)
+        k, capacity = self._elements.k, self._kind.shape.capacity
         word = row // k + lane // LANES * (capacity // k)
         start = values + word * (LANES * k)
         if k == 1:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from workers.iree.kernels.attention.kv_elements import KvElements, kv_elements
 from workers.iree.kernels.attention.online_softmax import SoftmaxState
 from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.ir.value import Value
+from workers.precision import SCALE_BYTES
 
 KV_BLOCK = 128
 """Positions whose weights are computed at once, relative to the greatest score among them. KV blocks begin at its
@@ -19,9 +21,11 @@ MAX_QUERY_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * head_dim].
+    """The sizes of a layer's attention, and of the KV cache [layers, 2, slots, kv_heads, capacity * row_width].
 
     A slot's keys are packed [capacity / 16, head_dim / k, 16, k], its values [head_dim / 16, capacity / k, 16, k].
+    Where they are quantized, scales follow, float32 [capacity]; of 4 bits, two levels share an element, and `head_dim`
+    is half as much here.
     """
 
     layers: int
@@ -40,6 +44,23 @@ class AttentionShape:
     """Queries are multiplied by it."""
     rope_dims: int
     """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
+    bits: int = 0
+    """Bits of the levels of keys and values, which have scales; 0 is numbers of the model's type."""
+
+    @property
+    def lane_elements(self) -> int:
+        """Elements of a row of a head, without its scale."""
+        return self.head_dim // 2 if self.bits == 4 else self.head_dim
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a row of a head."""
+        return self.lane_elements + (SCALE_BYTES if self.bits else 0)
+
+    @property
+    def levels(self) -> int:
+        """Elements of a head of a slot, without scales."""
+        return self.capacity * self.lane_elements
 
     @property
     def group(self) -> int:
@@ -48,12 +69,12 @@ class AttentionShape:
 
     @property
     def cache(self) -> tuple[int, ...]:
-        return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.head_dim)
+        return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.row_width)
 
     def begin(self, layer: Value, part: int, slot: Value, head: Value) -> Value:
         """Return the element of the cache where a slot's keys (part 0) or values (1) of a KV head begin."""
         at = (layer * 2 + part) * self.slots + slot
-        return (at * self.kv_heads + head) * (self.capacity * self.head_dim)
+        return (at * self.kv_heads + head) * (self.capacity * self.row_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +95,9 @@ class AttentionTiling:
         blocks = -(-rows // (most // 2))
         block = -(-rows // blocks)
         tiles = next(n for n in (4, 2, 1) if n * block <= most)
-        parts = next(n for n in (4, 2, 1) if n * block <= most and shape.head_dim // LANES % n == 0)
+        # A load of levels of 4 bits has two vectors of lanes.
+        counts = (4, 2) if shape.bits == 4 else (4, 2, 1)
+        parts = next(n for n in counts if n * block <= most and shape.head_dim // LANES % n == 0)
         return cls(block, tiles, parts)
 
     @property
@@ -99,6 +122,10 @@ class Attention:
     def split(self) -> bool:
         """True if threads share the context of a row: a single row's heads would leave some of them idle."""
         return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
+
+    @property
+    def elements(self) -> KvElements:
+        return kv_elements(self.arithmetic, self.shape.bits)
 
     @property
     def tiling(self) -> AttentionTiling:

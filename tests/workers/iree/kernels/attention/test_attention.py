@@ -12,20 +12,20 @@ from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
 from workers.iree.kernels.ir.mlir_types import LANES
+from workers.precision import max_level
 
 
 class Attended:
     """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
 
-    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None) -> None:
-        self.run, self.arithmetic, self.eps = run, arithmetic, eps
+    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None, bits: int = 0) -> None:
+        self.run, self.arithmetic, self.eps, self.bits = run, arithmetic, eps, bits
         self.lengths = {1: 300, 2: 3}
         self.depth, self.queries, self.heads = 32, 4, 2
         self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
-        shape = (2, 2, 3, self.heads, self.capacity * self.depth)
-        kind = NUMPY[arithmetic.element]
-        self.cache = np.zeros(shape, kind)
+        kind = np.int8 if bits else NUMPY[arithmetic.element]
+        self.cache = np.zeros(self.shape_of(1, 1).cache, kind)
         self.qkv = {
             slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
         }
@@ -34,7 +34,7 @@ class Attended:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
-            rope_dims=self.depth,
+            rope_dims=self.depth, bits=self.bits,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -65,6 +65,14 @@ class Attended:
             (out,) = self.run(attention("attention", kind), *operands)
         return floats(out, self.queries * self.depth, self.arithmetic)
 
+    def stored(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Round keys or values, [rows, heads, depth], as the cache stores them."""
+        if not self.bits:
+            return rounded(x, self.arithmetic)
+        scale = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / np.float32(max_level(self.bits))
+        stored: NDArray[np.float32] = np.round(x / scale) * scale
+        return stored
+
     def expected(self, slot: int, row: int, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
         rows = np.arange(row + 1, dtype=np.int32)
         cos, sin = (x[:, None, :] for x in self.angles(rows))
@@ -78,8 +86,8 @@ class Attended:
 
         qkv = self.qkv[slot][: row + 1]
         q = turned(qkv[:, : self.queries], self.norms[0])[row] * 0.5
-        k = rounded(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]), self.arithmetic)
-        v = rounded(qkv[:, self.queries + self.heads :], self.arithmetic)
+        k = self.stored(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]))
+        v = self.stored(qkv[:, self.queries + self.heads :])
         out = []
         for head in range(self.queries):
             score = k[:, head // 2] @ q[head]
@@ -92,12 +100,19 @@ class Attended:
 
 @pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
 @pytest.mark.parametrize(
-    ("eps", "options"),
-    [(None, {}), (1e-6, {}), (None, {"window": 70}), (None, {"softcap": 2.0})],
-    ids=["plain", "head-norms", "window", "softcap"],
+    ("eps", "options", "bits"),
+    [
+        (None, {}, 0),
+        (1e-6, {}, 0),
+        (None, {"window": 70}, 0),
+        (None, {"softcap": 2.0}, 0),
+        (None, {"window": 70}, 8),
+        (None, {"softcap": 2.0}, 4),
+    ],
+    ids=["plain", "head-norms", "window", "softcap", "window-int8", "softcap-int4"],
 )
-def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any]) -> None:
-    held = Attended(run, arithmetic, eps=eps)
+def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], bits: int) -> None:
+    held = Attended(run, arithmetic, eps=eps, bits=bits)
     prompt = np.arange(300, dtype=np.int32)[None]
     held.place([2], np.arange(3, dtype=np.int32)[None])
     q = held.place([1], prompt)
