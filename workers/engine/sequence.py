@@ -57,10 +57,10 @@ class EngineSequence:
     """It was preempted after its prefill had begun."""
     cached_tokens: int = 0
     """Rows that it took from another sequence when it first started, those of the prefix tier included."""
-    created_tokens: int = 0
-    """Tokens of a pinned prefix that it has computed and the prefix tier keeps."""
     stored_tokens: int = 0
     """Those of them that came from the prefix tier."""
+    created_tokens: int = 0
+    """Tokens of a pinned prefix that it has computed and the prefix tier keeps."""
     searched: bool = False
     """The prefix tier was asked for its rows since it got its slot."""
     restored_from: int = 0
