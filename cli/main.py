@@ -10,7 +10,8 @@ from cli.commands import admin, keys, worker_keys
 from cli.config.errors import CommandFailed
 from cli.config.number import number_of
 from cli.config.options import IN_PROCESS, Json, switch, takes_settings
-from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SCALING, SERVER, Settings, of_panels
+from cli.config.panels.field import ENGINE, JOINING, LIMITS, MODEL, PLACEMENT, SERVER
+from cli.config.settings import Settings, of_panels
 from cli.config.typer_app import App
 from cli.declarations.chaos import chaos
 from cli.declarations.generation import chat, generate, score
@@ -74,7 +75,7 @@ def worker(settings: Settings) -> None:
 
 @app.command()
 @takes_settings(
-    *of_panels(MODEL, ENGINE, SCALING),
+    *of_panels(MODEL, ENGINE, PLACEMENT),
     *("join", "join_timeout_s", "role", "hang_timeout_s", "api_key", "admin_key", "log_level"),
     logs_as="scale",
 )

@@ -9,7 +9,8 @@ from cli.commands.admin import Url as AdminUrl
 from cli.config import sampling_options
 from cli.config.errors import InvalidOption
 from cli.config.options import Json, complete_hub_model, flags_given, switch, takes_settings
-from cli.config.settings import ENGINE, MODEL, Settings, flag, of_panels
+from cli.config.panels.field import ENGINE, MODEL
+from cli.config.settings import Settings, flag, of_panels
 from cli.declarations.generation import System, Url
 
 HubModel = Annotated[

@@ -9,7 +9,8 @@ from actors.transport.allow_list import check_name
 from actors.transport.keys import KeyFileError
 from cli.config.errors import CommandFailed
 from cli.config.join_address import check_join_addresses
-from cli.config.settings import ENGINE, MODEL, Settings, flag, of_panels
+from cli.config.panels.field import ENGINE, MODEL
+from cli.config.settings import Settings, flag, of_panels
 from cli.scaling.placement import names_of
 from cli.scaling.replica_target import ScaleRange
 

@@ -14,7 +14,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from baton_serve import __version__
-from cli.config.settings import ENGINE, JOINING, MODEL, SCALING, Settings, flag, of_panels
+from cli.config.panels.field import ENGINE, JOINING, MODEL, PLACEMENT
+from cli.config.settings import Settings, flag, of_panels
 from cli.main import app
 from tests.checkpoints import make_checkpoint
 
@@ -113,7 +114,7 @@ def test_a_rolling_restart_is_of_all_workers(run: CliRunner) -> None:
 
 def test_serve_has_a_flag_for_every_setting(run: CliRunner) -> None:
     output = run.invoke(app, ["serve", "--help"]).output
-    others = of_panels(JOINING, SCALING)
+    others = of_panels(JOINING, PLACEMENT)
     assert all((flag(name) in output) is (name not in others) for name in Settings.model_fields if name != "model")
 
 

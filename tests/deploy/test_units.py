@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.supervision.deadlines import Deadlines
-from cli.config.settings import JOINING, Settings, of_panels
+from cli.config.panels.field import JOINING
+from cli.config.settings import Settings, of_panels
 from cli.config.sources import CONFIG_VARIABLE, load
 from cli.main import app
 

@@ -21,7 +21,8 @@ from cli.commands.models.pull import confirm, download
 from cli.config.errors import CommandFailed
 from cli.config.launch import worker_launches
 from cli.config.model import BUILTIN_NAME, ChosenModel, check_model, worker_spec
-from cli.config.settings import ENGINE, JOINING, LIMITS, MODEL, SERVER, Settings, of_panels
+from cli.config.panels.field import ENGINE, JOINING, LIMITS, MODEL, SERVER
+from cli.config.settings import Settings, of_panels
 from cli.terminal.byte_size import size
 from cli.terminal.conversation import Conversation
 from protocol.request import Limits, Sampling

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.config import allowed_values
-from cli.config.settings import ENGINE, JOINING, MODEL, SCALING, Settings, flag, of_panels
+from cli.config.panels.field import ENGINE, JOINING, MODEL, PLACEMENT
+from cli.config.settings import Settings, flag, of_panels
 from cli.config.sources import SECRETS, InvalidSettings, load
 from cli.main import app
 
@@ -91,7 +92,7 @@ FLAGS = [
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_wrong_flag(name: str) -> None:
     command = "worker" if name in of_panels(MODEL, ENGINE, JOINING) else "serve"
-    command = "scale" if name in of_panels(SCALING) else command
+    command = "scale" if name in of_panels(PLACEMENT) else command
     for text in {*list(wrong_texts(name))[::4]}:
         result = CliRunner().invoke(app, [command, f"{flag(name)}={text}"])
         assert result.exit_code == 2

@@ -1,0 +1,1 @@
+"""Settings by the headings under which the help shows them."""
