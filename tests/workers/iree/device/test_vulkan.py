@@ -57,7 +57,7 @@ def test_gate(load: Load, tmp_path: Path) -> None:
     assert runner.decode([replace(row, slot=2)]) == [sampled]
     for slot in (0, 2):
         runner.reset(slot)
-    report = run_gate(lambda: runner, requests=16, max_tokens=8, resume=False)
+    report = run_gate(lambda: runner, requests=8, max_tokens=5, resume=False)
     assert (report.requests, report.most_active) == (16, 3)
 
 
