@@ -6,6 +6,9 @@ from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
 
+MAX_HEAD_DIM = 256
+"""The most lanes of a head whose levels are unpacked: 128 KiB of the stack, which has 256 KiB for a whole kernel."""
+
 
 class UnpackedBlock:
     """Keys and values without scales, packed as in a cache of the arithmetic's type with `KV_BLOCK` rows."""
@@ -18,8 +21,10 @@ class UnpackedBlock:
 
     @staticmethod
     def pays(kind: Attention) -> bool:
-        """Return whether several query blocks read what is converted, into pairs of which a level takes two bytes."""
-        return kind.shape.bits != 0 and kind.item_blocks > 1 and kind.arithmetic.per_word == 2
+        """Return whether several query blocks read what is converted, into pairs of which a level takes two bytes, and
+        it fits into the stack."""
+        fits = kind.shape.head_dim <= MAX_HEAD_DIM
+        return kind.shape.bits != 0 and kind.item_blocks > 1 and kind.arithmetic.per_word == 2 and fits
 
     def write(self, keys: Value, values: Value, low: Value, high: Value) -> None:
         """Convert positions `low` .. `high` of the head whose keys and values begin at these elements of the cache."""

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from tests.workers.iree.kernels.running import ARITHMETICS, NUMPY, TOLERANCE, Run, floats, random, rounded
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
-from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
+from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, MAX_QUERY_BLOCKS, Attention, AttentionShape
+from workers.iree.kernels.attention.unpacked_block import MAX_HEAD_DIM, UnpackedBlock
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.precision import max_level
@@ -18,10 +19,12 @@ from workers.precision import max_level
 class Attended:
     """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
 
-    def __init__(self, run: Run, arithmetic: Arithmetic, *, eps: float | None, bits: int = 0) -> None:
+    def __init__(
+        self, run: Run, arithmetic: Arithmetic, *, eps: float | None, bits: int = 0, depth: int = 32, queries: int = 4
+    ) -> None:
         self.run, self.arithmetic, self.eps, self.bits = run, arithmetic, eps, bits
         self.lengths = {1: 300, 2: 3}
-        self.depth, self.queries, self.heads = 32, 4, 2
+        self.depth, self.queries, self.heads = depth, queries, 2
         self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         kind = np.int8 if bits else NUMPY[arithmetic.element]
@@ -90,11 +93,12 @@ class Attended:
         v = self.stored(qkv[:, self.queries + self.heads :])
         out = []
         for head in range(self.queries):
-            score = k[:, head // 2] @ q[head]
+            shared = head // (self.queries // self.heads)
+            score = k[:, shared] @ q[head]
             score = softcap * np.tanh(score / softcap) if softcap else score
             score[: max(0, row + 1 - window) if window else 0] = -np.inf
             weight = np.exp(score - score.max())
-            out.append(weight @ v[:, head // 2] / weight.sum())
+            out.append(weight @ v[:, shared] / weight.sum())
         return np.concatenate(out)
 
 
@@ -134,6 +138,19 @@ def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options:
     shared = held.attend(q, slots, rows, threads=3, **options)
     np.testing.assert_array_equal(shared[0], mixed[0])
     np.testing.assert_array_equal(shared[2:], np.repeat(mixed[2:], 6, axis=0))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS[-1:])
+@pytest.mark.parametrize("depth", [MAX_HEAD_DIM, MAX_HEAD_DIM + 128])
+def test_levels_of_wide_heads_fit_into_the_stack(run: Run, arithmetic: Arithmetic, depth: int) -> None:
+    """As many query blocks as an item may have, of pairs of bf16, which levels are unpacked to."""
+    held = Attended(run, arithmetic, eps=None, bits=4, depth=depth, queries=16)
+    rows = np.arange(8, dtype=np.int32)[None]
+    kind = Attention(held.shape_of(*rows.shape), arithmetic)
+    assert kind.item_blocks == MAX_QUERY_BLOCKS
+    assert UnpackedBlock.pays(kind) == (depth == MAX_HEAD_DIM)
+    out = held.attend(held.place([1], rows), [1], rows)
+    np.testing.assert_allclose(out[7], held.expected(1, 7), atol=TOLERANCE[arithmetic.element] * 4)
 
 
 def test_padding_rows_widen_no_window(run: Run) -> None:
