@@ -1,6 +1,7 @@
 """The steps between the projections and attention: head norms, rotary positions, and writing rows to the KV cache."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import HeadNorm
@@ -102,11 +103,11 @@ class RopeAndCacheItem:
             position = self.rows.load_index([sequence, index])
             for elements, lane in self._stored(self._rotated(row, head, 1, None), keys, position, self._elements.k):
                 self._put_keys(keys, elements, lane, position)
-            source = head + (shape.query_heads + shape.kv_heads)
-            given = [
-                (self._qkv.load_vector([row, self._column(source, lane)]), lane)
+            before = shape.query_heads + shape.kv_heads
+            given = (
+                (self._qkv.load_vector([row, self._column(head + before, lane)]), lane)
                 for lane in range(0, shape.head_dim, LANES)
-            ]
+            )
             for elements, lane in self._stored(given, values, position, LANES):
                 self._put_values(values, elements, lane, position)
 
@@ -171,23 +172,27 @@ class RopeAndCacheItem:
         passed = [(scaled(read(lane, rest)), lane) for lane in range(shape.rope_dims, depth, rest)]
         return [*halves[0], *halves[1], *passed]
 
-    def _stored(self, values: list[tuple[Value, int]], head: Value, row: Value, run: int) -> list[tuple[Value, int]]:
-        """Return the elements of a row's float32 vectors, each with its first place in the row. The scale of those that
+    def _stored(
+        self, values: Iterable[tuple[Value, int]], head: Value, row: Value, run: int
+    ) -> Iterator[tuple[Value, int]]:
+        """Yield the elements of a row's float32 vectors, each with its first place in the row. The scale of those that
         are quantized is stored. Of 4 bits, each run of so many lanes shares elements with the one behind it."""
-        shape, lanes = self._kind.shape, [lane for _, lane in values]
+        shape = self._kind.shape
         if not shape.bits:
-            return [(self._kind.arithmetic.round(value), lane) for value, lane in values]
-        quantized = QuantizedRow.of([value for value, _ in values], shape.bits)
+            for value, lane in values:
+                yield self._kind.arithmetic.round(value), lane
+            return
+        row_values, lanes = zip(*values, strict=True)
+        quantized = QuantizedRow.of(row_values, shape.bits)
         Scales(self.cache, shape.levels).store(quantized.scale, head, row)
         if self._levels is None:
-            return list(zip(quantized.levels, lanes, strict=True))
+            yield from zip(quantized.levels, lanes, strict=True)
+            return
         for levels, lane in zip(quantized.levels, lanes, strict=True):
             self._levels.store(levels, [lane])
         wide = 2 * LANES
-        return [
-            (pack_pairs(self._levels.load_vector([lane], wide), run), lane // 2)
-            for lane in range(0, shape.head_dim, wide)
-        ]
+        for lane in range(0, shape.head_dim, wide):
+            yield pack_pairs(self._levels.load_vector([lane], wide), run), lane // 2
 
     def _put_keys(self, keys: Value, elements: Value, lane: int, row: Value) -> None:
         """Store neighbouring lanes of one row: each packed word goes to another group of 16 rows."""
