@@ -22,12 +22,15 @@ from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
 from workers.iree.device.thread_policy import compute_like, yield_to_compute_threads
 from workers.precision import CpuTarget
 
+STACK_BYTES = 1 << 18
+"""The most memory that a graph takes on the stack of a compute thread, whose stack is twice as large. By default it has
+128 KiB, and a graph that takes more would write beyond the guard page to other memory."""
 GENERIC_FLAGS = (
     "--iree-opt-level=O3",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     # The default of 32 KiB fails some prefill graphs.
-    "--iree-llvmcpu-stack-allocation-limit=262144",
+    f"--iree-llvmcpu-stack-allocation-limit={STACK_BYTES}",
     # What is compiled is checked as it is read; checking it again after each of the compiler's own passes takes a third
     # of the time, and changes nothing.
     "--verify=false",
@@ -104,7 +107,9 @@ class Device:
         self.threads = threads or usable_cores() if on_cpu else 1
         """Compute threads."""
         if on_cpu:
-            rt.flags.parse_flags(f"--task_topology_group_count={self.threads}")
+            rt.flags.parse_flags(
+                f"--task_topology_group_count={self.threads}", f"--task_worker_stack_size={2 * STACK_BYTES}"
+            )
         before = set(compute_threads())
         if self.driver == DEFAULT_DEVICE:
             compute_like(before)
