@@ -12,7 +12,14 @@ from cli.config.errors import CommandFailed
 from cli.config.model import tier_bytes
 from cli.config.settings import Settings, flag
 from workers.host.memory import spare_bytes
-from workers.prefix_store.directory import MEMORY, DirectoryUnusable, StoreDirectory, default_directory
+from workers.prefix_store.directory import (
+    MEMORY,
+    DirectoryUnusable,
+    StoreDirectory,
+    default_directory,
+    remove_unused,
+    stored_bytes,
+)
 
 MEMORY_SHARE = 1 / 16
 """Share of the free memory that a tier has at most whose size is left open."""
@@ -55,6 +62,7 @@ class PrefixTierPlan:
         """Keep the directory open, so that one in memory outlives its workers. Raises `CommandFailed` if one that the
         settings ask for cannot be used."""
         if not tier_bytes(self.settings):
+            remove_unused(default_directory())
             self.report()
             yield
             return
@@ -85,23 +93,27 @@ _REMEDY = f"set {flag('prefix_cache_bytes')} and {flag('prefix_cache_dir')}, or 
 
 
 def _choose(settings: Settings) -> tuple[int, dict[str, str]]:
-    """Return the bytes of a tier that takes memory from nothing else, or 0 and why."""
-    path = _path(settings)
-    if not settings.prefix_cache_dir and path.parent != MEMORY:
+    """Return the bytes of a tier that takes memory from nothing else, with those that its directory has by now; or 0
+    and why."""
+    try:
+        path = _path(settings)
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        system = statvfs(existing)
+    except (OSError, RuntimeError) as error:  # the latter for `~` of an unknown user
+        return 0, {"reason": f"{settings.prefix_cache_dir or MEMORY}: {error}", "remedy": _REMEDY}
+    in_memory = not settings.prefix_cache_dir
+    if in_memory and path.parent != MEMORY:
         return 0, {"reason": f"{MEMORY} cannot be written, or there is none", "remedy": _REMEDY}
+    held = stored_bytes(path)
     room = int(MEMORY_SHARE * spare_bytes())
     reason, remedy = f"{room} bytes are a sixteenth of the free memory", _REMEDY
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    try:
-        system = statvfs(existing)
-    except OSError as error:
-        return 0, {"reason": f"{existing}: {error.strerror or error}", "remedy": _REMEDY}
-    free = int(DISK_SHARE * system.f_bavail * system.f_frsize)
-    if settings.prefix_cache_dir or free < room:
+    free = int(DISK_SHARE * (system.f_bavail * system.f_frsize + held))
+    if not in_memory or free < room:
         room, reason = free, f"{free} bytes are half of what is free in {existing}"
-        if existing == MEMORY:
+        if in_memory:
             remedy = f"give the container more (--shm-size), or {_REMEDY}"
-    size = min(settings.prefix_cache_bytes, room)
+    # What is there already takes nothing from anything, and is not evicted because others have used memory since.
+    size = min(settings.prefix_cache_bytes, max(room, held))
     if size < LEAST_BYTES:
         return 0, {"reason": f"{reason}, fewer than {LEAST_BYTES}", "remedy": remedy}
     return size, {}

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import heapq
 import os
-import shutil
 import socket
 import stat
 import struct
@@ -68,12 +67,30 @@ def default_directory() -> Path:
 
 def unused_bytes(path: Path, max_bytes: int) -> int:
     """Return the bytes by which the files of a directory may still grow."""
+    return max(0, max_bytes - stored_bytes(path))
+
+
+def stored_bytes(path: Path) -> int:
+    """Return the bytes that the files of a directory have, by its count; 0 if it is not there, or another user's."""
     try:
         with (path / "lock").open("rb") as file:
             data = file.read(_COUNT.size)
     except OSError:
-        return max_bytes  # nobody has it open
-    return max(0, max_bytes - (_COUNT.unpack(data)[0] if len(data) == _COUNT.size else 0))
+        return 0
+    return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else 0
+
+
+def remove_unused(path: Path) -> None:
+    """Remove a temporary directory that killed processes have left, unless somebody has it open."""
+    try:
+        _check_own(path)
+        users = os.open(path / "users", os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, DirectoryUnusable):
+        return  # there is none of this user
+    try:
+        _remove_if_unused(path, users)
+    finally:
+        os.close(users)
 
 
 class StoreDirectory:
@@ -88,7 +105,11 @@ class StoreDirectory:
         self._max_bytes = max_bytes
         self._temporary = temporary
         self._users = _open_shared(path)
-        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            os.close(self._users)
+            raise _unusable(path, error) from error
         status = os.fstat(self._users)
         self.identity = f"{_machine()} {status.st_dev} {status.st_ino}"
         """Equal for all that have this directory open, and for no others."""
@@ -97,9 +118,7 @@ class StoreDirectory:
         """Close the directory, and remove it if it is temporary and nobody else has it open."""
         os.close(self._lock)
         if self._temporary:
-            with contextlib.suppress(OSError):  # somebody else has it
-                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(self.path, ignore_errors=True)
+            _remove_if_unused(self.path, self._users)
         os.close(self._users)
 
     @property
@@ -300,22 +319,57 @@ def _open_shared(path: Path) -> int:
     """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
     while True:
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise DirectoryUnusable(f"{path} is not a directory of this user")
-            if status.st_mode & 0o077:
-                raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            _check_own(path)
             users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # its last user has just removed it
         except OSError as error:
-            raise DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}") from error
-        fcntl.flock(users, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if (path / "users").stat().st_ino == os.fstat(users).st_ino:
-                return users
+            raise _unusable(path, error) from error
+        try:
+            fcntl.flock(users, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if (path / "users").stat().st_ino == os.fstat(users).st_ino:
+                    return users
+        except OSError as error:
+            os.close(users)
+            raise _unusable(path, error) from error
         os.close(users)
+
+
+def _check_own(path: Path) -> None:
+    """Raise `DirectoryUnusable` for what is no directory of this user alone, and `OSError`."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise DirectoryUnusable(f"{path} is not a directory of this user")
+    if status.st_mode & 0o077:
+        raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
+
+
+def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
+    return DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}")
+
+
+def _remove_if_unused(path: Path, users: int) -> None:
+    """Remove a directory, of which `users` is open, unless another process has it open.
+
+    Who opens it meanwhile waits for the lock of the file of users, which goes last, and begins anew without it.
+    """
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (path / "users").stat().st_ino != os.fstat(users).st_ino:
+            return  # it was removed, and made anew
+        with os.scandir(path) as files:
+            names = [file.name for file in files if file.name != "users"]
+        for name in [*names, "users"]:
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()
+    except OSError:
+        return  # somebody else has it, or has just made it anew
 
 
 def _partial_size(file: os.DirEntry[str]) -> int:

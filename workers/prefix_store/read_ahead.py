@@ -4,6 +4,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from workers.prefix_store.block import RowBlock
 
 AHEAD_BLOCKS = 8
@@ -19,7 +21,7 @@ class ReadAhead:
         self._changed = threading.Condition()
         """Guards what follows."""
         self._queue: deque[tuple[int, RowBlock, Read]] = deque()
-        self._ready: dict[bytes, tuple[int, memoryview | None]] = {}
+        self._ready: dict[bytes, tuple[int, memoryview]] = {}
         self._reading: tuple[int, bytes] | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -70,9 +72,14 @@ class ReadAhead:
                     return
                 owner, block, read = self._queue.popleft()
                 self._reading = (owner, block.key)
-            rows = read(block)
+            try:
+                rows = read(block)
+            except Exception as error:  # noqa: BLE001 - the taker reads it, and meets the error
+                rows = None
+                structlog.get_logger().error("read_ahead_failed", block=block.name, exc_info=error)
             with self._changed:
-                if self._reading[0] >= 0:  # otherwise its owner was forgotten
+                # What is not there may be written before it is taken. An owner may have been forgotten.
+                if rows is not None and self._reading[0] >= 0:
                     self._ready[block.key] = (owner, rows)
                 self._reading = None
                 self._changed.notify_all()

@@ -89,6 +89,8 @@ class PrefixStore:
     def read(self, block: RowBlock, size: int) -> memoryview | None:
         """Return the `size` bytes of a block; None if it is not there or damaged."""
         rows = self._ahead.take(block, functools.partial(self._read, bytearray(size)))
+        if rows is None and self._exists(block):  # it was written meanwhile, or is damaged
+            rows = self._read(bytearray(size), block)
         if rows is None and self._exists(block):
             self._fail("is damaged", self._directory.file(block).name)
             self.discard(block)
@@ -169,6 +171,8 @@ class PrefixStore:
                 self._used_bytes = self._directory.used_bytes
             except OSError as error:
                 self._fail("cannot be changed", error.strerror or str(error), rest=error.errno)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the changes after it must be made
+                self._fail("cannot be changed", repr(error), rest=0)
             with self._changed:
                 self._spent_s += time.thread_time() - began
                 self._busy = False

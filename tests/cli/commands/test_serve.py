@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,20 +33,22 @@ PIPE_BYTES = 1 << 20
 def serving(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pipesize=PIPE_BYTES,
-        text=True,
-        env={**os.environ, **(environment or {})},
-        cwd=cwd,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    """A process with a prefix tier of its own: in that of this user it would find what other tests have computed."""
+    with tempfile.TemporaryDirectory(prefix="tier-", ignore_cleanup_errors=True) as tier:
+        process = subprocess.Popen(
+            [sys.executable, "-P", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pipesize=PIPE_BYTES,
+            text=True,
+            env={**os.environ, "BATON_PREFIX_CACHE_DIR": tier, **(environment or {})},
+            cwd=cwd,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def read_until(process: subprocess.Popen[str], event: str) -> list[str]:

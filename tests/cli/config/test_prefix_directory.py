@@ -58,6 +58,45 @@ def test_a_size_that_is_left_open_is_a_share_of_what_is_free(
 def test_a_small_file_system_in_memory_is_reported_with_a_remedy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_free(monkeypatch, memory=1 << 40, disk=64 << 20)
     assert "--shm-size" in PrefixTierPlan.of(Settings()).off["remedy"]
+    directories.default_directory().mkdir(mode=0o700)
+    assert "--shm-size" in PrefixTierPlan.of(Settings()).off["remedy"], "also if a server has left its directory"
+
+
+def test_what_the_directory_has_by_now_is_kept(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Settings(prefix_cache_dir=str(memory / "named"))
+    for path, settings in ((directories.default_directory(), Settings()), (memory / "named", named)):
+        has_free(monkeypatch, memory=1 << 40, disk=4 * LEAST_BYTES)
+        assert PrefixTierPlan.of(settings).settings.prefix_cache_bytes == 2 * LEAST_BYTES
+        path.mkdir(mode=0o700)
+        (path / "lock").write_bytes((2 * LEAST_BYTES).to_bytes(8, "little"))
+        has_free(monkeypatch, memory=1 << 40, disk=2 * LEAST_BYTES)
+        assert PrefixTierPlan.of(settings).settings.prefix_cache_bytes == 2 * LEAST_BYTES, "a restart has the same"
+        has_free(monkeypatch, memory=0, disk=0)
+        assert PrefixTierPlan.of(settings).settings.prefix_cache_bytes == 2 * LEAST_BYTES
+        (path / "lock").write_bytes((LEAST_BYTES - 1).to_bytes(8, "little"))
+        assert PrefixTierPlan.of(settings).settings.prefix_cache_bytes == 0
+
+
+def test_a_directory_whose_parent_cannot_be_read_is_reported(memory: Path) -> None:
+    named = PrefixTierPlan.of(Settings(prefix_cache_dir="~nobody-of-this-name/tier"))
+    assert "nobody-of-this-name" in named.off["reason"]
+    (memory / "file").touch()
+    below = PrefixTierPlan.of(Settings(prefix_cache_dir=str(memory / "file" / "tier")))
+    assert below.settings.prefix_cache_bytes, "its size is no problem"
+    with capture_logs() as logs, below.opened():
+        pass
+    assert [log["event"] for log in logs] == ["prefix_tier_off"]
+
+
+def test_a_server_without_a_tier_removes_what_killed_ones_have_left(memory: Path) -> None:
+    path = directories.default_directory()
+    left = directories.StoreDirectory(path, 1 << 20, temporary=True)
+    with PrefixTierPlan.of(Settings(prefix_cache=False)).opened():
+        assert path.is_dir(), "somebody has it open"
+    for descriptor in (left._lock, left._users):
+        os.close(descriptor)  # as the system does for a process that is killed
+    with PrefixTierPlan.of(Settings(prefix_cache=False)).opened():
+        assert not path.exists()
 
 
 def test_without_a_file_system_in_memory_there_is_no_tier_by_default(

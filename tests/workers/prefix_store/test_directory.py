@@ -341,9 +341,93 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    for name, problem in (("open", "mode must be 0700"), ("file", "File exists"), ("link", "not a directory")):
+    for name, problem in (("open", "mode must be 0700"), ("file", "not a directory"), ("link", "not a directory")):
         with pytest.raises(DirectoryUnusable, match=problem):
             StoreDirectory(tmp_path / name, SIZE, temporary=False)
+
+
+def test_a_directory_that_cannot_be_made_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", failing(errno.ENOENT))  # as in /proc, or below a folder that was removed
+    with pytest.raises(DirectoryUnusable, match="cannot be used: No such file"):
+        StoreDirectory(tmp_path / "none", SIZE, temporary=False)
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["users", "lock"])
+def test_a_file_system_without_locks_or_room_refuses_and_leaks_no_descriptor(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    opened: list[int] = []
+    system_open = os.open
+
+    def recorded(file: Path, *arguments: Any) -> int:
+        if name == "lock" and file == path / name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        opened.append(system_open(file, *arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", recorded)
+    if name == "users":
+        monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    with pytest.raises(DirectoryUnusable, match="cannot be used"):
+        StoreDirectory(path, SIZE, temporary=False)
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_who_opens_a_directory_while_it_is_removed_gets_a_whole_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of users goes last: until then the other waits for its lock, and what it opens afterwards stays."""
+    one = StoreDirectory(path, 10 * SIZE, temporary=True)
+    one.write(chain(1)[0], ROWS)
+    removed: list[str] = []
+    others: list[StoreDirectory] = []
+    unlink, rmdir = Path.unlink, Path.rmdir
+
+    def recorded(file: Path, **options: bool) -> None:
+        unlink(file, **options)
+        removed.append(file.name)
+
+    def opened(folder: Path) -> None:
+        others.append(StoreDirectory(path, 10 * SIZE, temporary=True))
+        rmdir(folder)
+
+    monkeypatch.setattr(Path, "unlink", recorded)
+    monkeypatch.setattr(Path, "rmdir", opened)
+    one.close()
+    monkeypatch.undo()
+    assert removed[-1] == "users"
+    assert len(removed) == 3
+    assert others[0].write(chain(1)[0], ROWS)
+    assert others[0].used_bytes == held(path) == SIZE
+    others[0].close()
+    assert not path.exists()
+
+
+def test_what_killed_processes_have_left_is_removed_unless_it_is_in_use(path: Path) -> None:
+    module.remove_unused(path)
+    left, other = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
+    left.write(chain(1)[0], ROWS)
+    for descriptor in (left._lock, left._users):
+        os.close(descriptor)  # as the system does for a process that is killed
+    module.remove_unused(path)
+    assert held(path) == SIZE, "another has it open"
+    os.close(other._lock)
+    os.close(other._users)
+    path.chmod(0o755)
+    module.remove_unused(path)
+    assert path.exists(), "it may be somebody else's"
+    path.chmod(0o700)
+    module.remove_unused(path)
+    assert not path.exists()
 
 
 def test_the_lock_is_held_for_a_change_only(path: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.workers.prefix_store.test_directory import chain
 from workers.prefix_store.block import RowBlock
@@ -93,3 +94,25 @@ def test_nothing_more_is_read_for_one_that_has_left(ahead: ReadAhead, disk: Disk
         assert ahead._changed.wait_for(lambda: ahead._reading is None, WAIT_S)
     assert set(disk.read) == {BLOCKS[0].key, BLOCKS[3].key}
     assert not ahead._ready, "what was being read for it is dropped"
+
+
+def test_a_block_that_is_not_there_yet_is_read_again_by_its_taker(ahead: ReadAhead, disk: Disk) -> None:
+    ahead.expect(1, BLOCKS[:1], lambda block: None)
+    ahead.expect(1, BLOCKS[1:2], disk)
+    asked(disk, 1)
+    assert taken(ahead, BLOCKS[0], lambda block: memoryview(b"written meanwhile")) == b"written meanwhile"
+
+
+def test_an_error_is_met_by_the_taker_and_ends_nothing_else(ahead: ReadAhead, disk: Disk) -> None:
+    def no_memory(block: RowBlock) -> memoryview | None:
+        raise MemoryError
+
+    disk.may_read.release(1000)
+    with capture_logs() as logs:
+        ahead.expect(1, BLOCKS[:1], no_memory)
+        ahead.expect(1, BLOCKS[1:2], disk)
+        asked(disk, 1)
+    assert [log["event"] for log in logs] == ["read_ahead_failed"]
+    with pytest.raises(MemoryError):
+        ahead.take(BLOCKS[0], no_memory)
+    assert taken(ahead, BLOCKS[1], refused) == BLOCKS[1].key

@@ -153,3 +153,43 @@ def test_a_disk_that_fails_is_one_without_blocks(store: PrefixStore, monkeypatch
         assert not store.holds(block)
         assert store.read(block, len(ROWS)) is None
     assert store.holds(block)
+
+
+def test_a_block_that_waits_to_be_written_is_not_damaged(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+    may_write = threading.Event()
+    write = store._directory.write
+
+    def slow(*arguments: Any) -> bool:
+        assert may_write.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(store._directory, "write", slow)
+    store.offer(block, ROWS)
+    assert store.holds(block)
+    store.expect(1, [block], len(ROWS))
+    with store._ahead._changed:
+        assert store._ahead._changed.wait_for(lambda: not store._ahead._queue and not store._ahead._reading, 30)
+    may_write.set()
+    store.settle()
+    assert bytes(store.read(block, len(ROWS)) or b"") == ROWS
+    assert (store.failures, store.holds(block)) == (0, True)
+
+
+def test_a_change_that_fails_for_any_reason_ends_no_others(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    store.settle()
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(store._directory, "pin", broken)
+        store.pin("owner", [block], len(ROWS), 60.0)
+        store.settle()
+    assert [log["event"] for log in logs] == ["prefix_store_failed"]
+    assert (store.failures, store.can_write()) == (1, False)
+    store._rests_until = 0.0
+    store.offer(block, ROWS)
+    store.settle()
+    assert bytes(store.read(block, len(ROWS)) or b"") == ROWS

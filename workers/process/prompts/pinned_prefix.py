@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from protocol.request import ChatInput, Message, Pin
 from workers.engine.prefix_match import PinnedPrefix, common_prefix
+from workers.process.prompts.refusal import PromptRefused
 
 KNOWN = 64
 """Prefixes whose number of tokens is remembered."""
@@ -35,12 +36,15 @@ class PinnedPrefixes:
 
     def _rows(self, source: ChatInput, pin: Pin, text: str, mark: str, tokens: Sequence[int]) -> int:
         """Return the tokens that the prompt has in common with that of a chat which differs behind the prefix. The
-        template decides what this is: it may put later messages first."""
+        template decides what this is: it may put later messages first. 0 if it takes no other text."""
         if pin.messages >= len(source.messages):
             return len(tokens)
         kept, rest = source.messages[: pin.messages], source.messages[pin.messages :]
         changed = (_changed(rest[0], pin.characters), *(_changed(message, 0) for message in rest[1:]))
-        other, _ = self._render(replace(source, messages=(*kept, *changed)))
+        try:
+            other, _ = self._render(replace(source, messages=(*kept, *changed)))
+        except PromptRefused:
+            return 0  # the template takes no other text there: what it does with it is not known
         return self._tokens(text[: _common(text, other)], mark, tokens)
 
     def _tokens(self, text: str, mark: str, tokens: Sequence[int]) -> int:

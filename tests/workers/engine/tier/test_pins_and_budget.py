@@ -150,3 +150,13 @@ def test_the_budget_is_a_share_of_the_time_and_a_burst() -> None:
         budget.took(took / DELAY)
         allowed.append(budget.allows)
     assert allowed == [False, True, False, False], "no more than a burst is saved up"
+
+
+def test_no_more_than_a_burst_is_owed() -> None:
+    budget = SaveBudget()
+    budget.took(1e9)
+    allowed = []
+    for passed in (BURST_S / SHARE - 1.0, 2.0):
+        budget.passed(passed)
+        allowed.append(budget.allows)
+    assert allowed == [False, True]

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Message, Pin
 from tests.workers.process.harness.gateway_peer import submit
 from workers.engine.prefix_match import PinnedPrefix
 from workers.process.prompts import pinned_prefix
 from workers.process.prompts.prompt_builder import PromptBuilder, TokenizedPrompt
+from workers.process.prompts.refusal import PromptRefused
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 BUILTIN = Path(__file__).parents[4] / "models" / "builtin"
@@ -79,3 +81,15 @@ def test_prefixes_are_tokenized_once(tokenizer: CheckpointTokenizer, monkeypatch
         source = ChatInput((Message("system", first), QUESTION), pins=(Pin(1, 300),))
         assert prefixes.of(source, f"{first}{QUESTION.content}".encode()) == (PinnedPrefix(2, 300.0),)
     assert encoded == ["xx", "yy", "zz", "yy"]
+
+
+def test_a_template_that_takes_no_other_text_keeps_nothing_and_refuses_nothing() -> None:
+    def render(source: ChatInput) -> tuple[str, str]:
+        text = "".join(message.content for message in source.messages)
+        if text != SYSTEM.content + QUESTION.content:
+            raise PromptRefused(ErrorCode.INVALID, "the template refuses it", "messages")
+        return text, ""
+
+    prefixes = pinned_prefix.PinnedPrefixes(render, lambda text, mark: text.encode())
+    source = ChatInput((SYSTEM, QUESTION), pins=(Pin(1, 300), Pin(2, 60)))
+    assert prefixes.of(source, range(50)) == (PinnedPrefix(50, 60.0),)
