@@ -255,7 +255,7 @@ class Placement:
         source.cancel([sequence])
         self._take_off(source, sequence)
         self.settle(sequence, "lost_again")
-        sequence.begun = True
+        sequence.begun = sequence.waited = True
         sequence.leave(Cause.MOVED, reason, self._loop.time())
         if not self._try(sequence, lambda each: self._send(target, [each])):
             self._wait([sequence])
