@@ -6,6 +6,7 @@ prefill worker computes it alone. After the first token, the sequence moves to o
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from gateway.routing.placement.load_order import Rank
 from gateway.routing.prefixes.prefix_routing import PrefixRouting
@@ -21,6 +22,8 @@ LEAST_TOKENS = 256
 MOST = 2.0
 """A prefill worker may have to compute so many times the tokens that the other one has to compute, before the first
 token of the prompt."""
+MOST_CONSIDERED = 32
+"""Workers that are considered for one prompt: the least loaded ones."""
 
 
 class PrefillChoice:
@@ -70,10 +73,10 @@ class PrefillChoice:
         most = MOST * (self._routing.pending(first) + tokens)
         wanted: list[Phases] = ["prefill", "both"] if first.phases == "decode" else ["prefill"]
         for phases in wanted:
+            fitting = (each for each in self._pool.free(model, phases) if self._fits(each, first, may))
             found = [
                 (self._routing.pending(each) + self._routing.uncached_on(each, sequence), place, each)
-                for place, each in enumerate(self._pool.by_load(model))
-                if each.phases == phases and self._fits(each, first, may)
+                for place, each in enumerate(islice(fitting, MOST_CONSIDERED))
             ]
             if better := [each for before, _, each in sorted(found, key=lambda one: one[:2]) if before <= most]:
                 return better
