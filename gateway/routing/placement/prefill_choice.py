@@ -14,6 +14,7 @@ from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from protocol.events import Phases
+from protocol.request import EmbeddedInput
 
 LONG_S = 0.5
 """Seconds that a prompt takes to be computed from which it is long, unless the settings have the number of tokens."""
@@ -63,9 +64,10 @@ class PrefillChoice:
         self, first: WorkerHandle, sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
     ) -> list[WorkerHandle]:
         """Return the workers that should compute a prompt rather than the one that would get it without them, the best
-        first. None if that one has nothing else to do, or has most of the prompt."""
+        first. None if that one has nothing else to do, or has most of the prompt, or for embeddings, whose rows cannot
+        be handed over."""
         model = first.model
-        if first.prefills or not first.load:
+        if first.prefills or not first.load or isinstance(sequence.submit.input, EmbeddedInput):
             return []
         tokens = self._routing.uncached_on(first, sequence)
         if tokens < self.long_tokens(model):

@@ -1,6 +1,7 @@
 """Prefill workers compute long prompts, whose sequences go on with others: the real router and the worker's engine."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.commands import ReadRows, WriteRows
 from protocol.events import Event, Heartbeat, Phases, Rows, Step
+from protocol.request import EmbeddedInput, EmbeddingRows
 from tests.gateway.harness import virtual
 from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
 
@@ -394,6 +396,20 @@ async def test_a_slot_that_another_gateway_has_is_not_free_for_a_stream() -> Non
     await asyncio.sleep(RETRY_S + 0.01)
     await fleet.run(lambda: on(group) == "d")
     await fleet.run_to_the_end()
+
+
+async def test_embeddings_do_not_go_to_a_prefill_worker_which_could_not_hand_over_their_rows() -> None:
+    fleet = Fleet(d="decode", p="prefill")
+    await fleet.busy()
+    request = (
+        RequestDecoder(fleet.settings)
+        .completion(json.dumps({"model": "tiny", "prompt": [65] * 300, "stream": True}).encode())
+        .request
+    )
+    (wanted,) = request.sequences
+    rows = EmbeddedInput((EmbeddingRows("float32", 1, bytes(4 * 300)),))
+    group = fleet.router.open(dataclasses.replace(request, sequences=(dataclasses.replace(wanted, input=rows),)), "r")
+    assert on(group) == "d"
 
 
 @pytest.mark.parametrize("before", ["both", "decode"])
