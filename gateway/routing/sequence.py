@@ -133,7 +133,7 @@ class LiveSequence:
         self.begun = False
         """A worker has begun to compute it, as far as is known: the bound on the time for which it waits ends."""
         self.waited = False
-        """It has been without a worker: a full queue of a worker is no reason to refuse it now."""
+        """It has been without a worker, or was moved: a full queue of a worker is no reason to refuse it now."""
         self.kind: tuple[str, str] | None = None
         """Backend and config digest of its first worker: workers of equal kinds compute equal tokens."""
         self.continued = False

@@ -13,7 +13,7 @@ from gateway.routing.placement.load_order import LoadOrder, Rank, rank
 from gateway.routing.worker_handle import Role, WorkerHandle
 from protocol.commands import Stop
 from protocol.errors import ErrorCode
-from protocol.events import Event, Failed, Finished
+from protocol.events import Event, Failed, Finished, Phases
 
 CHECK_ROLES_S = 0.1
 """Time after which requests let the usefulness of all workers be compared again: what only time changes needs seconds,
@@ -118,16 +118,21 @@ class WorkerPool:
         """Sample the workers, for a scrape."""
         return [handle.sample() for handle in self]
 
-    def candidates(self, model: str, *, with_room: bool = False) -> Iterator[WorkerHandle]:
-        """The workers that may get a request of this model now, or only those `with_room` for a sequence. First those
-        with a free slot and no suspect, then others with a free slot, then the rest; the least loaded of each first,
-        and those that may be lost soon last of all. To be read until a sequence is placed."""
+    def candidates(self, model: str, *, worst: Rank = Rank.NO_ROOM) -> Iterator[WorkerHandle]:
+        """The workers that may get a request of this model now, up to the `worst` rank. First those with a free slot
+        and no suspect, then others with a free slot, then the rest; the least loaded of each first, and those that may
+        be lost soon last of all. To be read until a sequence is placed."""
         order, now = self._orders.get(model), self._clock()
         if order is None:
             return iter(())
         if now - order.checked_at >= CHECK_ROLES_S:
             self.promote(model)
-        return order.candidates(now, with_room=with_room)
+        return order.candidates(now, worst=worst)
+
+    def free(self, model: str, phases: Phases) -> Iterator[WorkerHandle]:
+        """The workers of this role with a free slot, the least loaded first. To be read until a sequence is placed."""
+        order = self._orders.get(model)
+        return iter(()) if order is None else order.free(phases)
 
     def of_one_phase(self, model: str) -> Collection[WorkerHandle]:
         """The workers that take requests and are there for the prompts or for the tokens alone."""

@@ -4,9 +4,11 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import islice
 from random import Random
 
 from gateway.routing.worker_handle import Role, WorkerHandle
+from protocol.events import Phases
 
 Key = tuple["Rank", tuple[bool, int, int, int], int]
 """The smaller, the better: rank; whether it is a prefill worker, load, prefixes and last turn; and the order in which
@@ -119,8 +121,10 @@ class LoadOrder:
             if key is not None:
                 self._key_of[handle] = key
                 insort(self._keys, key)
-                if handle.phases != "both":
-                    self.of_one_phase[handle] = None
+        if key is None or handle.phases == "both":
+            self.of_one_phase.pop(handle, None)
+        else:
+            self.of_one_phase[handle] = None
 
     @property
     def context(self) -> int | None:
@@ -164,12 +168,12 @@ class LoadOrder:
         yield from self._sorted()
         yield from [handle for handle in self.standbys if handle.ready]
 
-    def candidates(self, now: float, *, with_room: bool) -> Iterator[WorkerHandle]:
-        """The workers that may get a request now, or only those `with_room` for a sequence: the best first, and those
-        that may be lost soon last of all. To be read until a sequence is placed."""
+    def candidates(self, now: float, *, worst: Rank = Rank.NO_ROOM) -> Iterator[WorkerHandle]:
+        """The workers that may get a request now, up to the `worst` rank: the best first, and those that may be lost
+        soon last of all. To be read until a sequence is placed."""
         doubtful = []
         for handle in self._sorted():
-            if with_room and self._key_of[handle][0] is Rank.NO_ROOM:
+            if self._key_of[handle][0] > worst:
                 break
             if not handle.admits(now):
                 continue
@@ -178,6 +182,15 @@ class LoadOrder:
             else:
                 yield handle
         yield from doubtful
+
+    def free(self, phases: Phases) -> Iterator[WorkerHandle]:
+        """The workers of this role with a free slot, the least loaded first. To be read until a sequence is placed."""
+        prefills = phases == "prefill"
+        for key in islice(self._keys, bisect_left(self._keys, (Rank.FREE, (prefills,))), None):
+            if key[0] is not Rank.FREE or key[1][0] != prefills:
+                break
+            if (handle := self._handles[key[2]]).phases == phases:
+                yield handle
 
     def _sorted(self) -> Iterator[WorkerHandle]:
         first = self._two()

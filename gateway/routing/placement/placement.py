@@ -15,6 +15,7 @@ from gateway.routing.failure_attribution import attribute_death, attribute_step,
 from gateway.routing.model_catalog import Activity
 from gateway.routing.placement.begun_sequences import begun_sequences
 from gateway.routing.placement.charges import Charges
+from gateway.routing.placement.load_order import Rank
 from gateway.routing.placement.lost_sequences import LostSequences
 from gateway.routing.placement.preemption import Preemption
 from gateway.routing.placement.prefill_choice import PrefillChoice
@@ -107,7 +108,7 @@ class Placement:
             def has_room(handle: WorkerHandle) -> bool:
                 return len(handle.live) + len(sequences) <= handle.room
 
-            with_room = filter(has_room, self._pool.candidates(model, with_room=True))
+            with_room = filter(has_room, self._pool.candidates(model, worst=Rank.FULL))
             if any(self._send(handle, sequences) for handle in self._prefill.order(with_room, sequences[0], has_room)):
                 return None
             # A full link, or a lost one that was not reported yet, is no reason to refuse the request.
@@ -243,7 +244,7 @@ class Placement:
 
     def has_slot(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
         """A worker would run this sequence at once."""
-        full = handle.full(self._loop.time()) or len(handle.live) >= handle.slots
+        full = handle.full(self._loop.time()) or handle.load >= handle.slots
         return not full and self._pool.admits(handle) and may_run(sequence, handle.live, handle.slots)
 
     def move(self, sequence: LiveSequence, target: WorkerHandle, reason: str) -> bool:
@@ -255,7 +256,7 @@ class Placement:
         source.cancel([sequence])
         self._take_off(source, sequence)
         self.settle(sequence, "lost_again")
-        sequence.begun = True
+        sequence.begun = sequence.waited = True
         sequence.leave(Cause.MOVED, reason, self._loop.time())
         if not self._try(sequence, lambda each: self._send(target, [each])):
             self._wait([sequence])
@@ -382,7 +383,7 @@ class Placement:
             return not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
 
         avoided = None
-        candidates = self._pool.candidates(sequence.request.model, with_room=True)
+        candidates = self._pool.candidates(sequence.request.model, worst=Rank.FULL)
         for handle in self._prefill.order(filter(may, candidates), sequence, may):
             if handle.name != failed:
                 return handle

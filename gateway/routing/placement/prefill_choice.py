@@ -6,6 +6,7 @@ prefill worker computes it alone. After the first token, the sequence moves to o
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from gateway.routing.placement.load_order import Rank
 from gateway.routing.prefixes.prefix_routing import PrefixRouting
@@ -13,6 +14,7 @@ from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from protocol.events import Phases
+from protocol.request import EmbeddedInput
 
 LONG_S = 0.5
 """Seconds that a prompt takes to be computed from which it is long, unless the settings have the number of tokens."""
@@ -21,6 +23,8 @@ LEAST_TOKENS = 256
 MOST = 2.0
 """A prefill worker may have to compute so many times the tokens that the other one has to compute, before the first
 token of the prompt."""
+MOST_CONSIDERED = 32
+"""Workers that are considered for one prompt: the least loaded ones."""
 
 
 class PrefillChoice:
@@ -60,9 +64,10 @@ class PrefillChoice:
         self, first: WorkerHandle, sequence: LiveSequence, may: Callable[[WorkerHandle], bool]
     ) -> list[WorkerHandle]:
         """Return the workers that should compute a prompt rather than the one that would get it without them, the best
-        first. None if that one has nothing else to do, or has most of the prompt."""
+        first. None if that one has nothing else to do, or has most of the prompt, or for embeddings, whose rows cannot
+        be handed over."""
         model = first.model
-        if first.prefills or not first.load:
+        if first.prefills or not first.load or isinstance(sequence.submit.input, EmbeddedInput):
             return []
         tokens = self._routing.uncached_on(first, sequence)
         if tokens < self.long_tokens(model):
@@ -70,10 +75,10 @@ class PrefillChoice:
         most = MOST * (self._routing.pending(first) + tokens)
         wanted: list[Phases] = ["prefill", "both"] if first.phases == "decode" else ["prefill"]
         for phases in wanted:
+            fitting = (each for each in self._pool.free(model, phases) if self._fits(each, first, may))
             found = [
                 (self._routing.pending(each) + self._routing.uncached_on(each, sequence), place, each)
-                for place, each in enumerate(self._pool.by_load(model))
-                if each.phases == phases and self._fits(each, first, may)
+                for place, each in enumerate(islice(fitting, MOST_CONSIDERED))
             ]
             if better := [each for before, _, each in sorted(found, key=lambda one: one[:2]) if before <= most]:
                 return better

@@ -17,6 +17,7 @@ import structlog
 
 from actors.supervision.worker import WorkerState, WorkerUnavailable
 from gateway.metrics.metrics import Metrics
+from gateway.routing.placement.load_order import Rank
 from gateway.routing.placement.placement import Placement
 from gateway.routing.prefixes.pace import DecayedRatio
 from gateway.routing.sequence import LiveSequence
@@ -231,7 +232,7 @@ class RowTransfers:
         leaves = source.status.state is WorkerState.DRAINING
         like = (
             handle
-            for handle in self._pool.candidates(source.model, with_room=True)
+            for handle in self._pool.candidates(source.model, worst=Rank.TRIES_SUSPECT)
             if handle is not source
             and source.shares_rows(handle)
             and (leaves or not handle.prefills)

@@ -203,10 +203,11 @@ class PrefixRouting:
         return estimated * (1.0 - max(held, stored))
 
     def uncached_on(self, handle: WorkerHandle, sequence: LiveSequence) -> float:
-        """Estimate the tokens that a worker would have to compute of a sequence before the next one."""
+        """Estimate the tokens that a worker would have to compute of a sequence before the next one. What it restores
+        counts by the time that it takes."""
         state = self._models[handle.model]
-        held = self._share(handle, sequence) * state.trust.value(1.0)
-        return (1.0 - held) * self._prompt_tokens(state, sequence)
+        saved = self._saved(state, *self._promises(state, handle, sequence))
+        return self._prompt_tokens(state, sequence) - saved
 
     def pending(self, handle: WorkerHandle) -> float:
         """Return the estimated tokens of prompts that a worker has yet to compute."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.placement.load_order import LoadOrder, Rank, rank
 from gateway.routing.worker_handle import Role, WorkerHandle
+from protocol.events import Phases
 
 
 class StubHandle(WorkerHandle):
@@ -18,11 +19,11 @@ class StubHandle(WorkerHandle):
     room = 3
     tries_suspect = False
     shared = False
-    phases = "both"
     status: Any = SimpleNamespace(hello=None)
 
     def __init__(self, name: str) -> None:
         self.name, self.role, self.slots, self.others = name, Role.ACTIVE, 2, 0
+        self.phases: Phases = "both"
         self.live: Any = {}
         self.prefixes = (0, 0)
         self.away = False
@@ -34,7 +35,22 @@ class StubHandle(WorkerHandle):
         return self.away
 
 
-CHANGES = ("add", "remove", "start", "close", "place", "end", "others", "swap", "suspect", "doubt", "hold", "turn")
+CHANGES = (
+    "add",
+    "remove",
+    "start",
+    "close",
+    "place",
+    "end",
+    "others",
+    "swap",
+    "suspect",
+    "doubt",
+    "hold",
+    "turn",
+    "role",
+)
+ROLES: list[Phases] = ["both", "prefill", "decode"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)), max_size=40))
@@ -71,15 +87,23 @@ def test_any_story_keeps_the_order_that_a_sort_gives(story: list[tuple[str, int]
                 handle.prefixes = ((handle.prefixes[0] + 1) % 3, handle.prefixes[1])
             case "turn":
                 handle.prefixes = (handle.prefixes[0], (handle.prefixes[1] + 1) % 3)
+            case "role":
+                handle.phases = ROLES[(ROLES.index(handle.phases) + 1) % len(ROLES)]
             case "close":
                 handle.ready = False
         if change not in ("close", "doubt"):  # which are found when somebody looks
             order.update(handle)
         able = [each for each in there if each.admits(0.0)]
-        able.sort(key=lambda each: (each.away, rank(each), each.load, each.prefixes))
-        assert list(order.candidates(0.0, with_room=False)) == able
+        able.sort(key=lambda each: (each.away, rank(each), each.prefills, each.load, each.prefixes))
+        assert list(order.candidates(0.0)) == able
         with_room = [each for each in able if rank(each) is not Rank.NO_ROOM]
-        assert list(order.candidates(0.0, with_room=True)) == with_room
+        assert list(order.candidates(0.0, worst=Rank.FULL)) == with_room
+        for phases in ROLES:
+            free = [each for each in able if each.phases == phases and rank(each) is Rank.FREE]
+            free.sort(key=lambda each: (each.load, each.prefixes))
+            assert [each for each in order.free(phases) if each.ready] == free
+        assert set(order.of_one_phase) >= {each for each in able if each.phases != "both"}
+        assert all(each.phases != "both" for each in order.of_one_phase)
         assert order.has_ready() == any(each.ready for each in there)
         assert order.live == sum(len(each.live) for each in there)
         assert list(order) == there
@@ -94,7 +118,7 @@ def test_two_random_workers_of_the_best_rank_come_first_if_other_gateways_share_
     *best, full = known
     pairs = set()
     for _ in range(200):
-        candidates = list(order.candidates(0.0, with_room=False))
+        candidates = list(order.candidates(0.0))
         first, second, *rest = candidates
         assert first.load <= second.load
         assert rest == [each for each in sorted(known, key=lambda each: each.load) if each not in (first, second)]
@@ -102,11 +126,11 @@ def test_two_random_workers_of_the_best_rank_come_first_if_other_gateways_share_
     assert len(pairs) == 10, "each pair of the five with a free slot"
     assert full not in frozenset[Any]().union(*pairs)
     best[0].ready = False
-    assert set(order.candidates(0.0, with_room=False)) == set(known) - {best[0]}
+    assert set(order.candidates(0.0)) == set(known) - {best[0]}
 
 
 def test_a_single_shared_worker_is_the_candidate() -> None:
     order, handle = LoadOrder(), StubHandle("0")
     handle.ready = handle.shared = True
     order.add(handle)
-    assert list(order.candidates(0.0, with_room=True)) == [handle]
+    assert list(order.candidates(0.0, worst=Rank.FULL)) == [handle]

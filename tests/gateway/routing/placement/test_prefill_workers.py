@@ -1,6 +1,7 @@
 """Prefill workers compute long prompts, whose sequences go on with others: the real router and the worker's engine."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,8 @@ from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.commands import ReadRows, WriteRows
-from protocol.events import Event, Phases, Rows, Step
+from protocol.events import Event, Heartbeat, Phases, Rows, Step
+from protocol.request import EmbeddedInput, EmbeddingRows
 from tests.gateway.harness import virtual
 from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
 
@@ -371,3 +373,50 @@ async def test_a_standby_takes_the_place_of_a_prefill_worker() -> None:
     assert fleet.router.pool["p"].role is Role.STANDBY
     await fleet.run_to_the_end()
     assert not group.failure
+
+
+async def test_a_slot_that_another_gateway_has_is_not_free_for_a_stream() -> None:
+    fleet = Fleet(slots=2, d="decode", p="prefill")
+    others = 1
+    say = fleet.workers["d"].say
+
+    def saying(event: Event, incarnation: int | None = None) -> None:
+        if isinstance(event, Step | Heartbeat):
+            event = replace(event, gauges=replace(event.gauges, others=others))
+        say(event, incarnation)
+
+    fleet.workers["d"].say = saying  # type: ignore[method-assign]
+    await fleet.busy()
+    group = fleet.open(max_tokens=300)
+    await fleet.run(lambda: tokens(group) > 20)
+    assert on(group) == "p"
+    assert fleet.outcomes() == {}
+    others = 0
+    await fleet.run(lambda: not fleet.router.pool["d"].others)
+    await asyncio.sleep(RETRY_S + 0.01)
+    await fleet.run(lambda: on(group) == "d")
+    await fleet.run_to_the_end()
+
+
+async def test_embeddings_do_not_go_to_a_prefill_worker_which_could_not_hand_over_their_rows() -> None:
+    fleet = Fleet(d="decode", p="prefill")
+    await fleet.busy()
+    request = (
+        RequestDecoder(fleet.settings)
+        .completion(json.dumps({"model": "tiny", "prompt": [65] * 300, "stream": True}).encode())
+        .request
+    )
+    (wanted,) = request.sequences
+    rows = EmbeddedInput((EmbeddingRows("float32", 1, bytes(4 * 300)),))
+    group = fleet.router.open(dataclasses.replace(request, sequences=(dataclasses.replace(wanted, input=rows),)), "r")
+    assert on(group) == "d"
+
+
+@pytest.mark.parametrize("before", ["both", "decode"])
+async def test_a_role_that_changes_without_the_load_is_noted(before: Phases) -> None:
+    fleet = Fleet(a=before, b="both")
+    worker = fleet.workers["a"]
+    hello = worker.status.hello
+    assert hello is not None
+    worker.change(hello=replace(hello, phases="decode" if before == "both" else "both"))
+    assert [each.name for each in fleet.router.pool.of_one_phase("tiny")] == (["a"] if before == "both" else [])

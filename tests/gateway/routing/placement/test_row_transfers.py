@@ -15,10 +15,11 @@ from gateway.routing.placement import row_transfers
 from gateway.routing.placement.row_transfers import LEAST_LEFT, MIN_ROWS, MIN_SPEED, RETRY_S, STAGES, STALL_S, WINDOW
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import LAST_MOVES_S, Router
+from gateway.routing.worker_handle import FULL_S
 from gateway.settings import GatewaySettings
 from protocol.commands import Command, ReadRows, Submit, WriteRows
 from protocol.errors import ErrorCode
-from protocol.events import Event, Rows, RowsWritten, StartedStream, Step
+from protocol.events import Event, Failed, Rows, RowsWritten, StartedStream, Step
 from tests.gateway.harness import virtual
 from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
 from workers.scripted.runner import ROW_BYTES
@@ -454,3 +455,17 @@ async def test_the_rows_of_a_sequence_that_are_generated_as_fast_as_they_go_are_
     await pair.run(lambda: group.sequences[0].worker == "b")
     assert asked == -(-(len(PROMPT) + 5) // PART) + STAGES
     await pair.run_to_the_end()
+
+
+async def test_a_sequence_that_finds_no_room_where_its_rows_are_waits_for_a_worker() -> None:
+    pair = Pair()
+    group = await begun(pair)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    number = group.sequences[0].submit.stream
+    pair.b.forget(number)
+    pair.b.say(Failed(number, ErrorCode.OVERLOADED, "other gateways have taken the slot meanwhile"))
+    assert group.failure is None
+    await asyncio.sleep(FULL_S)
+    await pair.run_to_the_end()
+    assert group.sequences[0].worker == "b"

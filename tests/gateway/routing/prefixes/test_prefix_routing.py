@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.openai.decoding import RequestDecoder
@@ -503,3 +504,18 @@ async def test_a_worker_that_has_the_tier_is_chosen_by_its_load(sharing: Fleet) 
     others[0].close()
     sharing.workers["b"].step()
     assert worker_of(sharing.open(SYSTEM + "And a mast?")) == "b"
+
+
+async def test_a_prompt_is_not_long_of_which_a_tier_restores_most(tmp_path: Path) -> None:
+    fleet = Fleet(empty=True, long_prompt_tokens=len(SYSTEM) // 4)
+    for name, machine in (("a", "one"), ("b", "one"), ("p", "two")):
+        fleet.tiered(name, tmp_path / machine)
+    prefill = fleet.workers["p"]
+    assert prefill.status.hello is not None
+    prefill.change(hello=replace(prefill.status.hello, phases="prefill"))
+    answered(fleet, SYSTEM, "a")
+    fleet.workers["a"].die()
+    fleet.busy("b")
+    assert worker_of(fleet.open(SYSTEM)) == "b"
+    assert worker_of(fleet.open(f"another one: {SYSTEM}")) == "p"
+    fleet.close()
