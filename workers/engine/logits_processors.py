@@ -236,9 +236,10 @@ class LogitsProcessors:
     def sample_spec(self, sampling: Sampling, position: int) -> SampleSpec:
         """Return how to sample the next token. At least one token must be allowed.
 
-        The mask is a late one if it is not computed yet and the constraint knows that it allows a token.
+        The mask is a late one if it is not computed yet and the constraint knows that it allows a token, and once more
+        if a draft that was sampled by it has shown the end.
         """
-        if self._known_end() is False:
+        if self.late_end is not None or self._known_end() is False:
             return SampleSpec(sampling, position, self._edits(), None, self._late_mask)
         return SampleSpec(sampling, position, self._edits(), self._allowed())
 

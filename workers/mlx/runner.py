@@ -116,6 +116,8 @@ class MlxRunner:
         """
         context, quantize = config.choose_context(options.context), options.quantize
         name, chosen = _choose_device(options.device)
+        if name != "cpu":  # drafts of the head could not be verified
+            config = config.without_mtp()
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()

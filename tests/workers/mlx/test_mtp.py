@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.request import EngineRequest
 from workers.load_options import LoadOptions
+from workers.mlx import runner as runner_module
 from workers.mlx.runner import MlxRunner
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
@@ -89,3 +91,14 @@ def test_a_worker_drafts_with_the_head(tmp_path: Path) -> None:
         answers.append(tokens)
         loaded.engine.close()
     assert answers[0] == answers[1]
+
+
+def test_a_gpu_leaves_the_head_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drafts could not be verified there."""
+    path = make_checkpoint(tmp_path, "mimo")
+    monkeypatch.setattr(runner_module, "_choose_device", lambda _: ("gpu", mx.Device(mx.cpu)))
+    monkeypatch.setattr(runner_module, "maybe_set_recommended_wired_limit", lambda: None)
+    runner = load_with_head(path)
+    assert runner.draft_head is None
+    assert runner.memory()["weights"] == weight_bytes(open_weights(path), "float32", "none")
+    runner.close()

@@ -168,7 +168,7 @@ def test_the_head_is_served_where_it_drafts(tmp_path: Path) -> None:
     path = str(make_checkpoint(tmp_path, "mimo"))
     with structlog.testing.capture_logs() as logs:
         assert open_checkpoint(spec("mlx", path, speculate="auto"))[1].mtp
-        assert not open_checkpoint(spec("mlx", path))[1].mtp
+        assert not open_checkpoint(spec("mlx", path, speculate="off"))[1].mtp
         assert not open_checkpoint(spec("mlx", path, speculate="auto", draft_model=path))[1].mtp
     assert not logs
 

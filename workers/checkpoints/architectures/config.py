@@ -90,6 +90,10 @@ class ModelConfig:
         """Return the model with its head for multi-token prediction."""
         return replace(self, mtp=True)
 
+    def without_mtp(self) -> "ModelConfig":
+        """Return the model without that head."""
+        return replace(self, mtp=False)
+
     def choose_context(self, requested: int) -> int:
         """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.
 

@@ -6,10 +6,14 @@ answer goes on as there, the draft stays at that place; otherwise the last `SIZE
 
 from collections.abc import Sequence
 
+from workers.engine.embeddings.prompt_embeddings import has_rows
+
 SIZES = (4, 2)
 """Tokens by which a place is found, the first of which is preferred."""
 MAX_SEARCHED = 1 << 15
 """Tokens that are searched, the last ones: at least so many, and at most twice as many."""
+CHARACTERS = 0x110000
+"""Characters that a string may have, more than any vocabulary has tokens."""
 
 
 class PromptLookup:
@@ -53,7 +57,10 @@ class PromptLookup:
         text = self._text
         if len(self._tokens) - self._first > 2 * MAX_SEARCHED:
             self._first, text = len(self._tokens) - MAX_SEARCHED, ""
-        self._text = text = text + "".join(map(chr, self._tokens[self._first + len(text) :]))
+        new = self._tokens[self._first + len(text) :]
+        if has_rows(new):  # a row taken for another one, or for a token, is a wrong draft at worst
+            new = [token % CHARACTERS for token in new]
+        self._text = text = text + "".join(map(chr, new))
         for size in SIZES:
             if (found := text.rfind(text[-size:], 0, -1)) >= 0 and len(text) > size:
                 return self._first + found + size

@@ -107,6 +107,8 @@ class Speculator:
         """The number of them in all."""
         self._lookup_s = 0.0
         """Time of a look-up, a moving average; 0 before the first one."""
+        self._looked_up = False
+        """The present step verifies drafts of look-ups."""
         self._rates: dict[str, Acceptance] = {}
         self._log = structlog.get_logger()
 
@@ -198,6 +200,7 @@ class Speculator:
             if self._batched is not None:
                 self._batched.verified(sequence, len(draft.tokens), accepted)
         elif sequence.drafts is not None:
+            self._looked_up = True
             sequence.drafts.verified(len(draft.tokens), accepted)
 
     def record_step(self, seconds: float, sequences: int) -> None:
@@ -206,9 +209,10 @@ class Speculator:
             self._batched.record_step(self._costs, seconds, sequences, sequences)
         if self._rest:
             self._rest -= 1
-            if self._rest:
-                return
-        self._costs.record(sequences, seconds)
+        if not self._rest or self._batched is not None:
+            self._costs.record(sequences, seconds)
+        if self._rest:
+            return
         self._rest = self._resting = self._budget.step(seconds, steps=self._resting or 1)
 
     def record_drafts(self, seconds: float, sequences: int, rows: int, tokens: int) -> None:
@@ -222,6 +226,9 @@ class Speculator:
         gained = 0.0 if alone is None else alone * tokens / sequences - took
         if self._batched is not None:
             gained -= self._batched.record_step(self._costs, seconds, sequences, rows)
+        if not self._looked_up:
+            gained = 0.0
+        self._looked_up = False
         self._rest = self._resting = self._budget.step(took, gained, steps=1 + passed)
 
     @property

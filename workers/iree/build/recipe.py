@@ -44,7 +44,7 @@ class Recipe(Struct, frozen=True):
     kv_dtype: KvDtype = "auto"
     cpu: CpuTarget = "host"
     mtp: bool = False
-    """See `ModelConfig.mtp`."""
+    """See `ModelConfig.mtp`. False where a step has no room for drafts, or cannot verify them."""
     threads: int = 1
     """Compute threads of a local device."""
     embeddings: bool = False
@@ -71,7 +71,7 @@ class Recipe(Struct, frozen=True):
             flags=device.compile_flags(),
             target=device.compile_target(),
             cache_dir=str(options.cache_dir),
-            mtp=config.mtp,
+            mtp=config.mtp and isinstance(ops, TiledOps) and options.slots > 1,
             threads=device.threads,
             embeddings=options.embeddings,
         )

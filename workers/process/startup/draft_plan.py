@@ -77,7 +77,14 @@ class DraftPlan:
 
 
 def draft_spec(spec: WorkerSpec) -> WorkerSpec:
-    """Return the specification of a worker with the draft model alone."""
+    """Return the specification of a worker with the draft model alone, which computes no rows of embeddings."""
     return replace(
-        spec, model_path=spec.draft_model, draft_model="", speculate="off", chosen_context=0, kv_most=0, faults=()
+        spec,
+        model_path=spec.draft_model,
+        draft_model="",
+        speculate="off",
+        embeddings=False,
+        chosen_context=0,
+        kv_most=0,
+        faults=(),
     )

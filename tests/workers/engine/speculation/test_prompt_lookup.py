@@ -43,6 +43,11 @@ def test_any_token_of_a_vocabulary_is_a_character(tokens: list[int]) -> None:
     assert PromptLookup(tokens)._find() == place_of(tokens)
 
 
+@given(st.lists(st.sampled_from([0, 1, -1, -(1 << 62)]), min_size=1, max_size=12))
+def test_rows_of_embeddings_are_found_like_tokens(tokens: list[int]) -> None:
+    assert PromptLookup(tokens)._find() == place_of(tokens)
+
+
 def test_a_draft_stays_at_its_place_while_the_answer_follows_it() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 7, 8, 0, 1, 2]
     lookup = PromptLookup(tokens)

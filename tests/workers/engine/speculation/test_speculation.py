@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from protocol.events import Gauges
 from protocol.request import Bias, Sampling
@@ -17,6 +18,7 @@ from tests.grammar_matchers import matcher_of
 from tests.workers.engine.harness.drafting import always
 from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.edits.dry import Breakers
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import Constraint, EngineRequest
@@ -126,6 +128,19 @@ def test_drafts_change_nothing(seed: int, room: dict[str, Any]) -> None:
     assert drafted.gauges.draft_tokens > drafted.gauges.accepted_tokens
     for request in requests:
         assert drafted.of(request.stream) == plain.of(request.stream), request
+
+
+def test_a_prompt_with_rows_of_embeddings_is_drafted_for() -> None:
+    """The rows are not."""
+    rows = PromptEmbeddings(np.ones((2, 8), np.float32))
+    request = EngineRequest(1, (97, 98, *rows.ids, 97, 98), max_tokens=60, embeddings=rows)
+    plain = run(runner(embedding_width=8), [request], None)
+    device = runner(embedding_width=8)
+    with capture_logs() as logs:
+        drafted = run(device, [request], always(device.capabilities))
+    assert not logs
+    assert drafted.of(1) == plain.of(1)
+    assert drafted.gauges.accepted_tokens > 10
 
 
 def test_a_repetition_takes_fewer_steps() -> None:

@@ -7,10 +7,13 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.uneven import UNEVEN
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.build.recipe import choose_ops
+from workers.iree.build.recipe import Recipe, choose_ops
+from workers.iree.device.device import Device
+from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
+from workers.load_options import LoadOptions
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,17 @@ def test_a_cpu_has_kernels_for_any_width(tmp_path: Path, case: str) -> None:
     ops = choose_ops(config, "bfloat16", local=True)
     assert isinstance(ops, TiledOps)
     assert ops.padding == WidthPadding.of(config) is not None
+
+
+@pytest.mark.parametrize(
+    ("uri", "slots", "mtp"),
+    [("local-sync", 2, True), ("local-sync", 1, False), (GENERIC_DEVICE, 2, False)],
+    ids=["drafts", "one row", "rows are not exact"],
+)
+def test_a_head_that_cannot_draft_is_left_out(tmp_path: Path, uri: str, slots: int, mtp: bool) -> None:
+    path = make_checkpoint(tmp_path, "mimo")
+    device = Device(uri, 1)
+    options = LoadOptions(device=uri, slots=slots, context=64, cache_dir=tmp_path)
+    recipe = Recipe.of(path, ModelConfig.from_dir(path).with_mtp(), device, options)
+    device.close()
+    assert recipe.plan().config.mtp == mtp

@@ -72,6 +72,12 @@ def test_its_memory_is_part_of_the_plan(paths: tuple[Path, Path]) -> None:
     assert (both.rows, both.least, both.most) == (alone.rows, alone.least, alone.most)
 
 
+def test_it_has_no_graphs_for_rows_of_embeddings(paths: tuple[Path, Path]) -> None:
+    planned = plan_draft(spec(paths, embeddings=True))
+    assert planned is not None
+    assert not planned.embeddings
+
+
 @pytest.mark.parametrize("rows", [64, 100])
 def test_kv_bytes_are_for_both_models(paths: tuple[Path, Path], rows: int) -> None:
     given = spec(paths, kv_bytes=rows * Footprint.of(spec(paths)).row_bytes)

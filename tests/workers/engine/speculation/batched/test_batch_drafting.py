@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.workers.engine.harness.batched import drafting_with
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
@@ -85,3 +86,66 @@ def test_a_model_that_is_always_right_pays_where_there_are_rows(streams: int, ra
 
 def test_a_model_that_is_as_slow_as_the_target_drafts_nothing_that_loses() -> None:
     assert seconds(2, 1.0, tuple(range(97, 123))) <= 1.03 * seconds(2, 1.0, None)
+
+
+class Uneven(Timed):
+    """Every fourth step takes half as long again."""
+
+    steps = 0
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        self.steps += 1
+        self._time.now += 0.0 if self.steps % 4 else 0.5 * self._step_s
+        return super().decode(rows)
+
+
+class Counting(NoDrafter):
+    """Counts its calls."""
+
+    calls = 0
+
+    def draft(self, most: int) -> Sequence[int]:
+        self.calls += 1
+        return super().draft(most)
+
+
+def test_look_ups_do_not_pay_for_steps_that_verify_drafts_of_a_model_alone() -> None:
+    time, drafter = Time(), Counting()
+    device = Uneven(time, 1.0)
+    drafting = drafting_with(Timed(time, 0.0))
+    speculator = Speculator(device.capabilities, lambda _: [drafter], batched=drafting, clock=lambda: time.now)
+    engine = BatchEngine(device, max_queue=9, step_tokens=64, speculator=speculator, clock=lambda: time.now)
+    engine.submit(EngineRequest(1, (97,) * 20, max_tokens=1000))
+    while not engine.idle:
+        assert not engine.step().failures
+    assert engine.gauges().accepted_tokens > 500
+    assert drafter.calls >= engine.gauges().decode_steps - 1
+
+
+class Slow(Counting):
+    """A call takes as long as a step."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+
+    def draft(self, most: int) -> Sequence[int]:
+        self._time.now += 1.0
+        return super().draft(most)
+
+
+def test_steps_are_measured_for_a_model_while_look_ups_rest() -> None:
+    """A second answer begins meanwhile: the step of two is not known yet."""
+    time = Time()
+    device, drafter = Timed(time, 1.0), Slow(time)
+    drafting = BatchDrafting(DraftModel(Timed(time, 0.01)), 0.01, clock=lambda: time.now)
+    speculator = Speculator(device.capabilities, lambda _: [drafter], batched=drafting, clock=lambda: time.now)
+    engine = BatchEngine(device, max_queue=9, step_tokens=64, speculator=speculator, clock=lambda: time.now)
+    for stream in (1, 2):
+        engine.submit(EngineRequest(stream, (96 + stream,) * 20, max_tokens=200))
+        for _ in range(3):
+            engine.step()
+    before = engine.gauges().accepted_tokens
+    for _ in range(20):
+        engine.step()
+    assert drafter.calls == 1
+    assert engine.gauges().accepted_tokens - before > 20

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from protocol.request import Bias, Sampling
 from tests.workers.engine.harness.batched import always_by, drafting_with
 from tests.workers.engine.speculation.test_speculation import CONTEXT, VOCAB, Outcome, run, runner, some, with_grammar
 from workers.engine.engine import BatchEngine
-from workers.engine.request import EngineRequest
+from workers.engine.request import Constraint, ConstraintFailed, EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_model import DraftModel
@@ -206,3 +208,48 @@ def test_a_sequence_that_ends_leaves_nothing_in_the_draft_model() -> None:
         engine.step()
     model.follow([])
     assert [draft._written(slot) for slot in range(4)] == [0] * 4
+
+
+class Repeats(Constraint):
+    """Allows one token so often, and is complete then, or fails: only its mask shows it."""
+
+    ended: bool | None = False
+
+    def __init__(self, times: int, error: ConstraintFailed | None) -> None:
+        self.left = times
+        self._error = error
+
+    def accept(self, token: int) -> None:
+        self.left -= 1
+
+    def fork(self) -> "Repeats":
+        return Repeats(self.left, self._error)
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def mask(self) -> NDArray[np.uint32]:
+        words = np.zeros(VOCAB // 32, np.uint32)
+        if self.left > 0:
+            words[97 // 32] = 1 << 97 % 32
+        elif self._error is not None:
+            raise self._error
+        return words
+
+
+@pytest.mark.parametrize("error", [None, ConstraintFailed("no token", "guided_regex")], ids=["complete", "failing"])
+def test_an_answer_that_only_its_late_mask_ends_has_the_same_end(error: ConstraintFailed | None) -> None:
+    def request() -> EngineRequest:
+        return EngineRequest(1, (97, 98), max_tokens=60, constraint=Repeats(20, error))
+
+    plain = run(runner(), [request()], None)
+    device, draft = runner(), runner()
+    drafted = run(device, [request()], always_by(drafting := drafting_with(draft), device.capabilities))
+    assert drafted.of(1) == plain.of(1)
+    if error is None:
+        assert drafted.ends[1].reason == "stop"
+    else:
+        assert drafted.failures[1].text == "no token"
+    assert drafted.gauges.accepted_tokens > 5
+    assert not drafting.failures
+    assert not draft.violations
