@@ -13,6 +13,7 @@ from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from protocol.events import Phases
+from protocol.request import EmbeddedInput
 
 LONG_S = 0.5
 """Seconds that a prompt takes to be computed from which it is long, unless the settings have the number of tokens."""
@@ -68,12 +69,14 @@ class PrefillChoice:
         if tokens < self.long_tokens(model):
             return []
         most = MOST * (self._routing.pending(first) + tokens)
+        # Their rows have no tokens by which another worker could find them.
+        moves = not isinstance(sequence.submit.input, EmbeddedInput)
         wanted: list[Phases] = ["prefill", "both"] if first.phases == "decode" else ["prefill"]
         for phases in wanted:
             found = [
                 (self._routing.pending(each) + self._routing.uncached_on(each, sequence), place, each)
                 for place, each in enumerate(self._pool.by_load(model))
-                if each.phases == phases and self._fits(each, first, may)
+                if each.phases == phases and (moves or not each.prefills) and self._fits(each, first, may)
             ]
             if better := [each for before, _, each in sorted(found, key=lambda one: one[:2]) if before <= most]:
                 return better
