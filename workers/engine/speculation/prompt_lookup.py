@@ -4,12 +4,15 @@ By Apoorv Saxena (github.com/apoorvumang/prompt-lookup-decoding). Of several pla
 answer goes on as there, the draft stays at that place; otherwise the last `SIZES` tokens are looked up.
 """
 
+import sys
 from collections.abc import Sequence
 
 SIZES = (4, 2)
 """Tokens by which a place is found, the first of which is preferred."""
 MAX_SEARCHED = 1 << 15
 """Tokens that are searched, the last ones: at least so many, and at most twice as many."""
+ROW = sys.maxunicode
+"""The character of any row of embeddings, whose own number is negative."""
 
 
 class PromptLookup:
@@ -53,7 +56,10 @@ class PromptLookup:
         text = self._text
         if len(self._tokens) - self._first > 2 * MAX_SEARCHED:
             self._first, text = len(self._tokens) - MAX_SEARCHED, ""
-        self._text = text = text + "".join(map(chr, self._tokens[self._first + len(text) :]))
+        new = self._tokens[self._first + len(text) :]
+        if min(new, default=0) < 0:
+            new = [token if token >= 0 else ROW for token in new]
+        self._text = text = text + "".join(map(chr, new))
         for size in SIZES:
             if (found := text.rfind(text[-size:], 0, -1)) >= 0 and len(text) > size:
                 return self._first + found + size

@@ -43,6 +43,14 @@ def test_any_token_of_a_vocabulary_is_a_character(tokens: list[int]) -> None:
     assert PromptLookup(tokens)._find() == place_of(tokens)
 
 
+def test_rows_of_embeddings_are_passed_over() -> None:
+    tokens = [-5, 1, 2, 3, 9, -(1 << 62), 1, 2]
+    lookup = PromptLookup(tokens)
+    assert lookup.draft(3) == [3, 9, tokens[5]], "which its caller leaves out"
+    tokens += [7, 1, 2, 3]
+    assert lookup.draft(1) == [9]
+
+
 def test_a_draft_stays_at_its_place_while_the_answer_follows_it() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 7, 8, 0, 1, 2]
     lookup = PromptLookup(tokens)

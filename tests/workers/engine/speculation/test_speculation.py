@@ -17,6 +17,7 @@ from tests.grammar_matchers import matcher_of
 from tests.workers.engine.harness.drafting import always
 from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.edits.dry import Breakers
+from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import Constraint, EngineRequest
@@ -137,6 +138,17 @@ def test_a_repetition_takes_fewer_steps() -> None:
     assert outcome.gauges.accepted_tokens > 45
     device = runner(alphabet=(97,))
     assert run(device, [replace(request, speculate=False)], always(device.capabilities)).gauges.decode_steps == 59
+
+
+def test_answers_to_rows_of_embeddings_are_drafted_without_them() -> None:
+    rows = PromptEmbeddings(np.arange(12, dtype=np.float32).reshape(3, 4))
+    prompt = (97, 97, rows.ids[0], *rows.ids, 97, 97)
+    request = EngineRequest(1, prompt, max_tokens=40, embeddings=rows)
+    plain = run(runner((97,), embedding_width=4), [request], None)
+    device = runner((97,), embedding_width=4)
+    drafted = run(device, [request], always(device.capabilities))
+    assert drafted.of(1) == plain.of(1)
+    assert drafted.gauges.accepted_tokens > 10
 
 
 def test_costs_and_rates_decide_by_themselves() -> None:
