@@ -34,6 +34,8 @@ def _boundary(index: int) -> int:
 BOUNDARIES = tuple(_boundary(index) for index in range(MAX_PREFIX_DIGESTS))
 """The length in bytes of the prefix of each digest. The last one is longer than any frame."""
 
+_ABOVE_TOKENS = bytes(byte | 0x80 for byte in range(256))
+"""Bytes by the last byte of four, which make a number that is no token of them."""
 _SEPARATOR = "\x1e"
 _FIELD = "\x1f"
 
@@ -75,14 +77,16 @@ class PrefixDigests:
             if isinstance(segment, TokensInput):
                 self.add_tokens(segment.tokens)
             else:
-                digest = hashlib.shake_128(segment.data).digest(TOKEN_BYTES * segment.count)
-                self._add(bytes(byte | 0x80 if at % TOKEN_BYTES == 3 else byte for at, byte in enumerate(digest)))
+                digest = bytearray(hashlib.shake_128(segment.data).digest(TOKEN_BYTES * segment.count))
+                last = slice(TOKEN_BYTES - 1, None, TOKEN_BYTES)
+                digest[last] = digest[last].translate(_ABOVE_TOKENS)
+                self._add(digest)
 
     def digests(self, size: int | None = None) -> tuple[int, ...]:
         """Return the digests so far, or those of the first `size` bytes."""
         return tuple(self._digests if size is None else self._digests[: bisect_right(BOUNDARIES, size)])
 
-    def _add(self, data: bytes) -> None:
+    def _add(self, data: bytes | bytearray) -> None:
         view, at, known = memoryview(data), 0, self._digests
         while len(known) < MAX_PREFIX_DIGESTS and (missing := BOUNDARIES[len(known)] - self.size) <= len(view) - at:
             self._hash.update(view[at : at + missing])

@@ -262,7 +262,7 @@ class LocalModel:
         tokens, embeddings = tuple(prompt) if not isinstance(prompt, EmbeddedInput) else (), None
         if isinstance(prompt, EmbeddedInput):
             try:
-                tokens, embeddings = embedded_prompt(prompt)
+                tokens, embeddings = embedded_prompt(prompt, self._engine.capabilities.context)
             except PromptRefused as refusal:
                 raise LocalModelError(refusal.code, str(refusal), refusal.field) from refusal
         self._submit(EngineRequest(stream, tokens, sampling, None, eos, embeddings=embeddings))

@@ -139,7 +139,7 @@ def differences(
 
 
 class WorkerKills:
-    """WorkerKills an active worker at a random moment after each `KILL_EVERY` answers."""
+    """Kills an active worker at a random moment after each `KILL_EVERY` answers."""
 
     def __init__(self, found: Served, rng: random.Random) -> None:
         self.count = 0

@@ -1,7 +1,7 @@
 """The field `prompt_embeds` of completions: rows of embeddings in place of a prompt, as safetensors in base64.
 
 vLLM reads the field with `torch.load`, whose pickles and sparse tensors have run code and corrupted memory
-(CVE-2025-62164). A file of safetensors is a header of JSON and plain numbers; every byte of it is checked here.
+(CVE-2025-62164). A file of safetensors is a header of JSON and plain numbers, whose type and extent are checked here.
 """
 
 import base64

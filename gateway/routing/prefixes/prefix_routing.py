@@ -20,7 +20,7 @@ from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import Routing
 from protocol.events import HeldPrefix, StartedStream, Usage
-from protocol.request import TokensInput
+from protocol.request import EmbeddedInput, TokensInput
 
 PREFILL_RATE = 1000.0
 """Prompt tokens a second of a model of which nothing was measured yet."""
@@ -229,7 +229,7 @@ class PrefixRouting:
         promised, elsewhere = max(held, stored), None
         if preferred is not None and preferred.sequence is sequence and preferred.worker == handle.name:
             elsewhere = preferred.promised_elsewhere
-        known = isinstance(sequence.submit.input, TokensInput)
+        known = isinstance(sequence.submit.input, TokensInput | EmbeddedInput)
         load.place(
             number,
             Expected(
@@ -350,7 +350,7 @@ class PrefixRouting:
         return self._chooses(model) and not reports
 
     def _prompt_tokens(self, state: _ModelState, sequence: LiveSequence) -> float:
-        known = isinstance(sequence.submit.input, TokensInput)
+        known = isinstance(sequence.submit.input, TokensInput | EmbeddedInput)
         scale = 1.0 if known else state.scale.value(1.0)
         return scale * sequence.terms.prompt_tokens + len(sequence.tokens)
 

@@ -30,6 +30,8 @@ from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
 LETTERS = (*"aé😀e z".encode() * 3, EOS_ID)
 """Sampled tokens: characters of one, two and four bytes, mostly split between tokens, and the end of the answer."""
+WIDTH = 4
+"""The hidden size, of rows of embeddings."""
 
 
 class EngineWorker(FakeWorker):
@@ -52,7 +54,7 @@ class EngineWorker(FakeWorker):
         super().__init__(name, slots=slots, context=4096)
         self._slots = slots
         self._queue = queue
-        self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS))
+        self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS, embedding_width=WIDTH))
         self._formats = formats
         self._tokenizer = tokenizer
         self._clock = clock

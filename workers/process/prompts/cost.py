@@ -9,6 +9,8 @@ CHARACTERS_PER_TOKEN = 4
 """Characters to tokenize that cost as much as detokenizing one resumed token."""
 BYTES_PER_CHARACTER = 512
 """Bytes of embeddings whose digests cost as much as tokenizing one character."""
+CHARACTERS_PER_ROW = 2
+"""Characters to tokenize that cost as much as the number of one row of embeddings, however short it is."""
 CHARACTERS_PER_BREAKER = 4096
 """Characters to tokenize that cost as much as looking for one breaker in the vocabulary."""
 
@@ -33,7 +35,7 @@ def input_cost(source: Input) -> int:
     if isinstance(source, InfillInput):
         return len(source.prefix) + len(source.suffix)
     if isinstance(source, EmbeddedInput):
-        return source.data_bytes // BYTES_PER_CHARACTER
+        return source.data_bytes // BYTES_PER_CHARACTER + CHARACTERS_PER_ROW * source.count
     return CHARACTERS_PER_TOKEN * len(source.tokens)
 
 

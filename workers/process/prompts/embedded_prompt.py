@@ -12,11 +12,15 @@ from workers.engine.request import EMBEDDINGS
 from workers.process.prompts.refusal import PromptRefused
 
 
-def embedded_prompt(source: EmbeddedInput) -> tuple[tuple[int, ...], PromptEmbeddings | None]:
+def embedded_prompt(source: EmbeddedInput, context: int) -> tuple[tuple[int, ...], PromptEmbeddings | None]:
     """Return the tokens of a prompt, with numbers that stand for its rows, and the rows; None if it has none.
 
-    Raises `PromptRefused` for bytes that are not whole rows, rows of different widths, and numbers that are not finite.
+    Raises `PromptRefused` for more of both than `context`, before any row is read, for bytes that are not whole rows,
+    rows of different widths, and numbers that are not finite.
     """
+    if source.count > context:
+        text = f"prompt of {source.count} tokens leaves no room for an answer in a context of {context}"
+        raise PromptRefused(ErrorCode.CONTEXT, text, EMBEDDINGS)
     parts = [segment for segment in source.segments if isinstance(segment, EmbeddingRows)]
     if len({part.width for part in parts}) > 1:
         raise _invalid("the rows have different numbers of values: all have the hidden size of the model")

@@ -96,6 +96,7 @@ class PromptBuilder:
         model, in which constraints are."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._context = context
         self._eos_ids = eos_ids if tokenizer is None else tokenizer.eos_ids
         self._breakers: BreakerTokens | None = None
         self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
@@ -124,7 +125,7 @@ class PromptBuilder:
         check_allowed(submit.sampling, self._vocab_size)
         embeddings = None
         if isinstance(submit.input, EmbeddedInput):
-            tokens, embeddings = embedded_prompt(submit.input)
+            tokens, embeddings = embedded_prompt(submit.input, self._context)
         else:
             tokens = self.tokens(submit.input)
         parser, gate = None, None

@@ -1,7 +1,7 @@
 """Prefill workers compute long prompts, whose sequences go on with others: the real router and the worker's engine."""
 
 import asyncio
-import dataclasses
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +22,8 @@ from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.commands import ReadRows, WriteRows
 from protocol.events import Event, Heartbeat, Phases, Rows, Step
-from protocol.request import EmbeddedInput, EmbeddingRows
 from tests.gateway.harness import virtual
-from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
+from tests.gateway.harness.engines import WIDTH, Answer, EngineWorker, answer_of, undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +58,7 @@ class Fleet:
         worker.join(self.router, role)
         return worker
 
-    def open(self, prompt: str | list[int] = LONG, key: bytes = b"", **fields: Any) -> RequestGroup:
+    def open(self, prompt: str | list[int] | None = LONG, key: bytes = b"", **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": 60, "ignore_eos": True, "seed": 7}
         request = RequestDecoder(self.settings).completion(json.dumps(body | fields).encode()).request
         group = self.router.open(request, "r", key=key, checked=True)
@@ -146,6 +145,18 @@ async def test_a_prompt_is_long_from_so_many_tokens_on(extra: int) -> None:
     await fleet.busy()
     group = fleet.open([65] * (200 + extra))  # tokens are counted, and text is estimated
     assert on(group) == ("d" if extra < 0 else "p")
+    await fleet.run_to_the_end()
+
+
+async def test_rows_of_embeddings_do_not_go_to_a_prefill_worker_as_their_sequence_could_not_leave_it() -> None:
+    fleet = Fleet(d="decode", p="prefill")
+    await fleet.busy()
+    rows = bytes(200 * WIDTH * 4)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [200, WIDTH], "data_offsets": [0, len(rows)]}}).encode()
+    file = len(header).to_bytes(8, "little") + header + rows
+    group = fleet.open(None, prompt_embeds=base64.b64encode(file).decode())
+    assert on(group) == "d"
+    assert on(fleet.open([65] * 200)) == "p"
     await fleet.run_to_the_end()
 
 
@@ -396,20 +407,6 @@ async def test_a_slot_that_another_gateway_has_is_not_free_for_a_stream() -> Non
     await asyncio.sleep(RETRY_S + 0.01)
     await fleet.run(lambda: on(group) == "d")
     await fleet.run_to_the_end()
-
-
-async def test_embeddings_do_not_go_to_a_prefill_worker_which_could_not_hand_over_their_rows() -> None:
-    fleet = Fleet(d="decode", p="prefill")
-    await fleet.busy()
-    request = (
-        RequestDecoder(fleet.settings)
-        .completion(json.dumps({"model": "tiny", "prompt": [65] * 300, "stream": True}).encode())
-        .request
-    )
-    (wanted,) = request.sequences
-    rows = EmbeddedInput((EmbeddingRows("float32", 1, bytes(4 * 300)),))
-    group = fleet.router.open(dataclasses.replace(request, sequences=(dataclasses.replace(wanted, input=rows),)), "r")
-    assert on(group) == "d"
 
 
 @pytest.mark.parametrize("before", ["both", "decode"])

@@ -111,7 +111,7 @@ def test_the_context_counts_rows_and_has_room_for_the_answer() -> None:
     full = PromptEmbeddings(np.arange(8 * WIDTH, dtype=np.float32).reshape(8, WIDTH))
     assert len(generate(engine(context=9), request(full))) == 1
     error = refused(engine(context=8), request(full))
-    assert (error.code, error.field) == (ErrorCode.CONTEXT, "prompt")
+    assert (error.code, error.field) == (ErrorCode.CONTEXT, "prompt_embeds")
 
 
 def test_penalties_and_dry_count_the_tokens_alone() -> None:

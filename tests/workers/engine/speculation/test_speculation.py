@@ -154,6 +154,17 @@ def test_a_repetition_takes_fewer_steps() -> None:
     assert run(device, [replace(request, speculate=False)], always(device.capabilities)).gauges.decode_steps == 59
 
 
+def test_answers_to_rows_of_embeddings_are_drafted_without_them() -> None:
+    rows = PromptEmbeddings(np.arange(12, dtype=np.float32).reshape(3, 4))
+    prompt = (97, 97, rows.ids[0], *rows.ids, 97, 97)
+    request = EngineRequest(1, prompt, max_tokens=40, embeddings=rows)
+    plain = run(runner((97,), embedding_width=4), [request], None)
+    device = runner((97,), embedding_width=4)
+    drafted = run(device, [request], always(device.capabilities))
+    assert drafted.of(1) == plain.of(1)
+    assert drafted.gauges.accepted_tokens > 10
+
+
 def test_costs_and_rates_decide_by_themselves() -> None:
     """By the clock of the engine, steps of any number of rows take the same time."""
     device = runner(alphabet=(97,))
