@@ -74,9 +74,10 @@ class PrefixTierPlan:
             yield
 
     def report(self) -> None:
-        """Log the size of the tier, or why there is none."""
+        """Log the size of the tier, or why there is none: a warning if the settings name its directory."""
         if self.off:
-            _log.info("prefix_tier_off", **self.off)
+            log = _log.warning if self.settings.prefix_cache_dir else _log.info
+            log("prefix_tier_off", **self.off)
         elif tier_bytes(self.settings):
             _log.info("prefix_tier", bytes=self.settings.prefix_cache_bytes, directory=str(_path(self.settings)))
 
@@ -85,13 +86,17 @@ _REMEDY = f"set {flag('prefix_cache_bytes')} and {flag('prefix_cache_dir')}, or 
 
 
 def _choose(settings: Settings) -> tuple[int, dict[str, str]]:
-    """Return the bytes of a tier that takes memory from nothing else, or 0 and why."""
+    """Return the bytes of a tier that takes memory from nothing else, or 0 and why. Raises `CommandFailed` for a
+    directory whose name the system does not accept."""
     path = _path(settings)
     if not settings.prefix_cache_dir and path.parent != MEMORY:
         return 0, {"reason": f"{MEMORY} cannot be written, or there is none", "remedy": _REMEDY}
     room = int(MEMORY_SHARE * spare_bytes())
     reason, remedy = f"{room} bytes are a sixteenth of the free memory", _REMEDY
-    existing = next(each for each in (path, *path.parents) if each.exists())
+    try:
+        existing = next(each for each in (path, *path.parents) if each.exists())
+    except OSError as error:  # a name that is too long, or a folder that is closed to this user
+        raise CommandFailed(f"{flag('prefix_cache_dir')}: {path} cannot be used: {error.strerror or error}") from error
     try:
         system = statvfs(existing)
     except OSError as error:
@@ -109,4 +114,10 @@ def _choose(settings: Settings) -> tuple[int, dict[str, str]]:
 
 def _path(settings: Settings) -> Path:
     named = settings.prefix_cache_dir
-    return Path(named).expanduser() if named else default_directory()
+    if not named:
+        return default_directory()
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:  # of ~NAME
+        text = f"{named}: there is no such user, or it has no home directory"
+        raise CommandFailed(f"{flag('prefix_cache_dir')}: {text}") from error

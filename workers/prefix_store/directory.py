@@ -37,6 +37,8 @@ _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
 _PINS = "pins"
+_MOST_REMOVED = 100
+"""How often other processes may remove a directory while it is opened, before it counts as one that cannot be made."""
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
 
@@ -298,6 +300,7 @@ def _machine() -> str:
 
 def _open_shared(path: Path) -> int:
     """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
+    removed = 0
     while True:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -307,8 +310,11 @@ def _open_shared(path: Path) -> int:
             if status.st_mode & 0o077:
                 raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
             users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # its last user has just removed it
+        except FileNotFoundError as error:
+            removed += 1
+            if removed < _MOST_REMOVED:
+                continue  # its last user has just removed it
+            raise DirectoryUnusable(f"{path} cannot be made: {error.strerror}") from error
         except OSError as error:
             raise DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}") from error
         fcntl.flock(users, fcntl.LOCK_SH)

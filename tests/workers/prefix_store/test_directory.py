@@ -346,6 +346,12 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
             StoreDirectory(tmp_path / name, SIZE, temporary=False)
 
 
+def test_a_place_where_no_directory_can_be_made_is_refused() -> None:
+    """On Linux, `mkdir` in /proc fails as it does in a directory that was just removed."""
+    with pytest.raises(DirectoryUnusable, match=r"^/proc/prefixes cannot be"):
+        StoreDirectory(Path("/proc/prefixes"), SIZE, temporary=False)
+
+
 def test_the_lock_is_held_for_a_change_only(path: Path) -> None:
     directory = StoreDirectory(path, 10 * SIZE, temporary=False)
     directory.write(chain(1)[0], ROWS)
