@@ -38,7 +38,7 @@ _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
 _PINS = "pins"
 _MOST_REMOVED = 100
-"""How often other processes may remove a directory while it is opened, before it counts as one that cannot be made."""
+"""Number of times that other processes may remove a directory while it is opened, before it cannot be made."""
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
 
