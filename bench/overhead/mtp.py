@@ -125,7 +125,7 @@ def main() -> None:
     for head in args.heads:
         path = make_model(args.cache_dir, args.model, head)
         spec = Setup(path, args.cache_dir, slots, context, quantize=args.quantize).spec()
-        plain = load_runner(spec, lambda *_: None)
+        plain = load_runner(replace(spec, speculate="off"), lambda *_: None)
         with_head = load_runner(replace(spec, speculate="auto"), lambda *_: None)
         try:
             plain.settle()

@@ -82,9 +82,10 @@ class PrefixTierPlan:
             yield
 
     def report(self) -> None:
-        """Log the size of the tier, or why there is none."""
+        """Log the size of the tier, or why there is none: a warning if the settings name its directory."""
         if self.off:
-            _log.info("prefix_tier_off", **self.off)
+            log = _log.warning if self.settings.prefix_cache_dir else _log.info
+            log("prefix_tier_off", **self.off)
         elif tier_bytes(self.settings):
             _log.info("prefix_tier", bytes=self.settings.prefix_cache_bytes, directory=str(_path(self.settings)))
 
@@ -94,13 +95,16 @@ _REMEDY = f"set {flag('prefix_cache_bytes')} and {flag('prefix_cache_dir')}, or 
 
 def _choose(settings: Settings) -> tuple[int, dict[str, str]]:
     """Return the bytes of a tier that takes memory from nothing else, with those that its directory has by now; or 0
-    and why."""
+    and why. Raises `CommandFailed` for a directory whose name the system does not accept."""
+    path = _path(settings)
     try:
-        path = _path(settings)
         existing = next(each for each in (path, *path.parents) if each.exists())
         system = statvfs(existing)
-    except (OSError, RuntimeError) as error:  # the latter for `~` of an unknown user
-        return 0, {"reason": f"{settings.prefix_cache_dir or MEMORY}: {error}", "remedy": _REMEDY}
+    except OSError as error:
+        reason = f"{path} cannot be used: {error.strerror or error}"
+        if settings.prefix_cache_dir:
+            raise CommandFailed(f"{flag('prefix_cache_dir')}: {reason}") from error
+        return 0, {"reason": reason, "remedy": _REMEDY}
     in_memory = not settings.prefix_cache_dir
     if in_memory and path.parent != MEMORY:
         return 0, {"reason": f"{MEMORY} cannot be written, or there is none", "remedy": _REMEDY}
@@ -121,4 +125,10 @@ def _choose(settings: Settings) -> tuple[int, dict[str, str]]:
 
 def _path(settings: Settings) -> Path:
     named = settings.prefix_cache_dir
-    return Path(named).expanduser() if named else default_directory()
+    if not named:
+        return default_directory()
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:  # of ~NAME
+        text = f"{named}: there is no such user, or it has no home directory"
+        raise CommandFailed(f"{flag('prefix_cache_dir')}: {text}") from error

@@ -23,6 +23,7 @@ from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
 from workers.engine.runner import RunnerCapabilities
+from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
 from workers.iree import runner as iree_runner
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
@@ -31,6 +32,7 @@ from workers.iree.graph_registry import GraphRegistry
 from workers.mlx import runner as mlx_runner
 from workers.process.backends import compile_ahead, load_runner
 from workers.process.spec import WorkerSpec
+from workers.process.startup.describe import describe
 
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 BEGIN, END = "<!-- made by `python -m tests.docs.features` -->\n", "<!-- end -->\n"
@@ -127,6 +129,11 @@ def widths(method: Method) -> str:
     return ", ".join(map(str, BITS[method]))
 
 
+def drafts(column: Column, capabilities: RunnerCapabilities) -> str:
+    """State whether a step can verify drafted tokens."""
+    return "yes" if capabilities.exact_rows and capabilities.decode_rows > 1 else "no"
+
+
 LLAMA = [family("llama")]
 WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
@@ -147,10 +154,27 @@ FEATURES = (
         cell=unpacked,
     ),
     Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq", bits) for bits in BITS["gptq"]], cell=unpacked),
+    Feature("Speculative decoding", LLAMA, {"speculate": "auto"}, drafts),
+    Feature(
+        "`--enable-prompt-embeds`",
+        LLAMA,
+        {"embeddings": True},
+        lambda _, capabilities: "yes" if capabilities.embedding_width else "no",
+    ),
     Feature(
         "Prefixes are reused",
         LLAMA,
         cell=lambda _, capabilities: "at any length" if capabilities.exact_rows else "up to the end of equal chunks",
+    ),
+    Feature(
+        "Prefix tier, pinned prompts",
+        LLAMA,
+        cell=lambda _, capabilities: "yes" if PrefixTier.serves(capabilities) else "no",
+    ),
+    Feature(
+        "Streams move with their cache rows (a worker that drains, prefill workers)",
+        LLAMA,
+        cell=lambda _, capabilities: "yes" if capabilities.exact_rows and capabilities.rows_format else "no",
     ),
     Feature(
         "Short prompts share a prefill call",
@@ -205,11 +229,34 @@ def ask_compile(column: Column, folder: Path) -> Entry:
     return Entry("yes")
 
 
+def ask_draft_model(column: Column, folder: Path) -> Entry:
+    """Describe a model with a draft model."""
+    small = make_checkpoint(folder / f"draft-{column.title}", layers=1)
+    large = make_checkpoint(folder / f"drafted-{column.title}")
+    try:
+        describe(column.spec(large, folder, draft_model=str(small)))
+    except LoadRefused as error:
+        return Entry("no", reason(error))
+    return Entry("yes")
+
+
+def ask_head(column: Column, folder: Path) -> Entry:
+    """Load a model with a head for multi-token prediction; it is left out where it cannot draft."""
+    path = make_checkpoint(folder / f"head-{column.title}", "mimo")
+    with column.prepared():
+        runner = load_runner(column.spec(path, folder), lambda *_: None)
+    head = runner.draft_head
+    runner.close()
+    return Entry("no" if head is None else "yes")
+
+
 def block() -> str:
     """The table, and the refusals in it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = {feature.title: [ask(feature, column, folder) for column in COLUMNS] for feature in FEATURES}
+        rows["`--draft-model`"] = [ask_draft_model(column, folder) for column in COLUMNS]
+        rows["Drafts by the model's own head (MTP): mimo"] = [ask_head(column, folder) for column in COLUMNS]
         rows["`baton compile`"] = [ask_compile(column, folder) for column in COLUMNS]
     lines = [
         f"| | {' | '.join(column.title for column in COLUMNS)} |",

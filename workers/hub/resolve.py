@@ -23,7 +23,10 @@ def resolve_model(path_or_hub_id: str) -> Path:
 
 def hub_id(path_or_hub_id: str) -> HubId | None:
     """Return the hub id, or None for the path of a directory. Raises `CheckpointError` if it is neither."""
-    local = Path(path_or_hub_id).expanduser()
+    try:
+        local = Path(path_or_hub_id).expanduser()
+    except RuntimeError as error:  # of ~NAME
+        raise CheckpointError(path_or_hub_id, "", "there is no such user, or it has no home directory") from error
     if path_or_hub_id and local.is_dir():
         return None
     if path_or_hub_id and local.is_file():

@@ -36,6 +36,8 @@ _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
 _PINS = "pins"
+_MOST_REMOVED = 100
+"""Number of times that other processes may remove a directory while it is opened, before it cannot be made."""
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
 
@@ -317,6 +319,7 @@ def _machine() -> str:
 
 def _open_shared(path: Path) -> int:
     """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
+    removed = 0
     while True:
         try:
             with contextlib.suppress(FileExistsError):
@@ -326,8 +329,11 @@ def _open_shared(path: Path) -> int:
         try:
             _check_own(path)
             users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # its last user has just removed it
+        except FileNotFoundError as error:
+            removed += 1
+            if removed < _MOST_REMOVED:
+                continue  # its last user has just removed it
+            raise DirectoryUnusable(f"{path} cannot be made: {error.strerror}") from error
         except OSError as error:
             raise _unusable(path, error) from error
         try:

@@ -111,7 +111,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
-    context, mtp = runner.capabilities.context, runner.draft_head is not None
+    context, mtp = runner.capabilities.context, speculator is not None and runner.draft_head is not None
     held = memory_bytes(runner.capabilities, engine.kv_capacity)
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -78,8 +79,6 @@ def test_what_the_directory_has_by_now_is_kept(memory: Path, monkeypatch: pytest
 
 
 def test_a_directory_whose_parent_cannot_be_read_is_reported(memory: Path) -> None:
-    named = PrefixTierPlan.of(Settings(prefix_cache_dir="~nobody-of-this-name/tier"))
-    assert "nobody-of-this-name" in named.off["reason"]
     (memory / "file").touch()
     below = PrefixTierPlan.of(Settings(prefix_cache_dir=str(memory / "file" / "tier")))
     assert below.settings.prefix_cache_bytes, "its size is no problem"
@@ -167,6 +166,29 @@ def test_an_unusable_directory_is_refused_by_name_and_by_default_left_alone(memo
     with capture_logs() as logs, PrefixTierPlan.of(Settings()).opened():
         pass
     assert [log["event"] for log in logs] == ["prefix_tier_off"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("~no-such-user/x", "there is no such user"), ("/" + 300 * "x", "cannot be used: File name too long")],
+    ids=["user", "length"],
+)
+@pytest.mark.parametrize("size", [{}, {"prefix_cache_bytes": 1 << 30}], ids=["default size", "size"])
+def test_a_name_that_the_system_refuses_is_a_sentence(name: str, problem: str, size: dict[str, Any]) -> None:
+    settings = Settings(**{"prefix_cache_dir": name} | size).from_sources({"prefix_cache_dir": "--prefix-cache-dir"})
+    with (
+        pytest.raises(CommandFailed, match=f"^--prefix-cache-dir: .*{problem}"),
+        PrefixTierPlan.of(settings).opened(),
+    ):
+        pass
+
+
+def test_no_room_is_a_warning_if_the_directory_is_named(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_free(monkeypatch, memory=1 << 40, disk=LEAST_BYTES)
+    for name, level in (("", "info"), (str(memory / "named"), "warning")):
+        with capture_logs() as logs, PrefixTierPlan.of(Settings(prefix_cache_dir=name)).opened():
+            pass
+        assert [(log["event"], log["log_level"]) for log in logs] == [("prefix_tier_off", level)]
 
 
 def test_the_default_directory_is_in_memory_where_there_is_such() -> None:

@@ -32,6 +32,11 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         resolve_model(name)
 
 
+def test_the_folder_of_an_unknown_user() -> None:
+    with pytest.raises(CheckpointError, match=r"^~no-such-user/model: there is no such user"):
+        resolve_model("~no-such-user/model")
+
+
 def test_a_file_is_not_sought_on_the_hub(own_hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "model.gguf").touch()

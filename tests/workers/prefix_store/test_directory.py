@@ -430,6 +430,12 @@ def test_what_killed_processes_have_left_is_removed_unless_it_is_in_use(path: Pa
     assert not path.exists()
 
 
+def test_a_place_where_no_directory_can_be_made_is_refused() -> None:
+    """On Linux, `mkdir` in /proc fails as it does in a directory that was just removed."""
+    with pytest.raises(DirectoryUnusable, match=r"^/proc/prefixes cannot be"):
+        StoreDirectory(Path("/proc/prefixes"), SIZE, temporary=False)
+
+
 def test_the_lock_is_held_for_a_change_only(path: Path) -> None:
     directory = StoreDirectory(path, 10 * SIZE, temporary=False)
     directory.write(chain(1)[0], ROWS)

@@ -167,10 +167,38 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_head_is_served_where_it_drafts(tmp_path: Path) -> None:
     path = str(make_checkpoint(tmp_path, "mimo"))
     with structlog.testing.capture_logs() as logs:
-        assert open_checkpoint(spec("mlx", path, speculate="auto"))[1].mtp
-        assert not open_checkpoint(spec("mlx", path, speculate="off"))[1].mtp
-        assert not open_checkpoint(spec("mlx", path, speculate="auto", draft_model=path))[1].mtp
+        assert open_checkpoint(spec("mlx", path, device="cpu", speculate="auto"))[1].mtp
+        assert not open_checkpoint(spec("mlx", path, device="cpu", speculate="off"))[1].mtp
+        assert not open_checkpoint(spec("mlx", path, device="cpu", speculate="auto", draft_model=path))[1].mtp
     assert not logs
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "served"),
+    [
+        ("iree", {"max_batch_size": 2}, True),
+        ("iree", {"max_batch_size": 1}, False),
+        ("iree", {"device": "local-sync"}, True),
+        ("iree", {"device": "cuda"}, False),
+        ("iree", {"device": "vulkan://0"}, False),
+        ("mlx", {"device": "cpu", "max_batch_size": 1}, True),
+        ("mlx", {"device": "gpu"}, False),
+    ],
+    ids=str,
+)
+def test_the_head_is_left_out_where_drafts_cannot_be_verified(
+    tmp_path: Path, backend: Backend, fields: dict[str, Any], served: bool
+) -> None:
+    path = str(make_checkpoint(tmp_path, "mimo"))
+    assert open_checkpoint(spec(backend, path, speculate="auto", **fields))[1].mtp == served
+
+
+def test_the_head_of_the_default_device_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On macOS that is the GPU."""
+    path = str(make_checkpoint(tmp_path, "mimo"))
+    for platform_name, served in (("linux", True), ("darwin", False)):
+        monkeypatch.setattr(sys, "platform", platform_name)
+        assert served_config(spec("mlx", path, speculate="auto")).mtp == served
 
 
 def test_a_head_whose_tensors_are_missing_is_left_out(tmp_path: Path) -> None:
@@ -179,13 +207,14 @@ def test_a_head_whose_tensors_are_missing_is_left_out(tmp_path: Path) -> None:
     del tensors["model.mtp_layers.0.final_layernorm.weight"]
     write_safetensors(path / "model.safetensors", tensors)
     with structlog.testing.capture_logs() as logs:
-        _, config = open_checkpoint(spec("mlx", str(path), speculate="auto"))
+        _, config = open_checkpoint(spec("mlx", str(path), device="cpu", speculate="auto"))
     assert not config.mtp
     assert [(log["event"], log["log_level"]) for log in logs] == [("mtp_head_missing", "warning")]
-    assert served_config(spec("mlx", str(path), speculate="auto")) == config
+    assert served_config(spec("mlx", str(path), device="cpu", speculate="auto")) == config
 
 
 def test_the_cache_of_the_head_is_part_of_the_memory(tmp_path: Path) -> None:
     path = str(make_checkpoint(tmp_path, "mimo", layers=2))
-    with_head, without = (Footprint.of(spec("mlx", path, context=64, speculate=how)) for how in ("auto", "off"))
+    specs = (spec("mlx", path, device="cpu", context=64, speculate=how) for how in ("auto", "off"))
+    with_head, without = map(Footprint.of, specs)
     assert 2 * with_head.row_bytes == 3 * without.row_bytes

@@ -149,6 +149,13 @@ def test_nothing_drafts_where_drafts_cannot_be_verified(fields: dict[str, Any], 
     assert [(each["event"], each["reason"]) for each in logs] == [("speculation_off", reason)]
 
 
+def test_a_head_that_drafts_nothing_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedRunner, "draft_head", object())
+    assert not load(scripted(), lambda *_: None).mtp
+    able = structs.replace(scripted(), scripted=ScriptedSpec(drafts=True))
+    assert load(able, lambda *_: None).mtp
+
+
 def test_a_worker_drafts_by_default() -> None:
     """Steps take as long with more rows."""
     spec = structs.replace(scripted(), scripted=ScriptedSpec(tokens_per_second=500, drafts=True))

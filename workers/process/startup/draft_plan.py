@@ -7,7 +7,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from workers.checkpoints.architectures.tensors import parameter_count
-from workers.checkpoints.checkpoint import ModelConfig, open_weights, same_text
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights, same_text
 from workers.checkpoints.weight_size import weight_bytes
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
@@ -22,7 +22,7 @@ class DraftRefused(LoadRefused):
 
 def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
     """Refuse a draft model whose tokens are not those of the model, that is not smaller, or that the backend cannot
-    use. Raises `DraftRefused`, and `CheckpointError` for one that cannot be read."""
+    use. Raises `DraftRefused`."""
     on_gpu = (
         driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS if backend == "iree" else spec.device == "gpu"
     )
@@ -31,8 +31,16 @@ def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
             f"draft_model: on {spec.device} a row of several in a step may have other bits than one alone, and drafts "
             "would change answers: leave it out, or choose a CPU as the device"
         )
+    if backend == "iree" and spec.max_batch_size == 1:
+        raise DraftRefused(
+            "draft_model: with a max_batch_size of 1 a step has one row, and drafts cannot be verified: leave it out, "
+            "or set --max-batch-size to 2 or more"
+        )
     path, model = Path(spec.draft_model), Path(spec.model_path)
-    small = ModelConfig.from_dir(path)
+    try:
+        small = ModelConfig.from_dir(path)
+    except CheckpointError as error:
+        raise DraftRefused(f"draft_model: {error}") from error
     if not same_text(path, model):
         raise DraftRefused(
             f"draft_model: {path} has another tokenizer than {model}: give a smaller model of the same family"

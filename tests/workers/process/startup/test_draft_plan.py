@@ -49,6 +49,8 @@ def test_others_are_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
         ({"model_path": str(draft), "draft_model": str(model)}, "give a smaller model"),
         ({"device": "cuda"}, "on cuda a row of several in a step may have other bits"),
         ({"backend": "mlx", "device": "gpu"}, "on gpu a row of several in a step may have other bits"),
+        ({"max_batch_size": 1}, "set --max-batch-size to 2 or more"),
+        ({"draft_model": str(tmp_path)}, f"{tmp_path}/config.json: there is no such file"),
     ):
         with pytest.raises(LoadRefused, match=f"^draft_model: .*{reason}"):
             describe(spec(paths, **fields))
