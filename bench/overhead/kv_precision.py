@@ -138,7 +138,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_model(parser, "110m")
     add_quantize(parser)
-    parser.add_argument("--backend", choices=["iree", "mlx"], default="iree")
+    parser.add_argument("--backend", choices=["iree", "mlx"], default="iree", help="the runner")
     parser.add_argument(
         "--kv-dtypes", nargs="+", choices=["int8", "int4"], default=["int8", "int4"], help="beside the model's type"
     )

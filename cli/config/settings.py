@@ -224,8 +224,7 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
     prefill_workers: int = setting(
         0,
         SERVER,
-        "Number of the --workers that compute long prompts for the others, whose streams are then not slowed down; see "
-        "--role.",
+        "Number of the --workers that compute long prompts for the others, whose streams are then not slowed down.",
         ge=0,
         le=63,
     )

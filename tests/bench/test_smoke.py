@@ -89,7 +89,7 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/gateway_load/prefix_routing.py": [
         *(
-            rf"^{load} +{routing} +{P} +{P} +{P}% +{P} +{P} +{N} +{N} +{N}%$"
+            rf"^{load} +{routing} +{P} +{P} +{P}% +{P}% +{P} +{P} +{N} +{N} +{P} +{N}%$"
             for load in ("chats", "shared")
             for routing in ("prefix", "least-loaded")
         ),

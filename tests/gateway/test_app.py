@@ -153,6 +153,7 @@ async def test_workers_are_described() -> None:
         "incarnation": 1,
         "state": "ready",
         "role": "active",
+        "phases": "both",
         "circuit": "closed",
         "restarts": 0,
         "reason": "",

@@ -150,7 +150,9 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
         raise _invalid("min_tokens", f"`min_tokens` must be within 0 and `max_tokens`, not {request.min_tokens}")
     if len(request.prompt) >= context + (request.max_tokens == 0):
         text = f"prompt of {len(request.prompt)} tokens leaves no room for an answer in a context of {context}"
-        raise RequestRefused(ErrorCode.CONTEXT, text, "prompt" if request.embeddings is None else EMBEDDINGS)
+        if request.embeddings is not None:
+            raise RequestRefused(ErrorCode.CONTEXT, text, EMBEDDINGS)
+        raise RequestRefused(ErrorCode.CONTEXT, text, "prompt")
     if len(request.prompt) + len(request.resume) > context:
         text = f"prompt and resume have {len(request.prompt) + len(request.resume)} tokens, the context is {context}"
         raise RequestRefused(ErrorCode.CONTEXT, text, "resume")

@@ -63,7 +63,7 @@ def launch(
         speculate="auto" if draft_model else "off",
         draft_model=draft_model,
         draft_name=draft_model,
-        scripted=ScriptedSpec(tokens_per_second=rate, **scripted),
+        scripted=ScriptedSpec(tokens_per_second=rate, drafts=bool(draft_model), **scripted),
         faults=tuple(faults),
     )
     return WorkerLaunch(name, model, command_of(spec, program), standby, lambda name, path: _like(spec, name, path))

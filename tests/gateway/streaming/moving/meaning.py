@@ -89,4 +89,5 @@ def _chunk(data: Any) -> Iterator[Piece]:
         if choice["finish_reason"]:
             yield (index, "finish", choice["finish_reason"], choice.get("stop_reason")), ""
     if data.get("usage"):
+        data["usage"].pop("completion_tokens_details", None)  # which are counted as output comes
         yield ("usage", json.dumps(data["usage"])), ""

@@ -95,7 +95,7 @@ def test_bfloat16(chosen: CpuTarget, cache_dir: Path) -> None:
     arithmetic = arithmetic_of(Cpu.named(chosen).features, "bfloat16")
     linear.test_linear(run, arithmetic, 27)
     linear.test_live_rows_are_those_of_a_product_of_all(run, arithmetic, 11, (11, 10, 9, 2), "glu_linear")
-    attention.test_attention(run, arithmetic, 1e-6, {"window": 70})
+    attention.test_attention(run, arithmetic, 1e-6, {"window": 70}, 0)
 
 
 def test_sampling(cache_dir: Path) -> None:
