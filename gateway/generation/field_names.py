@@ -27,6 +27,7 @@ FIELDS = (
     "n",
     "presence_penalty",
     "prompt",
+    "prompt_embeds",
     "prompt_logprobs",
     "repetition_penalty",
     "resume",

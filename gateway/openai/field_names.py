@@ -29,7 +29,7 @@ def _without(*fields: str) -> dict[str, str]:
     return {name: own for name, own in _OWN.items() if name not in (*_NO_FIELDS, *fields)}
 
 
-CHAT = _without("suffix") | {"prompt": "messages"}
+CHAT = _without("prompt_embeds", "suffix") | {"prompt": "messages"}
 COMPLETION = _without("thinking_token_budget", "tools") | {"messages": "prompt"}
 QUERY = FieldNames(same_names("messages", "prompt", "tokens", "tools"))
 """The names in queries for the tokens or the text of a prompt."""

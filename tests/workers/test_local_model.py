@@ -345,7 +345,7 @@ def test_drafts_are_counted_for_each_request() -> None:
 def test_a_prompt_may_have_rows_of_embeddings(model: LocalModel) -> None:
     rows = np.arange(24, dtype=np.float32).reshape(3, 8)
     mixed = mixed_prompt(b"before", rows, b"after")
-    with pytest.raises(LocalModelError, match="loaded without `embeddings`") as refused:
+    with pytest.raises(LocalModelError, match="loaded without --enable-prompt-embeds") as refused:
         model.generate(mixed)
     assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt_embeds")
     with LocalModel.open(spec(embeddings=True)) as able:

@@ -164,7 +164,7 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
 
 def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, width: int) -> None:
     if not width:
-        text = "the model was loaded without `embeddings` (--enable-prompt-embeds): prompts must have tokens only"
+        text = "the model was loaded without --enable-prompt-embeds: prompts must have tokens only"
         raise RequestRefused(ErrorCode.UNSUPPORTED, text, EMBEDDINGS)
     if embeddings.width != width:
         raise _invalid(EMBEDDINGS, f"rows of {embeddings.width} numbers, the hidden size of the model is {width}")

@@ -23,13 +23,13 @@ def embedded_prompt(source: EmbeddedInput, context: int) -> tuple[tuple[int, ...
         raise PromptRefused(ErrorCode.CONTEXT, text, EMBEDDINGS)
     parts = [segment for segment in source.segments if isinstance(segment, EmbeddingRows)]
     if len({part.width for part in parts}) > 1:
-        raise _invalid("the rows have different numbers of values: all have the hidden size of the model")
+        raise _unusable("the rows have different numbers of values: all have the hidden size of the model")
     embeddings = None
     if parts:
         try:
             embeddings = PromptEmbeddings(np.concatenate([decoded_rows(part) for part in parts]))
         except InvalidEmbeddings as error:
-            raise _invalid(str(error)) from None
+            raise _unusable(str(error)) from None
     ids = iter(() if embeddings is None else embeddings.ids)
     tokens: list[int] = []
     for segment in source.segments:
@@ -40,7 +40,7 @@ def embedded_prompt(source: EmbeddedInput, context: int) -> tuple[tuple[int, ...
 def decoded_rows(part: EmbeddingRows) -> NDArray[np.float32]:
     """Return float32 [count, width], with the same values. Raises `PromptRefused` for bytes that are not whole rows."""
     if len(part.data) % (part.width * EMBEDDING_BYTES[part.dtype]):
-        raise _invalid(f"{len(part.data)} bytes are not whole rows of {part.width} numbers of {part.dtype}")
+        raise _unusable(f"{len(part.data)} bytes are not whole rows of {part.width} numbers of {part.dtype}")
     values: NDArray[np.float32]
     match part.dtype:
         case "bfloat16":  # the upper half of a float32
@@ -67,5 +67,5 @@ def last_tokens(prompt: Sequence[int]) -> Sequence[int]:
     return prompt[last + 1 :]
 
 
-def _invalid(text: str) -> PromptRefused:
+def _unusable(text: str) -> PromptRefused:
     return PromptRefused(ErrorCode.INVALID, text, EMBEDDINGS)
