@@ -25,12 +25,12 @@ MOST_PROCESSES = 4
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes of `-n auto`.
 
-    The whole suite gets two processes more than there are cores, as each of its tests waits for one core or for time to
+    The whole suite gets one process more than there are cores, as each of its tests waits for one core or for time to
     pass. A named file, folder or test gets none: it starts at once and can be debugged.
     """
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
-    return min(usable_cores() + 2, MOST_PROCESSES)
+    return min(usable_cores() + 1, MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")
