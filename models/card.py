@@ -76,7 +76,7 @@ _PURPOSE = {
     ),
     "baton-tiny-draft": (
         "The smaller sibling of baton-tiny with the same tokenizer, to draft for it in speculative decoding.\n\n"
-        "`baton serve --speculate auto --draft-model models/builtin_draft` uses it. It is in the repository and in the "
+        "`baton serve --draft-model models/builtin_draft` uses it. It is in the repository and in the "
         "source distribution, and is not installed."
     ),
 }

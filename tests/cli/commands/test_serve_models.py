@@ -118,6 +118,7 @@ def test_a_server_whose_models_are_all_loaded_on_first_use_says_so_and_is_taken_
             stream.join(DEADLINE_S)
             assert stream.done
             assert old.wait(DEADLINE_S) == 0
+            assert complete(url, "b").status_code == 200, "that of before may still have reached the old server"
             assert states(url) == {"a": "unloaded", "b": "loaded"}
             new.send_signal(signal.SIGTERM)
             new.communicate(timeout=DEADLINE_S)
