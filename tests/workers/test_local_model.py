@@ -11,13 +11,12 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.events import Delta, Finished
 from protocol.request import Bias, ChatInput, InfillInput, Limits, Message, Sampling, TextInput, TokensInput
-from tests.workers.engine.harness.drafting import Unlimited
+from tests.workers.engine.harness.drafting import always
 from workers.engine.embeddings.prompt_embeddings import InvalidEmbeddings
 from workers.engine.engine import BatchEngine
 from workers.engine.request import RequestRefused
 from workers.engine.runner import Runner
 from workers.engine.sequence import EngineSequence
-from workers.engine.speculation.speculator import Speculator
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import PlannedFault, raising
 from workers.local_model import LocalModel, LocalModelError, mixed_prompt
@@ -326,13 +325,7 @@ class KnownAnswer:
 def test_drafts_are_counted_for_each_request() -> None:
     runner = ScriptedRunner(slots=2, decode_rows=5)
     answer = bare(runner).generate((1, 2), limits=Limits(max_tokens=20)).tokens
-    speculator = Speculator(
-        runner.capabilities,
-        lambda sequence: [KnownAnswer(sequence, answer)],
-        lambda costs, offers, most: [offer[0] for offer in offers],
-        budget=Unlimited(),
-        clock=lambda: 0.0,
-    )
+    speculator = always(runner.capabilities, lambda sequence: [KnownAnswer(sequence, answer)])
     engine = BatchEngine(runner, max_queue=1, step_tokens=64, speculator=speculator, clock=lambda: 0.0)
     with LocalModel(engine, None) as model:
         first, second = (model.generate((1, 2), limits=Limits(max_tokens=20)) for _ in range(2))
