@@ -147,6 +147,23 @@ def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array
     return (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
 
 
+def queries_and_cache(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    h: jax.Array,
+    kv: jax.Array,
+    angles: RopeAngles | None,
+    cache: KvLayout,
+    step: StepRows,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the queries of normed rows, an operand, and the cache with their keys and values in a layer."""
+    name, width = f"{number}.", (config.heads + 2 * config.kv_heads) * config.head_dim
+    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), step.live)
+    return ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
+
+
 def unfused_layer(
     config: ModelConfig,
     ops: Ops,
@@ -161,9 +178,7 @@ def unfused_layer(
     """Compute a layer, one operation after the other."""
     x, h, kv, counters = state
     name, layer, live, eps = f"{number}.", config.plan[number], step.live, config.rms_eps
-    width = (config.heads + 2 * config.kv_heads) * config.head_dim
-    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
-    q, kv = ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
+    q, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, step)
     mixed = ops.attend(q, kv, cache, number, config, step)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     multiplier = config.residual_multiplier

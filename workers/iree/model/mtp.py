@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.model.decoder import Parameters, StepInputs, embed, head_norms, layer_of
+from workers.iree.model.decoder import Parameters, StepInputs, embed, layer_of, queries_and_cache
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import Ops
 
@@ -46,12 +46,9 @@ def mtp_cache(
 ) -> jax.Array:
     """Return the cache with the keys and values of the head's rows, as `mtp_forward` writes them."""
     config, number = _with_layer(config), config.layers
-    name = f"{number}."
     _, h = _projected(config, ops, w, number, inputs, hidden)
-    width = (config.heads + 2 * config.kv_heads) * config.head_dim
-    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), inputs.step.live)
-    angles, norms = inputs.angles(config, config.plan[number]), head_norms(config, w, name)
-    _, kv = ops.rope_and_cache(qkv, angles, norms, kv, cache, number, config, inputs.step)
+    angles = inputs.angles(config, config.plan[number])
+    _, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, inputs.step)
     return kv
 
 
