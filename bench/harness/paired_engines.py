@@ -129,3 +129,12 @@ class Ratio(NamedTuple):
         resampled = [randomness.choices(groups, k=len(groups)) for _ in range(RESAMPLES)]
         bounds = statistics.quantiles([per_token(each, 0) / per_token(each, 1) for each in resampled], n=40)
         return cls(per_token(groups, 0) / per_token(groups, 1), bounds[0], bounds[-1])
+
+
+def compared(pairs: Sequence[tuple[float, float]], gauges: Gauges) -> str:
+    """Return the columns of a table for tokens a second without drafts and with them: the medians, that of the ratios
+    of pairs, the drafted tokens, and the part of them that was accepted."""
+    off, on = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ratio = statistics.median(on / off for off, on in pairs)
+    accepted = gauges.accepted_tokens / gauges.draft_tokens if gauges.draft_tokens else 0.0
+    return f"{off:10.1f} {on:10.1f} {ratio:8.2f} {gauges.draft_tokens:8} {accepted:9.0%}"

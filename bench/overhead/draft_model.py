@@ -10,10 +10,9 @@ and without drafts in turn, in the same process; figures are medians over the ro
 
 import argparse
 import random
-import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -22,6 +21,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.paired_engines import compared
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from protocol.events import Gauges
 from protocol.request import Sampling
@@ -110,15 +110,41 @@ def run(
     return (engine.gauges().decode_tokens - before) / (time.perf_counter() - began), answers, engine.gauges()
 
 
+def compare(
+    off: Runner,
+    on: Runner,
+    speculator: Speculator,
+    rounds: int,
+    requests: Callable[[random.Random], Sequence[EngineRequest]],
+    tell: Callable[[Answers], None] = lambda _: None,
+) -> str:
+    """Return the columns of a table for two runners, or for one with drafts and without, in turn. `tell` gets the
+    answers without drafts before the same requests are answered with them. Raises `RuntimeError` if they differ."""
+    pairs, gauges = [], Gauges()
+    for seed in range(-1, rounds):
+        asked = requests(random.Random(seed))
+        without, answers, _ = run(off, asked, None)
+        tell(answers)
+        drafted, same, gauges = run(on, asked, speculator)
+        if same != answers:
+            raise RuntimeError("drafts have changed an answer")
+        if seed >= 0:  # the first ones may wait for graphs
+            pairs.append((without, drafted))
+        else:
+            off.settle()
+            on.settle()
+            speculator.settle()
+    return compared(pairs, gauges)
+
+
 def measure(target: Runner, draft: Runner, accepted: float, streams: int, args: argparse.Namespace) -> str:
     """Return a line of the table."""
-    pairs, gauges = [], Gauges()
     model = GivenModel(draft, accepted)
     drafting = BatchDrafting(model, draft.capabilities.weight_bytes / target.capabilities.weight_bytes)
     speculator = Speculator(target.capabilities, lambda _: [NoDrafter()], batched=drafting)
-    for seed in range(-1, args.rounds):
-        randomness = random.Random(seed)
-        requests = [
+
+    def requests(randomness: random.Random) -> list[EngineRequest]:
+        return [
             EngineRequest(
                 stream,
                 tuple(randomness.choices(TOKENS, k=args.prompt)),
@@ -127,20 +153,9 @@ def measure(target: Runner, draft: Runner, accepted: float, streams: int, args: 
             )
             for stream in range(streams)
         ]
-        off, answers, _ = run(target, requests, None)
-        model.answers = answers
-        on, same, gauges = run(target, requests, speculator)
-        if same != answers:
-            raise RuntimeError("drafts have changed an answer")
-        if seed >= 0:  # the first ones may wait for graphs
-            pairs.append((off, on))
-        else:
-            target.settle()
-            draft.settle()
-    off, on = (statistics.median(each) for each in zip(*pairs, strict=True))
-    ratio = statistics.median(on / off for off, on in pairs)
-    seen = gauges.accepted_tokens / gauges.draft_tokens if gauges.draft_tokens else 0.0
-    return f"{accepted:8.2f} {streams:7} {off:10.1f} {on:10.1f} {ratio:8.2f} {gauges.draft_tokens:8} {seen:9.0%}"
+
+    columns = compare(target, target, speculator, args.rounds, requests, model.answers.update)
+    return f"{accepted:8.2f} {streams:7} {columns}"
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

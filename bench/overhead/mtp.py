@@ -12,7 +12,6 @@ pairs.
 import argparse
 import random
 import shutil
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +27,7 @@ from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import SHAPES, TOKENS
-from bench.overhead.draft_model import NoDrafter, run
-from protocol.events import Gauges
+from bench.overhead.draft_model import NoDrafter, compare
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import open_weights
@@ -79,28 +77,16 @@ def measure(plain: Runner, with_head: Runner, head: str, streams: int, args: arg
     """Return a line of the table."""
     if with_head.draft_head is None:
         raise RuntimeError("the head was not loaded")
-    pairs, gauges = [], Gauges()
     drafting = BatchDrafting(MtpDrafter(with_head.draft_head), RELATIVE_COST)
     speculator = Speculator(with_head.capabilities, lambda _: [NoDrafter()], batched=drafting)
-    for seed in range(-1, args.rounds):
-        randomness = random.Random(seed)
-        requests = [
+
+    def requests(randomness: random.Random) -> list[EngineRequest]:
+        return [
             EngineRequest(stream, tuple(randomness.choices(TOKENS, k=args.prompt)), Sampling(), args.max_tokens)
             for stream in range(streams)
         ]
-        off, answers, _ = run(plain, requests, None)
-        on, same, gauges = run(with_head, requests, speculator)
-        if same != answers:
-            raise RuntimeError("drafts have changed an answer")
-        if seed >= 0:  # the first ones may wait for graphs
-            pairs.append((off, on))
-        else:
-            plain.settle()
-            with_head.settle()
-    off, on = (statistics.median(each) for each in zip(*pairs, strict=True))
-    ratio = statistics.median(on / off for off, on in pairs)
-    seen = gauges.accepted_tokens / gauges.draft_tokens if gauges.draft_tokens else 0.0
-    return f"{head:8} {streams:7} {off:10.1f} {on:10.1f} {ratio:8.2f} {gauges.draft_tokens:8} {seen:9.0%}"
+
+    return f"{head:8} {streams:7} {compare(plain, with_head, speculator, args.rounds, requests)}"
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -18,7 +18,6 @@ their processor time, with bounds of 95 % confidence.
 
 import argparse
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from bench.harness.command_line import above_zero, at_least, command_line, parse
 from bench.harness.dictated_answers import LOADS, DictatedAnswers
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_quantize
-from bench.harness.paired_engines import HalfRunner, Ratio, Side, take_turns
+from bench.harness.paired_engines import HalfRunner, Ratio, Side, compared, take_turns
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path
 from protocol.events import Gauges
@@ -99,10 +98,7 @@ def measure(runner: Runner, answers: DictatedAnswers, load: str, streams: int, t
             pairs.append((off, on))
         else:
             runner.settle()
-    off, on = (statistics.median(each) for each in zip(*pairs, strict=True))
-    ratio = statistics.median(on / off for off, on in pairs)
-    accepted = gauges.accepted_tokens / gauges.draft_tokens if gauges.draft_tokens else 0.0
-    return f"{load:8} {streams:3} {off:10.1f} {on:10.1f} {ratio:8.2f} {gauges.draft_tokens:8} {accepted:9.0%}"
+    return f"{load:8} {streams:3} {compared(pairs, gauges)}"
 
 
 def free_chats(model: str, tokens: int) -> Callable[[int], EngineRequest]:
