@@ -7,11 +7,11 @@ out among them are those of the product, on a virtual clock; links, machines and
 (`bench/simulation/`). Each fleet gets `--requests` requests for each worker, at 70 % of what their slots can compute.
 Printed are:
 
-- the gateway's CPU time for each request while they come steadily (routing and supervision; HTTP and ZeroMQ are not
-  simulated), which should not depend on the number of workers; the same with one worker, when other memory is read
-  before each of its messages, which empties the caches; the CPU time for each idle worker and second; the objects of
-  each request that only the garbage collector frees; the wait for a slot beside the ideal one (one queue before all
-  slots); and the standard deviation of the workers' tokens relative to their mean
+- the gateway's CPU time for each request while they come steadily: of routing and supervision, which are simulated,
+  and with what HTTP and ZeroMQ add in the real runs; it should not depend on the number of workers; the same with one
+  worker, when other memory is read before each of its messages, which empties the caches; the CPU time for each idle
+  worker and second; the objects of each request that only the garbage collector frees; the wait for a slot beside the
+  ideal one (one queue before all slots); and the standard deviation of the workers' tokens relative to their mean
 - the gateway's memory for each worker and for each live stream, by Python's own count
 - real runs, with as many processes of the scripted runner: the whole CPU time of the gateway's process for each
   request. What HTTP and ZeroMQ add is taken from the largest of them; the others are predicted by it and the simulation
@@ -182,7 +182,7 @@ def main() -> None:
     trouble = [run(troubled(workers, requests, seed)) for seed in range(args.seeds)]
     simulated = {point.scenario.workers: point for point in points}
     added = added_us(real, simulated)
-    lines = [steady_table(points, cold), memory_line(memory, points[-1])]
+    lines = [steady_table(points, cold, added), memory_line(memory, points[-1])]
     lines += [real_table(real, simulated)] if real else []
     lines += [loss_table(losses)] if losses else []
     lines += [gateways_table(several)]

@@ -19,8 +19,11 @@ class SimulatedPoint:
     cost: Cost
 
 
-def steady_table(points: Sequence[SimulatedPoint], cold: Sequence[SimulatedPoint]) -> str:
-    """The curves of an undisturbed fleet, and one worker whose gateway finds other memory in the caches."""
+def steady_table(points: Sequence[SimulatedPoint], cold: Sequence[SimulatedPoint], added: float) -> str:
+    """The curves of an undisturbed fleet, and one worker whose gateway finds other memory in the caches.
+
+    `added` microseconds of a request are those of HTTP and ZeroMQ (see `added_us`); without real runs they are unknown.
+    """
     least = min(point.cost.gateway_us for point in points)
     rows = []
     for point in (*points, *cold):
@@ -32,6 +35,10 @@ def steady_table(points: Sequence[SimulatedPoint], cold: Sequence[SimulatedPoint
                 f"{scenario.requests:,}",
                 f"{cost.gateway_us:,.0f}",
                 f"{cost.gateway_us / least:.2f}",
+                *(
+                    [f"{cost.gateway_us + added:,.0f}", f"{(cost.gateway_us + added) / (least + added):.2f}"]
+                    * bool(added)
+                ),
                 f"{cost.idle_us:,.0f}",
                 f"{cost.garbage:.1f}",
                 *(f"{wait:,.1f}" for wait in waits),
@@ -42,6 +49,7 @@ def steady_table(points: Sequence[SimulatedPoint], cold: Sequence[SimulatedPoint
         "requests",
         "CPU us/request",
         "of the least",
+        *(("with HTTP", "of the least") if added else ()),
         "idle us/s",
         "garbage",
         "wait ms",
