@@ -28,6 +28,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 from workers.mlx.stored_weights import load_weights
+from workers.mlx.ungated import ungated
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -50,7 +51,11 @@ class Adapter:
     layer_types: bool = False
     """Needs `layer_types`, with both kinds of layers in it."""
     adjust: Callable[[Any, ModelConfig], None] = lambda model, config: None
-    """Replaces modules of the loaded model that round a factor more than transformers does."""
+    """Replaces modules of the loaded model that round a factor more than transformers does, or compute otherwise."""
+    fixed_biases: bool = False
+    """Gives the projections of attention and the MLP the biases that its models have; they cannot be left out."""
+    attention: str = "self_attn"
+    """The name of attention in a layer."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -80,6 +85,9 @@ ADAPTERS: Mapping[str, Adapter] = {
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
+    "starcoder2": Adapter(
+        "starcoder2", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("c_fc", "c_proj")
+    ),
 }
 """The adapters by family."""
 
@@ -124,9 +132,9 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
         load_weights(model, weights, config.quantization, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
-    ropes = [Rotary(rope, context) for rope in config.ropes]
+    ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
-        module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
+        getattr(module_layer, adapter.attention).rope = no_positions if layer.rope is None else ropes[layer.rope]
     adapter.adjust(model, config)
     if mtp is not None:
         mtp.block.self_attn.rope = ropes[0]
@@ -175,7 +183,9 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         )
     if not adapter.free_head_dim and config.head_dim * config.heads != config.hidden_size:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
-    if config.o_bias and not adapter.biases:
+    if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
+        raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
+    if config.o_bias and not (adapter.biases or adapter.fixed_biases):
         raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")
     return adapter
 
@@ -209,6 +219,9 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_eps,
+        "norm_epsilon": config.rms_eps,
+        "layer_norm_eps": config.rms_eps,
+        "norm_eps": config.rms_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.qkv_bias,
         "max_position_embeddings": config.max_positions,

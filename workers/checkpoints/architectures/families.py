@@ -4,11 +4,19 @@ A field of config.json that changes the mathematics is either read by the family
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import Activation, ExpertNames, HeadNorm, Names, Norms
+from workers.checkpoints.architectures.parts import (
+    Activation,
+    ExpertNames,
+    HeadNorm,
+    Names,
+    NormKind,
+    Norms,
+    QkvLayout,
+)
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
@@ -31,10 +39,21 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "scale_emb": 1,
     "use_bidirectional_attention": 0,
     "use_mrope": 0,
+    "use_qk_norm": 0,
+    "qk_layernorm": 0,
+    "alibi": 0,
 }
 """Fields that change the model's mathematics, with the value (besides null and false) at which they do not."""
 
-ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu2",
+}
 """The activations by their names in config.json."""
 
 Windowed = Callable[[Fields, int], tuple[bool, ...]]
@@ -125,6 +144,36 @@ class Family:
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """The names in config.json of fields that have another one in Llama's, by that name; `defaults` has those too."""
+    norm_kind: NormKind = "rms"
+    norm_weights: bool = True
+    norm_biases: bool = False
+    """Norms have weights, and biases, except those of queries and keys."""
+    output_bias: bool | None = None
+    """The output of attention has a bias. None: it has one where `attention_bias` decides, and no other."""
+    gated: bool = True
+    """The MLP multiplies act(gate) and up. Otherwise it has no gate, and `Names.gate_up` has one name."""
+    mlp_biases: bool | None = False
+    """The MLP has biases. None: `mlp_bias` decides."""
+    any_activation: bool = False
+    """config.json may name any of `ACTIVATIONS`; `activation` is the default."""
+    parallel: bool = False
+    """Attention and MLP read the same rows (`ModelConfig.parallel`)."""
+    rotates_windowed: bool = False
+    """Layers without an attention window have no rotary positions."""
+    kv_heads: int | None = None
+    """The number of KV heads, whatever config.json states."""
+    ffn_factor: int | None = None
+    """The width of the MLP, as a multiple of the hidden size, where config.json leaves it out."""
+    interleaved_rope: bool = False
+    """RoPE rotates pairs of neighbouring lanes."""
+    qkv_layout: QkvLayout = "parts"
+    """The order of the rows of queries, keys and values in one matrix."""
+    head_bias: bool = False
+    """Logits have a bias."""
+    variant: Callable[["Family", Fields], "Family"] = lambda family, fields: family
+    """Returns the family as fields of a config.json change it, which are read with the family's names and defaults."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that config.json leaves out, as in transformers."""
 
@@ -141,6 +190,53 @@ GEMMA_DEFAULTS = {
     "sliding_window": 4096,
 }
 QWEN_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
+
+COHERE_DEFAULTS = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
+}
+GLM_DEFAULTS = {
+    "rms_norm_eps": 1.5625e-7,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+}
+LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
+ONE_NORM = Norms(before_attention="input_layernorm")
+
+
+def parallel_if_set(family: Family, fields: Fields) -> Family:
+    """GPT-NeoX: `use_parallel_residual` decides."""
+    return replace(family, parallel=fields.flag("use_parallel_residual", False))
+
+
+def vary_stablelm(family: Family, fields: Fields) -> Family:
+    """Parallel layers have one norm; heads may have norms."""
+    norms = ONE_NORM if fields.flag("use_parallel_residual", False) else BEFORE
+    head_norm: HeadNorm | None = "own" if fields.flag("qk_layernorm", False) else None
+    return replace(parallel_if_set(family, fields), norms=norms, head_norm=head_norm)
+
+
+def vary_cohere(family: Family, fields: Fields) -> Family:
+    return replace(family, head_norm="own" if fields.flag("use_qk_norm", False) else None)
+
+
+def vary_falcon(family: Family, fields: Fields) -> Family:
+    """Falcon 7B has one KV head and one norm; the newer architecture has groups of heads, and mostly two norms."""
+    newer, parallel = fields.flag("new_decoder_architecture", False), fields.flag("parallel_attn", True)
+    if newer:
+        two = fields.integer("num_ln_in_parallel_attn", 2) == 2
+        norms = Norms(before_attention="ln_attn", before_mlp="ln_mlp") if two else ONE_NORM
+        names = {**family.field_names, "num_key_value_heads": "num_kv_heads"}
+        return replace(family, parallel=True, norms=norms, qkv_layout="kv_heads", field_names=names)
+    family = replace(family, parallel=parallel, norms=ONE_NORM if parallel else BEFORE)
+    return replace(family, kv_heads=1) if fields.flag("multi_query", True) else replace(family, qkv_layout="heads")
+
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM", biases=None),
@@ -278,6 +374,161 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 8,
             "num_experts_per_tok": 2,
         },
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        names=Names(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        biases=None,
+        mlp_biases=None,
+        gated=False,
+        activation="gelu_pytorch_tanh",
+        windowed=all_layers,
+        reads=frozenset({"mlp_bias"}),
+        field_names={"rms_norm_eps": "norm_epsilon", "attention_bias": "use_bias", "mlp_bias": "use_bias"},
+        defaults={"norm_epsilon": 1e-5, "use_bias": True, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "stablelm": Family(
+        "StableLmForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        names=Names(head_norms=("self_attn.q_layernorm.norms.{}", "self_attn.k_layernorm.norms.{}")),
+        biases=None,
+        output_bias=False,
+        partial_rope=True,
+        variant=vary_stablelm,
+        reads=frozenset({"qk_layernorm"}),
+        field_names=LAYER_NORM_EPS | {"attention_bias": "use_qkv_bias"},
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+    ),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        names=Names(
+            qkv=("attention.query_key_value",),
+            o="attention.dense",
+            gate_up=("mlp.dense_h_to_4h",),
+            down="mlp.dense_4h_to_h",
+            derived=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
+            embedding="gpt_neox.embed_in",
+            layers="gpt_neox.layers.",
+            norm="gpt_neox.final_layer_norm",
+            head="embed_out",
+        ),
+        biases=None,
+        mlp_biases=True,
+        gated=False,
+        activation="gelu",
+        any_activation=True,
+        partial_rope=True,
+        qkv_layout="heads",
+        variant=parallel_if_set,
+        reads=frozenset({"rotary_pct"}),
+        field_names=LAYER_NORM_EPS | {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "rotary_pct": 0.25,
+            "attention_bias": True,
+            "use_parallel_residual": True,
+        },
+    ),
+    "cohere": Family(
+        "CohereForCausalLM",
+        norm_kind="layer",
+        norms=ONE_NORM,
+        parallel=True,
+        biases=None,
+        interleaved_rope=True,
+        variant=vary_cohere,
+        reads=frozenset({"logit_scale", "use_qk_norm"}),
+        field_names=LAYER_NORM_EPS,
+        defaults=COHERE_DEFAULTS,
+    ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        norm_kind="layer",
+        norms=ONE_NORM,
+        parallel=True,
+        biases=None,
+        interleaved_rope=True,
+        windowed=but_every(4),
+        rotates_windowed=True,
+        reads=frozenset({"logit_scale"}),
+        field_names=LAYER_NORM_EPS,
+        defaults=COHERE_DEFAULTS | {"sliding_window": 4096},
+    ),
+    "phi": Family(
+        "PhiForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        norms=ONE_NORM,
+        parallel=True,
+        names=Names(gate_up=("mlp.fc1",), down="mlp.fc2", o="self_attn.dense", norm="model.final_layernorm"),
+        biases=True,
+        output_bias=True,
+        mlp_biases=True,
+        head_bias=True,
+        gated=False,
+        activation="gelu_new",
+        partial_rope=True,
+        field_names=LAYER_NORM_EPS,
+        defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    ),
+    "falcon": Family(
+        "FalconForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        names=Names(
+            qkv=("self_attention.query_key_value",),
+            o="self_attention.dense",
+            gate_up=("mlp.dense_h_to_4h",),
+            down="mlp.dense_4h_to_h",
+            embedding="transformer.word_embeddings",
+            layers="transformer.h.",
+            norm="transformer.ln_f",
+            derived=("self_attention.rotary_emb.inv_freq",),
+        ),
+        biases=None,
+        mlp_biases=None,
+        gated=False,
+        activation="gelu",
+        ffn_factor=4,
+        variant=vary_falcon,
+        reads=frozenset({"mlp_bias"}),
+        field_names={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "attention_bias": "bias",
+            "mlp_bias": "bias",
+            "hidden_act": "activation",
+            "intermediate_size": "ffn_hidden_size",
+        },
+        defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    ),
+    "glm": Family(
+        "GlmForCausalLM",
+        names=Names(gate_up=("mlp.gate_up_proj",)),
+        biases=None,
+        output_bias=False,
+        interleaved_rope=True,
+        partial_rope=True,
+        defaults=GLM_DEFAULTS,
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        norms=Norms(
+            before_attention="input_layernorm",
+            after_attention="post_self_attn_layernorm",
+            before_mlp="post_attention_layernorm",
+            after_mlp="post_mlp_layernorm",
+        ),
+        names=Names(gate_up=("mlp.gate_up_proj",)),
+        biases=None,
+        output_bias=False,
+        interleaved_rope=True,
+        partial_rope=True,
+        defaults=GLM_DEFAULTS,
     ),
 }
 """The families by `model_type` of config.json."""
