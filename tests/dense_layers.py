@@ -116,3 +116,20 @@ def glm(c: Config, layer: int, w: RandomWeights) -> NamedTensors:
     sandwich = ("post_self_attn_layernorm", "post_mlp_layernorm") if c["model_type"] == "glm4" else ()
     for name in ("input_layernorm", "post_attention_layernorm", *sandwich):
         yield f"{name}.weight", w.norm(hidden)
+
+
+def nemotron(c: Config, layer: int, w: RandomWeights) -> NamedTensors:
+    yield from attention(c, w, bias=c["attention_bias"], o_bias=c["attention_bias"])
+    yield from two_matrices(c, w, "mlp.up_proj", "mlp.down_proj", bias=c["mlp_bias"])
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield from layer_norm(w, name, c["hidden_size"])
+
+
+def ernie4_5(c: Config, layer: int, w: RandomWeights) -> NamedTensors:
+    hidden, bias = c["hidden_size"], c["use_bias"]
+    yield from attention(c, w, bias=bias, o_bias=bias)
+    for name in ("gate_proj", "up_proj"):
+        yield from linear(w, f"mlp.{name}", c["intermediate_size"], hidden, bias=bias)
+    yield from linear(w, "mlp.down_proj", hidden, c["intermediate_size"], 2.0, bias=bias)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{name}.weight", w.norm(hidden)

@@ -108,6 +108,8 @@ class Traits:
     norm_bias: bool = False
     head_bias: bool = False
     """The last norm has a weight and a bias, and logits have a bias."""
+    without: tuple[str, ...] = ()
+    """Fields that config.json does not have."""
     served_as: str | None = None
     """The `model_type` in transformers, if it is another one: the model's own code is not in transformers."""
 
@@ -299,6 +301,60 @@ FAMILIES: Mapping[str, Traits] = {
         layer=dense_layers.falcon,
         names=("transformer.word_embeddings", "transformer.h.", "transformer.ln_f", "lm_head"),
         norm_bias=True,
+        without=("head_dim", "num_key_value_heads", "intermediate_size", "hidden_act", "rms_norm_eps"),
+    ),
+    "exaone4": Traits(
+        "Exaone4ForCausalLM",
+        lambda layers: {"sliding_window": WINDOW, "sliding_window_pattern": 2},
+        optional_bias=False,
+        norms=AFTER,
+        head_norm="each",
+    ),
+    "nemotron": Traits(
+        "NemotronForCausalLM",
+        lambda layers: {
+            "norm_eps": 1e-4,
+            "hidden_act": "relu2",
+            "mlp_bias": True,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        optional_bias=False,
+        layer=dense_layers.nemotron,
+        centred_norms=True,
+        norm_bias=True,
+    ),
+    "olmo": Traits("OlmoForCausalLM", lambda layers: {"clip_qkv": 1.5}, norms=(), norm_weight=False),
+    "arcee": Traits(
+        "ArceeForCausalLM",
+        lambda layers: {"hidden_act": "relu2", "mlp_bias": False},
+        mlp=lambda config, layer, weights: dense_layers.two_matrices(
+            config, weights, "mlp.up_proj", "mlp.down_proj", bias=False
+        ),
+    ),
+    "helium": Traits("HeliumForCausalLM", lambda layers: {"mlp_bias": False}, optional_bias=False),
+    "ernie4_5": Traits(
+        "Ernie4_5ForCausalLM", lambda layers: {"use_bias": True}, optional_bias=False, layer=dense_layers.ernie4_5
+    ),
+    "ministral": Traits("MinistralForCausalLM", lambda layers: {"sliding_window": WINDOW}, optional_bias=False),
+    "ministral3": Traits(
+        "Ministral3ForCausalLM",
+        lambda layers: {
+            "sliding_window": None,
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 128,
+                "max_position_embeddings": 2048,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        optional_bias=False,
     ),
     "glm": Traits(
         "GlmForCausalLM",

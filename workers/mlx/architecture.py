@@ -15,6 +15,16 @@ from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
+from workers.mlx.dense_parts import (
+    ArceeMlp,
+    NeoxArgs,
+    NeoxMlp,
+    NnWithoutWeights,
+    StableLmAttention,
+    clip_projections,
+    rotate_where_positions,
+    separate_head,
+)
 from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.parts import (
     CappedAttention,
@@ -28,7 +38,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 from workers.mlx.stored_weights import load_weights
-from workers.mlx.ungated import ungated
+from workers.mlx.ungated import relu2, ungated
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -56,6 +66,8 @@ class Adapter:
     """Gives the projections of attention and the MLP the biases that its models have; they cannot be left out."""
     attention: str = "self_attn"
     """The name of attention in a layer."""
+    window_pattern: int | None = 1
+    """`sliding_window_pattern` of a model without windows."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -88,6 +100,41 @@ ADAPTERS: Mapping[str, Adapter] = {
     "starcoder2": Adapter(
         "starcoder2", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("c_fc", "c_proj")
     ),
+    "stablelm": Adapter("stablelm", always={"Attention": StableLmAttention}, free_head_dim=False),
+    # mlx-lm has an MLP of four times the width with an approximate GELU, and the head inside of the decoder.
+    "gpt_neox": Adapter(
+        "gpt_neox",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": NeoxMlp, "ModelArgs": NeoxArgs},
+        uncompiled={},
+        fixed_biases=True,
+        free_head_dim=False,
+        attention="attention",
+        adjust=separate_head,
+    ),
+    "cohere": Adapter("cohere", biases=True, free_head_dim=False),
+    "cohere2": Adapter("cohere2", biases=True, free_head_dim=False, adjust=rotate_where_positions),
+    "phi": Adapter("phi", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("fc1", "fc2")),
+    "glm": Adapter("glm"),
+    "glm4": Adapter("glm4"),
+    "exaone4": Adapter("exaone4", window_pattern=None),
+    "nemotron": Adapter("nemotron", biases=True, uncompiled={"relu_squared": relu2}),
+    # The modules of mlx-lm for these two are Llama's with other parts; its own of OLMo needs another package.
+    "olmo": Adapter(
+        "llama",
+        always={"scaled_dot_product_attention": ragged_attention, "nn": NnWithoutWeights()},
+        biases=True,
+        adjust=clip_projections,
+    ),
+    "arcee": Adapter(
+        "llama",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": ArceeMlp},
+        biases=True,
+        adjust=ungated("up_proj", "down_proj"),
+    ),
+    "helium": Adapter("helium", free_head_dim=False),
+    "ernie4_5": Adapter("ernie4_5", biases=True),
+    "ministral": LLAMA,
+    "ministral3": LLAMA,
 }
 """The adapters by family."""
 
@@ -128,6 +175,8 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     try:
         args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
         model = module.Model(args)
+        if config.tie_embeddings and "lm_head" in model:
+            del model.lm_head  # some modules always have one
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config.quantization, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
@@ -233,7 +282,7 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "no_rope_layers": None,
         "layer_types": kinds if adapter.layer_types else None,
         "sliding_window": None,
-        "sliding_window_pattern": 1,
+        "sliding_window_pattern": adapter.window_pattern,
         "query_pre_attn_scalar": config.attention_scale**-2,
         "attn_logit_softcapping": config.attention_cap,
         "final_logit_softcapping": config.logit_cap,
@@ -241,5 +290,13 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
-        "mlp_bias": False,
+        "mlp_bias": config.mlp_bias,
+        "use_bias": config.qkv_bias,
+        "use_qkv_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel,
+        "qk_layernorm": config.head_norm is not None,
+        "use_qk_norm": config.head_norm is not None,
+        "layer_norm_bias": config.norm_biases,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": config.ropes[0].theta,
     }

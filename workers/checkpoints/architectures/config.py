@@ -98,6 +98,8 @@ class ModelConfig:
     """How queries, keys and values are stored if they are one matrix."""
     head_bias: bool = False
     """Logits have a bias."""
+    qkv_clip: float | None = None
+    """Queries, keys and values are clipped to its negative and itself."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -156,7 +158,9 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
     heads, kv_heads, head_dim = _heads(fields, hidden, family)
-    ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
+    ropes = read_ropes(
+        fields, head_dim, local=family.local_rope, partial=family.partial_rope, grows_queries=family.grows_queries
+    )
     qkv_bias, o_bias = _attention_biases(fields, family)
     experts = _experts(fields, family)
     return ModelConfig(
@@ -188,7 +192,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         o_bias=o_bias,
         mtp_layers=_mtp_layers(fields, family),
         mtp=False,
-        max_positions=_max_positions(fields, ropes),
+        max_positions=_max_positions(fields, family, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
         norm_kind=family.norm_kind,
@@ -200,6 +204,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         interleaved_rope=family.interleaved_rope,
         qkv_layout=family.qkv_layout,
         head_bias=family.head_bias,
+        qkv_clip=fields.optional_number("clip_qkv"),
     )
 
 
@@ -281,7 +286,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    if family.rotates_windowed:
+    if family.rotates_windowed and any(windowed):
         rotated = windowed
     experts = _layers_with_experts(fields, family, layers)
     return tuple(
@@ -343,10 +348,12 @@ def _mtp_layers(fields: Fields, family: Family) -> int:
     return layers
 
 
-def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:
+def _max_positions(fields: Fields, family: Family, ropes: tuple[Rope, ...]) -> int:
     """Read the positions of the model. YaRN multiplies those that it was trained on, whatever `max_position_embeddings`
     is."""
     stated = fields.integer("max_position_embeddings", 2048)
+    if family.grows_queries:
+        return min(stated, *(rope.scaling.original for rope in ropes if isinstance(rope.scaling, Yarn)), stated)
     reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
     return max(stated, *reached) if reached else stated
 

@@ -161,7 +161,10 @@ class Family:
     parallel: bool = False
     """Attention and MLP read the same rows (`ModelConfig.parallel`)."""
     rotates_windowed: bool = False
-    """Layers without an attention window have no rotary positions."""
+    """In models with attention windows, layers without one have no rotary positions."""
+    grows_queries: bool = False
+    """Queries grow with the position by `llama_4_scaling_beta`, beyond the positions of the first training: contexts
+    end there."""
     kv_heads: int | None = None
     """The number of KV heads, whatever config.json states."""
     ffn_factor: int | None = None
@@ -210,20 +213,26 @@ LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 ONE_NORM = Norms(before_attention="input_layernorm")
 
 
-def parallel_if_set(family: Family, fields: Fields) -> Family:
-    """GPT-NeoX: `use_parallel_residual` decides."""
-    return replace(family, parallel=fields.flag("use_parallel_residual", False))
+def vary_gpt_neox(family: Family, fields: Fields) -> Family:
+    heads = fields.integer("num_attention_heads")
+    return replace(family, kv_heads=heads, parallel=fields.flag("use_parallel_residual", True))
 
 
 def vary_stablelm(family: Family, fields: Fields) -> Family:
     """Parallel layers have one norm; heads may have norms."""
-    norms = ONE_NORM if fields.flag("use_parallel_residual", False) else BEFORE
+    parallel = fields.flag("use_parallel_residual", False)
     head_norm: HeadNorm | None = "own" if fields.flag("qk_layernorm", False) else None
-    return replace(parallel_if_set(family, fields), norms=norms, head_norm=head_norm)
+    return replace(family, parallel=parallel, norms=ONE_NORM if parallel else BEFORE, head_norm=head_norm)
 
 
 def vary_cohere(family: Family, fields: Fields) -> Family:
     return replace(family, head_norm="own" if fields.flag("use_qk_norm", False) else None)
+
+
+def vary_cohere2(family: Family, fields: Fields) -> Family:
+    if fields.get("sliding_window") is None:
+        raise fields.error("sliding_window", "is missing: layers with positions are those with a window")
+    return family
 
 
 def vary_falcon(family: Family, fields: Fields) -> Family:
@@ -235,7 +244,9 @@ def vary_falcon(family: Family, fields: Fields) -> Family:
         names = {**family.field_names, "num_key_value_heads": "num_kv_heads"}
         return replace(family, parallel=True, norms=norms, qkv_layout="kv_heads", field_names=names)
     family = replace(family, parallel=parallel, norms=ONE_NORM if parallel else BEFORE)
-    return replace(family, kv_heads=1) if fields.flag("multi_query", True) else replace(family, qkv_layout="heads")
+    if fields.flag("multi_query", True):
+        return replace(family, kv_heads=1)
+    return replace(family, kv_heads=fields.integer("num_attention_heads"), qkv_layout="heads")
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -424,14 +435,13 @@ FAMILIES: Mapping[str, Family] = {
         any_activation=True,
         partial_rope=True,
         qkv_layout="heads",
-        variant=parallel_if_set,
+        variant=vary_gpt_neox,
         reads=frozenset({"rotary_pct"}),
         field_names=LAYER_NORM_EPS | {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
         defaults={
             "layer_norm_eps": 1e-5,
             "rotary_pct": 0.25,
             "attention_bias": True,
-            "use_parallel_residual": True,
         },
     ),
     "cohere": Family(
@@ -455,6 +465,7 @@ FAMILIES: Mapping[str, Family] = {
         interleaved_rope=True,
         windowed=but_every(4),
         rotates_windowed=True,
+        variant=vary_cohere2,
         reads=frozenset({"logit_scale"}),
         field_names=LAYER_NORM_EPS,
         defaults=COHERE_DEFAULTS | {"sliding_window": 4096},
@@ -505,6 +516,80 @@ FAMILIES: Mapping[str, Family] = {
             "intermediate_size": "ffn_hidden_size",
         },
         defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    ),
+    "exaone4": Family(
+        "Exaone4ForCausalLM",
+        norms=AFTER,
+        head_norm="each",
+        windowed=but_every(4),
+        rotates_windowed=True,
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "num_key_value_heads": 32},
+    ),
+    "nemotron": Family(
+        "NemotronForCausalLM",
+        norm_kind="layer",
+        norm_biases=True,
+        norm_offset=1.0,
+        names=Names(gate_up=("mlp.up_proj",)),
+        biases=None,
+        mlp_biases=None,
+        gated=False,
+        activation="relu2",
+        partial_rope=True,
+        reads=frozenset({"mlp_bias"}),
+        field_names={"rms_norm_eps": "norm_eps"},
+        defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    ),
+    "olmo": Family(
+        "OlmoForCausalLM",
+        norm_kind="layer",
+        norm_weights=False,
+        biases=None,
+        reads=frozenset({"clip_qkv"}),
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "arcee": Family(
+        "ArceeForCausalLM",
+        names=Names(gate_up=("mlp.up_proj",)),
+        biases=None,
+        mlp_biases=None,
+        gated=False,
+        activation="relu2",
+        reads=frozenset({"mlp_bias"}),
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "helium": Family(
+        "HeliumForCausalLM",
+        biases=None,
+        output_bias=False,
+        mlp_biases=None,
+        interleaved_rope=True,
+        reads=frozenset({"mlp_bias"}),
+        defaults={"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20},
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5ForCausalLM",
+        biases=None,
+        mlp_biases=None,
+        interleaved_rope=True,
+        reads=frozenset({"mlp_bias"}),
+        field_names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ministral": Family(
+        "MinistralForCausalLM", windowed=all_layers, defaults={"sliding_window": 4096, "num_key_value_heads": 8}
+    ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        windowed=all_layers,
+        grows_queries=True,
+        defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 262144},
     ),
     "glm": Family(
         "GlmForCausalLM",

@@ -1,6 +1,6 @@
 """Typed access to a config.json that names the field in every error."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ class Fields:
     def of_family(self, defaults: Mapping[str, Any], names: Mapping[str, str]) -> "Fields":
         """Return the fields with a family's defaults and names (see `__init__`)."""
         return Fields(self.file, self.values, defaults, self._prefix, names)
+
+    def without(self, names: Collection[str]) -> "Fields":
+        """Return the fields but some."""
+        kept = {name: value for name, value in self.values.items() if name not in names}
+        return Fields(self.file, kept, self._defaults, self._prefix, self._names)
 
     def error(self, name: str, problem: str) -> CheckpointError:
         return CheckpointError(self.file, self._prefix + self._names.get(name, name), problem)

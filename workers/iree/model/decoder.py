@@ -163,10 +163,21 @@ def dense_weights(config: ModelConfig, w: Parameters, number: int, following: ja
 
 def norm_weights(config: ModelConfig, ops: Ops, w: Parameters, name: str) -> NormWeights | None:
     """Return the weights of a norm of hidden rows, such as `3.norm_mlp`; None where the model has none."""
+    if not config.norm_weights:
+        return _unweighted(config, ops, name)
     weight: jax.Array | None = w.get(name)
     if weight is None or config.norm_kind == "rms":
         return weight
     return LayerNormWeights(weight, w.get(f"{name}_bias"))
+
+
+def _unweighted(config: ModelConfig, ops: Ops, name: str) -> NormWeights | None:
+    """Return the weights of a norm that has none: ones, and zeros where rows are padded."""
+    norms = {"norm_attention": config.norms.before_attention, "norm_mlp": config.norms.before_mlp}
+    if norms.get(name.rpartition(".")[2], config.names.norm) is None:
+        return None
+    ones = np.arange(config.hidden_size) < ops.values(config.hidden_size)
+    return LayerNormWeights(jnp.asarray(ones.astype(np.float32)), None)
 
 
 def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
@@ -188,6 +199,8 @@ def queries_and_cache(
     """Return the queries of normed rows, an operand, and the cache with their keys and values in a layer."""
     name, width = f"{number}.", (config.heads + 2 * config.kv_heads) * config.head_dim
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), step.live)
+    if config.qkv_clip is not None:
+        qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
     return ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
 
 
