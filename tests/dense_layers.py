@@ -104,7 +104,8 @@ def falcon(c: Config, layer: int, w: RandomWeights) -> NamedTensors:
     yield from linear(w, "self_attention.dense", hidden, hidden, bias=bias)
     yield from two_matrices({**c, "intermediate_size": c["ffn_hidden_size"]}, w, *FALCON_MLP, bias=bias)
     both = ("input_layernorm", "post_attention_layernorm")
-    for name in ("ln_attn", "ln_mlp") if newer else both[:1] if c["parallel_attn"] else both:
+    two = newer and c.get("num_ln_in_parallel_attn", 2) == 2
+    for name in ("ln_attn", "ln_mlp") if two else both[:1] if c["parallel_attn"] else both:
         yield from layer_norm(w, name, hidden)
 
 

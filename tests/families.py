@@ -341,7 +341,7 @@ FAMILIES: Mapping[str, Traits] = {
         "Ministral3ForCausalLM",
         lambda layers: {
             "sliding_window": None,
-            "rope_parameters": {
+            "rope_scaling": {
                 "type": "yarn",
                 "rope_theta": 1000.0,
                 "factor": 16.0,
@@ -370,6 +370,8 @@ FAMILIES: Mapping[str, Traits] = {
     ),
 }
 """By config.json's `model_type`."""
+DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") :]
+"""The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
 
 

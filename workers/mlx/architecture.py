@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models import gemma2
 
 from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
@@ -171,14 +172,14 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     module = bind_module(adapter, compiled=compiled)
     fields, _ = unwrap(Fields.read(path / "config.json"))
     weights = open_weights(path)
-    weights.check_types()
+    weights.check_types(lambda name: is_derived(name, config))
     try:
         args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
         model = module.Model(args)
         if config.tie_embeddings and "lm_head" in model:
             del model.lm_head  # some modules always have one
         mtp = MtpLayer(module, args) if config.mtp else None
-        load_weights(model, weights, config.quantization, mtp)
+        load_weights(model, weights, config, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
     ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
@@ -234,6 +235,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
     if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
+    if config.tie_embeddings and config.head_bias:
+        raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")
     if config.o_bias and not (adapter.biases or adapter.fixed_biases):
         raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")
     return adapter

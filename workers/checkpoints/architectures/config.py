@@ -17,7 +17,7 @@ from workers.checkpoints.architectures.parts import (
     Norms,
     QkvLayout,
 )
-from workers.checkpoints.architectures.rope import Rope, Yarn
+from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
 from workers.checkpoints.json_files import CheckpointError
@@ -33,7 +33,7 @@ WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: attention and an MLP in every layer, one after the other or side by side, with residual connections."""
+    """A decoder: attention and an MLP in every layer, one after the other or side by side, and residual connections."""
 
     family: str
     hidden_size: int
@@ -353,7 +353,8 @@ def _max_positions(fields: Fields, family: Family, ropes: tuple[Rope, ...]) -> i
     is."""
     stated = fields.integer("max_position_embeddings", 2048)
     if family.grows_queries:
-        return min(stated, *(rope.scaling.original for rope in ropes if isinstance(rope.scaling, Yarn)), stated)
+        scalings = [rope.scaling for rope in ropes]
+        return min([stated, *(each.original for each in scalings if isinstance(each, Yarn | Llama3 | LongRope))])
     reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
     return max(stated, *reached) if reached else stated
 

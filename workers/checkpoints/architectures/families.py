@@ -209,6 +209,14 @@ GLM_DEFAULTS = {
     "attention_bias": True,
     "max_position_embeddings": 131072,
 }
+MINISTRAL3_POSITIONS = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 ONE_NORM = Norms(before_attention="input_layernorm")
 
@@ -233,6 +241,13 @@ def vary_cohere2(family: Family, fields: Fields) -> Family:
     if fields.get("sliding_window") is None:
         raise fields.error("sliding_window", "is missing: layers with positions are those with a window")
     return family
+
+
+def vary_ministral3(family: Family, fields: Fields) -> Family:
+    """Positions have a plan that transformers takes where config.json has none."""
+    if fields.get("rope_parameters") is not None or fields.get("rope_scaling") is not None:
+        return family
+    return replace(family, defaults={**family.defaults, "rope_parameters": MINISTRAL3_POSITIONS})
 
 
 def vary_falcon(family: Family, fields: Fields) -> Family:
@@ -468,7 +483,7 @@ FAMILIES: Mapping[str, Family] = {
         variant=vary_cohere2,
         reads=frozenset({"logit_scale"}),
         field_names=LAYER_NORM_EPS,
-        defaults=COHERE_DEFAULTS | {"sliding_window": 4096},
+        defaults=COHERE_DEFAULTS | {"sliding_window": 4096, "rope_theta": 10000.0},
     ),
     "phi": Family(
         "PhiForCausalLM",
@@ -565,7 +580,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_biases=None,
         interleaved_rope=True,
         reads=frozenset({"mlp_bias"}),
-        defaults={"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20},
+        defaults={"rms_norm_eps": 1e-8, "rope_theta": 100000.0, "head_dim": 128, "num_key_value_heads": 20},
     ),
     "ernie4_5": Family(
         "Ernie4_5ForCausalLM",
@@ -589,6 +604,7 @@ FAMILIES: Mapping[str, Family] = {
         "Ministral3ForCausalLM",
         windowed=all_layers,
         grows_queries=True,
+        variant=vary_ministral3,
         defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 262144},
     ),
     "glm": Family(

@@ -114,8 +114,8 @@ class Ops(Protocol):
     ) -> tuple[jax.Array, jax.Array]:
         """Return x + delta * multiplier, float32 [rows, width], and its norm with the weights `before` as an operand.
 
-        With the weight `after` it is delta's RMS norm that is multiplied and added; without `before` the operand is the sum
-        itself. Padding rows (see `StepRows.live`) are undefined.
+        With the weight `after` it is delta's RMS norm that is multiplied and added; without `before` the operand is the
+        sum itself. Padding rows (see `StepRows.live`) are undefined.
         """
 
     def linear(

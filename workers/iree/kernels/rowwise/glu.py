@@ -50,8 +50,8 @@ def glu(
     gated: bool = True,
     live: bool = False,
 ) -> str:
-    """f32 [rows, 2 * ffn], gates first, or [rows, ffn] without gates (, live i32 [1]) -> packed words [rows, row_stride], of which the first `live`
-    rows are computed."""
+    """f32 [rows, 2 * ffn], gates first, or [rows, ffn] without gates (, live i32 [1]) -> packed words
+    [rows, row_stride], of which the first `live` rows are computed."""
     groups = RowWorkgroups.of(rows)
     kernel = Kernel(name, groups.count)
     x = kernel.input("x", (rows, 2 * ffn if gated else ffn), "f32")

@@ -112,10 +112,11 @@ def norm(
     name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm, *, live: bool = False
 ) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
-    (, its bias f32 [width]) (, live i32 [1]) -> (x + delta,) packed words [rows, row_stride], of which the first `live` rows are computed.
+    (, its bias f32 [width]) (, live i32 [1]) -> (x + delta,) packed words [rows, row_stride], of which the first `live`
+    rows are computed.
 
-    A norm is x / sqrt(mean(x^2) + eps) * weight; that of the sum may be a LayerNorm, of x - mean(x), plus bias. Delta, or its norm, is multiplied by `kind.multiplier`. Width is a
-    multiple of 16.
+    A norm is x / sqrt(mean(x^2) + eps) * weight; that of the sum may be a LayerNorm, of x - mean(x), plus bias. Delta,
+    or its norm, is multiplied by `kind.multiplier`. Width is a multiple of 16.
     """
     groups = RowWorkgroups(rows, min(rows, MANY_EACH))
     kernel = Kernel(name, groups.count)
