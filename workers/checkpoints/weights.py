@@ -168,7 +168,8 @@ class Weights(Mapping[str, NDArray[Any]]):
         """Refuse tensors whose type is not that of their values, from the files' headers.
 
         These are floating-point numbers of a supported type, and packed integers for the levels of a quantized matrix.
-        A backend that read others would take their bytes for numbers. Tensors that are `unread` may have any. Raises `CheckpointError`.
+        A backend that read others would take their bytes for numbers. Tensors that are `unread` may have any. Raises
+        `CheckpointError`.
         """
         for name in self._names:
             if name not in self._stored_matrices and not unread(name):

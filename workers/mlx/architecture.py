@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import mlx.nn as nn
 from mlx_lm.models import gemma2
@@ -21,6 +21,7 @@ from workers.mlx.dense_parts import (
     NeoxArgs,
     NeoxMlp,
     NnWithoutWeights,
+    PhiAttention,
     StableLmAttention,
     clip_projections,
     rotate_where_positions,
@@ -67,6 +68,8 @@ class Adapter:
     """Gives the projections of attention and the MLP the biases that its models have; they cannot be left out."""
     attention: str = "self_attn"
     """The name of attention in a layer."""
+    head: Literal["as_tied", "removed", "kept"] = "as_tied"
+    """The module has a head of its own if heads are not tied; or always, which is removed if they are, or cannot be."""
     window_pattern: int | None = 1
     """`sliding_window_pattern` of a model without windows."""
 
@@ -101,7 +104,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "starcoder2": Adapter(
         "starcoder2", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("c_fc", "c_proj")
     ),
-    "stablelm": Adapter("stablelm", always={"Attention": StableLmAttention}, free_head_dim=False),
+    "stablelm": Adapter("stablelm", always={"Attention": StableLmAttention}, free_head_dim=False, head="removed"),
     # mlx-lm has an MLP of four times the width with an approximate GELU, and the head inside of the decoder.
     "gpt_neox": Adapter(
         "gpt_neox",
@@ -110,13 +113,22 @@ ADAPTERS: Mapping[str, Adapter] = {
         fixed_biases=True,
         free_head_dim=False,
         attention="attention",
+        head="kept",
         adjust=separate_head,
     ),
     "cohere": Adapter("cohere", biases=True, free_head_dim=False),
     "cohere2": Adapter("cohere2", biases=True, free_head_dim=False, adjust=rotate_where_positions),
-    "phi": Adapter("phi", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("fc1", "fc2")),
+    "phi": Adapter(
+        "phi",
+        always={"PhiAttention": PhiAttention},
+        uncompiled={},
+        fixed_biases=True,
+        free_head_dim=False,
+        head="kept",
+        adjust=ungated("fc1", "fc2"),
+    ),
     "glm": Adapter("glm"),
-    "glm4": Adapter("glm4"),
+    "glm4": Adapter("glm4", head="removed"),
     "exaone4": Adapter("exaone4", window_pattern=None),
     "nemotron": Adapter("nemotron", biases=True, uncompiled={"relu_squared": relu2}),
     # The modules of mlx-lm for these two are Llama's with other parts; its own of OLMo needs another package.
@@ -132,7 +144,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         biases=True,
         adjust=ungated("up_proj", "down_proj"),
     ),
-    "helium": Adapter("helium", free_head_dim=False),
+    "helium": Adapter("helium", free_head_dim=False, head="removed"),
     "ernie4_5": Adapter("ernie4_5", biases=True),
     "ministral": LLAMA,
     "ministral3": LLAMA,
@@ -176,8 +188,8 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     try:
         args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
         model = module.Model(args)
-        if config.tie_embeddings and "lm_head" in model:
-            del model.lm_head  # some modules always have one
+        if config.tie_embeddings and adapter.head == "removed":
+            del model.lm_head
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
@@ -235,7 +247,7 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
     if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
-    if config.tie_embeddings and config.head_bias:
+    if config.tie_embeddings and adapter.head == "kept":
         raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")
     if config.o_bias and not (adapter.biases or adapter.fixed_biases):
         raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")

@@ -5,26 +5,41 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import gpt_neox, stablelm
+from mlx_lm.models import gpt_neox, phi, stablelm
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.ungated import ungated
 
 
+def _attend(attention: Any, x: mx.array, cache: Any) -> mx.array:
+    """Attention over slots up to the output projection, for modules that widen queries or keys to float32 in mlx-lm,
+    which the KV cache does not take."""
+    rows, tokens, _ = x.shape
+    queries = attention.q_proj(x).reshape(rows, tokens, attention.num_heads, -1)
+    keys = attention.k_proj(x).reshape(rows, tokens, attention.num_key_value_heads, -1)
+    values = attention.v_proj(x).reshape(rows, tokens, attention.num_key_value_heads, -1).transpose(0, 2, 1, 3)
+    if "q_layernorm" in attention:
+        queries, keys = attention.q_layernorm(queries), attention.k_layernorm(keys)
+    queries = attention.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset)
+    keys = attention.rope(keys.transpose(0, 2, 1, 3), offset=cache.offset)
+    output = cache.attend(queries, keys, values, attention.head_dim**-0.5)
+    joined: mx.array = output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
+    return joined
+
+
 class StableLmAttention(stablelm.Attention):  # type: ignore[misc]
-    """StableLM's attention over slots. mlx-lm widens queries and keys to float32, which the KV cache does not take."""
+    """StableLM's attention over slots."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        rows, tokens, _ = x.shape
-        queries = self.q_proj(x).reshape(rows, tokens, self.num_heads, -1)
-        keys = self.k_proj(x).reshape(rows, tokens, self.num_key_value_heads, -1)
-        values = self.v_proj(x).reshape(rows, tokens, self.num_key_value_heads, -1).transpose(0, 2, 1, 3)
-        if self.qk_layernorm:
-            queries, keys = self.q_layernorm(queries), self.k_layernorm(keys)
-        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset)
-        keys = self.rope(keys.transpose(0, 2, 1, 3), offset=cache.offset)
-        output = cache.attend(queries, keys, values, self.head_dim**-0.5)
-        projected: mx.array = self.o_proj(output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
+        projected: mx.array = self.o_proj(_attend(self, x, cache))
+        return projected
+
+
+class PhiAttention(phi.PhiAttention):  # type: ignore[misc]
+    """Phi's attention over slots."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        projected: mx.array = self.dense(_attend(self, x, cache))
         return projected
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.workers.iree.kernels.running import ARITHMETICS, TOLERANCE, Run, floats
 from workers.checkpoints.architectures.parts import Activation
+from workers.iree.kernels.ir.arithmetic import Arithmetic
 from workers.iree.kernels.rowwise.glu import glu
 
 FUNCTIONS: dict[Activation, Callable[[float], float]] = {
@@ -16,9 +17,9 @@ FUNCTIONS: dict[Activation, Callable[[float], float]] = {
 }
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS[:1])
 @pytest.mark.parametrize(("activation", "gated"), [("gelu", False), ("relu2", True)])
-def test_activations(run: Run, activation: Activation, gated: bool) -> None:
-    arithmetic = ARITHMETICS[0]
+def test_activations(run: Run, arithmetic: Arithmetic, activation: Activation, gated: bool) -> None:
     values = np.linspace(-6, 6, 6 * 64, dtype=np.float32).reshape(6, 64)
     (out,) = run(glu("glu", 6, 32 if gated else 64, arithmetic, activation, gated=gated), values)
     gates, factor = (values[:, :32], values[:, 32:]) if gated else (values, np.float32(1))
