@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
+from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.parts import (
     Activation,

@@ -51,6 +51,9 @@ def test_every_tensor_of_a_family_is_known(tmp_path: Path, family: str, options:
         ("llama", "lm_head.bias"),
         ("mimo", "model.mtp_layers.1.input_proj.weight"),
         ("qwen2", "model.mtp_layers.0.input_proj.weight"),
+        ("cohere", "model.layers.0.input_layernorm.bias"),
+        ("gpt_neox", "gpt_neox.layers.2.attention.bias"),
+        ("olmo", "model.norm.weight"),
     ],
 )
 def test_an_unknown_tensor_is_refused(tmp_path: Path, family: str, name: str) -> None:
