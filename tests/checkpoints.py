@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.families import ARCHITECTURES, Tensors, family_fields, random_weights
+from tests.families import ARCHITECTURES, FAMILIES, Tensors, family_fields, random_weights
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_ID = SPECIALS.index("<|im_end|>")
@@ -168,7 +168,8 @@ def make_checkpoint(
         quantization = {"group_size": group_size, "bits": quantized_bits, "mode": "affine"}
         tensors = _quantize_all(stack_experts(tensors), quantized_bits, group_size)
         config |= {"quantization": quantization, "quantization_config": quantization}
-    _write_json(directory / "config.json", config)
+    absent = FAMILIES[family].without
+    _write_json(directory / "config.json", {name: value for name, value in config.items() if name not in absent})
     _write_weights(directory, tensors, sharded=sharded)
     return directory
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tests import dense_layers
+
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
 
@@ -98,6 +100,16 @@ class Traits:
     fused: bool = False
     """Queries, keys and values are one matrix, and so are gate and up."""
     mlp: Mlp = dense
+    layer: Callable[[Mapping[str, Any], int, RandomWeights], NamedTensors] | None = None
+    """The tensors of a layer, where they are not like Llama's: `norms`, `head_norm` and `mlp` do not matter then."""
+    names: tuple[str, str, str, str] = ("model.embed_tokens", "model.layers.", "model.norm", "lm_head")
+    """The embedding, what the names of layers begin with, the last norm, and the head."""
+    norm_weight: bool = True
+    norm_bias: bool = False
+    head_bias: bool = False
+    """The last norm has a weight and a bias, and logits have a bias."""
+    without: tuple[str, ...] = ()
+    """Fields that config.json does not have."""
     served_as: str | None = None
     """The `model_type` in transformers, if it is another one: the model's own code is not in transformers."""
 
@@ -203,8 +215,163 @@ FAMILIES: Mapping[str, Traits] = {
         optional_bias=False,
         mlp=mixtral_experts,
     ),
+    "starcoder2": Traits(
+        "Starcoder2ForCausalLM",
+        lambda layers: {
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-4,
+            "use_bias": True,
+            "sliding_window": WINDOW,
+        },
+        optional_bias=False,
+        layer=dense_layers.starcoder2,
+        norm_bias=True,
+    ),
+    "stablelm": Traits(
+        "StableLmForCausalLM",
+        lambda layers: {
+            "layer_norm_eps": 1e-4,
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+            "use_parallel_residual": False,
+            "partial_rotary_factor": 0.5,
+        },
+        optional_bias=False,
+        layer=dense_layers.stablelm,
+        norm_bias=True,
+    ),
+    "gpt_neox": Traits(
+        "GPTNeoXForCausalLM",
+        lambda layers: {
+            "layer_norm_eps": 1e-4,
+            "hidden_act": "gelu",
+            "rotary_pct": 0.5,
+            "rotary_emb_base": 500.0,
+            "attention_bias": True,
+            "use_parallel_residual": True,
+        },
+        optional_bias=False,
+        layer=dense_layers.gpt_neox,
+        names=("gpt_neox.embed_in", "gpt_neox.layers.", "gpt_neox.final_layer_norm", "embed_out"),
+        norm_bias=True,
+    ),
+    "cohere": Traits(
+        "CohereForCausalLM",
+        lambda layers: {"layer_norm_eps": 1e-4, "logit_scale": 0.3, "use_qk_norm": True},
+        layer=dense_layers.cohere,
+    ),
+    "cohere2": Traits(
+        "Cohere2ForCausalLM",
+        lambda layers: {
+            "layer_norm_eps": 1e-4,
+            "logit_scale": 0.3,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 2,
+        },
+        layer=dense_layers.cohere,
+    ),
+    "phi": Traits(
+        "PhiForCausalLM",
+        lambda layers: {
+            "layer_norm_eps": 1e-4,
+            "hidden_act": "gelu_new",
+            "partial_rotary_factor": 0.5,
+            "qk_layernorm": False,
+        },
+        optional_bias=False,
+        layer=dense_layers.phi,
+        names=("model.embed_tokens", "model.layers.", "model.final_layernorm", "lm_head"),
+        norm_bias=True,
+        head_bias=True,
+    ),
+    "falcon": Traits(
+        "FalconForCausalLM",
+        lambda layers: {
+            "layer_norm_epsilon": 1e-4,
+            "activation": "gelu",
+            "ffn_hidden_size": 128,
+            "alibi": False,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "multi_query": True,
+            "parallel_attn": True,
+            "bias": True,
+        },
+        optional_bias=False,
+        layer=dense_layers.falcon,
+        names=("transformer.word_embeddings", "transformer.h.", "transformer.ln_f", "lm_head"),
+        norm_bias=True,
+        without=("head_dim", "num_key_value_heads", "intermediate_size", "hidden_act", "rms_norm_eps"),
+    ),
+    "exaone4": Traits(
+        "Exaone4ForCausalLM",
+        lambda layers: {"sliding_window": WINDOW, "sliding_window_pattern": 2},
+        optional_bias=False,
+        norms=AFTER,
+        head_norm="each",
+    ),
+    "nemotron": Traits(
+        "NemotronForCausalLM",
+        lambda layers: {
+            "norm_eps": 1e-4,
+            "hidden_act": "relu2",
+            "mlp_bias": True,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        optional_bias=False,
+        layer=dense_layers.nemotron,
+        centred_norms=True,
+        norm_bias=True,
+    ),
+    "olmo": Traits("OlmoForCausalLM", lambda layers: {"clip_qkv": 1.5}, norms=(), norm_weight=False),
+    "arcee": Traits(
+        "ArceeForCausalLM",
+        lambda layers: {"hidden_act": "relu2", "mlp_bias": False},
+        mlp=lambda config, layer, weights: dense_layers.two_matrices(
+            config, weights, "mlp.up_proj", "mlp.down_proj", bias=False
+        ),
+    ),
+    "helium": Traits("HeliumForCausalLM", lambda layers: {"mlp_bias": False}, optional_bias=False),
+    "ernie4_5": Traits(
+        "Ernie4_5ForCausalLM", lambda layers: {"use_bias": True}, optional_bias=False, layer=dense_layers.ernie4_5
+    ),
+    "ministral": Traits("MinistralForCausalLM", lambda layers: {"sliding_window": WINDOW}, optional_bias=False),
+    "ministral3": Traits(
+        "Ministral3ForCausalLM",
+        lambda layers: {
+            "sliding_window": None,
+            "rope_scaling": {
+                "type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 128,
+                "max_position_embeddings": 2048,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        optional_bias=False,
+    ),
+    "glm": Traits(
+        "GlmForCausalLM",
+        lambda layers: {"attention_bias": True, "partial_rotary_factor": 0.5},
+        optional_bias=False,
+        layer=dense_layers.glm,
+    ),
+    "glm4": Traits(
+        "Glm4ForCausalLM",
+        lambda layers: {"attention_bias": True, "partial_rotary_factor": 0.5},
+        optional_bias=False,
+        layer=dense_layers.glm,
+    ),
 }
 """By config.json's `model_type`."""
+DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") :]
+"""The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
 
 
@@ -220,12 +387,18 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
     traits, hidden, vocab = FAMILIES[config["model_type"]], config["hidden_size"], config["vocab_size"]
     weights = RandomWeights(rng, centred=traits.centred_norms)
     mask = np.arange(vocab)[:, None] < live
-    tensors: Tensors = {"model.embed_tokens.weight": weights.matrix(vocab, hidden, 0.5) * mask}
+    embedding, layers, norm, head = traits.names
+    tensors: Tensors = {f"{embedding}.weight": weights.matrix(vocab, hidden, 0.5) * mask}
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = weights.matrix(vocab, hidden, 2.0) * mask
+        tensors[f"{head}.weight"] = weights.matrix(vocab, hidden, 2.0) * mask
     for layer in range(config["num_hidden_layers"]):
-        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
-    tensors["model.norm.weight"] = weights.norm(hidden)
+        tensors |= {f"{layers}{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
+    if traits.norm_weight:
+        tensors[f"{norm}.weight"] = weights.norm(hidden)
+    if traits.norm_bias:
+        tensors[f"{norm}.bias"] = weights.bias(hidden)
+    if traits.head_bias:
+        tensors[f"{head}.bias"] = np.where(mask[:, 0], weights.bias(vocab), np.float32(-9))
     for layer in range(config["num_nextn_predict_layers"] if traits.mtp else 0):
         parts = _mtp_layer(traits, config, layer, weights)
         tensors |= {f"model.mtp_layers.{layer}.{name}": tensor for name, tensor in parts}
@@ -242,6 +415,9 @@ def _mtp_layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: R
 
 
 def _layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    if traits.layer is not None:
+        yield from traits.layer(config, layer, weights)
+        return
     parts = [*_attention(traits, config, weights), *traits.mlp(config, layer, weights)]
     if traits.fused:
         parts = list(_fused(dict(parts)))

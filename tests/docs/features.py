@@ -38,7 +38,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 BEGIN, END = "<!-- made by `python -m tests.docs.features` -->\n", "<!-- end -->\n"
 BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
-DENSE = [name for name, family in FAMILIES.items() if not family.experts]
+IREE_ONLY = ["falcon"]
+"""Dense models that mlx-lm does not have."""
+DENSE = [name for name, family in FAMILIES.items() if not family.experts and name not in IREE_ONLY]
 MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
 MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
 ALIGNED: Mapping[str, Any] = {"fields": {"moe_intermediate_size": 64, "intermediate_size": 64}}
@@ -115,7 +117,9 @@ class Feature:
 
 
 def family(name: str) -> Make:
-    return functools.partial(make_checkpoint, family=name, tied=not FAMILIES[name].experts)
+    return functools.partial(
+        make_checkpoint, family=name, tied=FAMILIES[name].defaults.get("tie_word_embeddings", False)
+    )
 
 
 def quantized(method: Literal["gptq", "awq"], bits: int, name: str = "llama") -> Make:
@@ -138,6 +142,7 @@ LLAMA = [family("llama")]
 WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
     Feature(f"Dense models: {', '.join(DENSE)}", [family(name) for name in DENSE]),
+    Feature(f"Dense models that mlx-lm does not have: {', '.join(IREE_ONLY)}", [family(name) for name in IREE_ONLY]),
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.checkpoints.architectures.families import Family
+from workers.checkpoints.architectures.family import Family
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adding-a-model.md").read_text()

@@ -12,9 +12,10 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import FAMILIES
+from tests.families import DENSE, FAMILIES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
+from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
 from workers.engine.runner import Chunk, DecodeRow
@@ -27,6 +28,8 @@ CONTEXT = 32
 TOKENS = tuple(map(int, np.random.default_rng(11).integers(3, 500, CONTEXT)))
 PROMPT = TOKENS[:19]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+FALCON_7B = {"new_decoder_architecture": False, "bias": False}
+FALCON_HEADS = FALCON_7B | {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False}
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i for i in range(6)]}
 CASES: dict[str, dict[str, Any]] = {
     "smollm3": {"family": "smollm3", "rope_scaling": YARN},
@@ -47,6 +50,39 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
     "mixtral-4-bit": {"family": "mixtral", "tied": False, "quantized_bits": 4},
+    "stablelm": {"family": "stablelm", "tied": False},
+    "stablelm-parallel": {
+        "family": "stablelm",
+        "fields": {"use_parallel_residual": True, "qk_layernorm": False, "use_qkv_bias": False},
+    },
+    "gpt_neox": {"family": "gpt_neox", "tied": False},
+    "gpt_neox-serial": {
+        "family": "gpt_neox",
+        "tied": False,
+        "fields": {"use_parallel_residual": False, "hidden_act": "gelu_fast"},
+    },
+    "cohere": {"family": "cohere"},
+    "cohere-plain": {"family": "cohere", "attention_bias": True, "fields": {"use_qk_norm": False}},
+    "cohere2": {"family": "cohere2", "fields": {"sliding_window": 9}},
+    "phi": {"family": "phi", "tied": False},
+    "falcon": {"family": "falcon"},
+    "falcon-7b": {"family": "falcon", "tied": False, "fields": FALCON_7B},
+    "falcon-heads": {"family": "falcon", "fields": FALCON_HEADS},
+    "falcon-one-norm": {"family": "falcon", "fields": {"num_ln_in_parallel_attn": 1}},
+    "glm": {"family": "glm", "tied": False},
+    "glm4": {"family": "glm4", "tied": False},
+    "exaone4": {"family": "exaone4", "fields": {"sliding_window": 9}},
+    "exaone4-global": {
+        "family": "exaone4",
+        "fields": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    },
+    "nemotron": {"family": "nemotron", "tied": False},
+    "olmo": {"family": "olmo", "tied": False},
+    "arcee": {"family": "arcee", "tied": False, "rope_scaling": YARN},
+    "helium": {"family": "helium", "tied": False},
+    "ernie4_5": {"family": "ernie4_5"},
+    "ministral": {"family": "ministral", "tied": False, "fields": {"sliding_window": 9}},
+    "ministral3": {"family": "ministral3", "tied": False},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -59,7 +95,17 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
-PAIRS = [*((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN), PLAIN]
+KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit")
+"""Of the families in tests/dense_layers.py, those whose graphs are compiled: between them they have every operation of
+the others."""
+IN_JAX = [case for case in CASES if CASES[case]["family"] in DENSE and case not in KERNELS]
+"""The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
+WITHOUT_MLX = ("falcon",)
+PAIRS = [
+    *((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN and case not in IN_JAX),
+    PLAIN,
+    *(("mlx", case) for case in IN_JAX if CASES[case]["family"] not in WITHOUT_MLX),
+]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
@@ -73,7 +119,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path
 
 def test_logits(pair: Pair) -> None:
     expected = pair.reference.logits(TOKENS)
-    assert expected.std() > 0.3
+    assert expected.std() > 0.1
     np.testing.assert_allclose(pair.runner.logits(Chunk(0, TOKENS, 0, 0)), expected, atol=TOLERANCE)
 
 
@@ -87,3 +133,11 @@ def test_greedy_tokens(pair: Pair) -> None:
         tokens += sampled(runner.decode([DecodeRow(0, tokens[-1], at, at, SampleSpec(sampling, at + 1))]))
     assert tokens == pair.reference.greedy(PROMPT, CONTEXT - start + 1)
     assert len(set(tokens)) >= 3
+
+
+@pytest.mark.parametrize("case", IN_JAX)
+def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:
+    path = make_checkpoint(tmp_path, **CASES[case])
+    actual, expected = JaxGraphs(path, CONTEXT).logits(Chunk(0, TOKENS, 0, 0)), Reference(path).logits(TOKENS)
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE)

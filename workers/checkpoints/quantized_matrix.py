@@ -72,6 +72,11 @@ class Quantized:
         if inputs % self.format.group or any(shape != expected for shape in shapes):
             raise ValueError(f"scales and zeros of {shapes} do not fit {self.levels.shape} weights")
 
+    def reordered(self, rows: NDArray[np.intp]) -> "Quantized":
+        """Return the matrix with its rows in another order."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return Quantized(self.format, self.levels[rows], self.scales[rows], zeros)
+
     def dequantize(self) -> NDArray[np.float32]:
         """Compute the weights, float32 [outputs, inputs]."""
         outputs, inputs = self.levels.shape

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint in safetensors files, one or sharded, plain or quantized, read on access."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,14 +164,15 @@ class Weights(Mapping[str, NDArray[Any]]):
         words = self._header(module + self._quantization.packed)[1]
         return self._quantization.format(module, words if stored_in.expert is None else words[1:], SCALES[kind])
 
-    def check_types(self) -> None:
+    def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Refuse tensors whose type is not that of their values, from the files' headers.
 
         These are floating-point numbers of a supported type, and packed integers for the levels of a quantized matrix.
-        A backend that read others would take their bytes for numbers. Raises `CheckpointError`.
+        A backend that read others would take their bytes for numbers. Tensors that are `unread` may have any. Raises
+        `CheckpointError`.
         """
         for name in self._names:
-            if name not in self._stored_matrices:
+            if name not in self._stored_matrices and not unread(name):
                 self._check_type(name, FLOATS)
         for module in dict.fromkeys(stored_in.module for stored_in in self._stored_matrices.values()):
             if module not in self._quantized:

@@ -5,16 +5,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import mlx.nn as nn
 from mlx_lm.models import gemma2
 
 from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
+from workers.mlx.dense_parts import (
+    ArceeMlp,
+    NeoxArgs,
+    NeoxMlp,
+    NnWithoutWeights,
+    PhiAttention,
+    StableLmAttention,
+    clip_projections,
+    rotate_where_positions,
+    separate_head,
+)
 from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.parts import (
     CappedAttention,
@@ -28,6 +40,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 from workers.mlx.stored_weights import load_weights
+from workers.mlx.ungated import relu2, ungated
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -50,7 +63,15 @@ class Adapter:
     layer_types: bool = False
     """Needs `layer_types`, with both kinds of layers in it."""
     adjust: Callable[[Any, ModelConfig], None] = lambda model, config: None
-    """Replaces modules of the loaded model that round a factor more than transformers does."""
+    """Replaces modules of the loaded model that round a factor more than transformers does, or compute otherwise."""
+    fixed_biases: bool = False
+    """Gives the projections of attention and the MLP the biases that its models have; they cannot be left out."""
+    attention: str = "self_attn"
+    """The name of attention in a layer."""
+    head: Literal["as_tied", "removed", "kept"] = "as_tied"
+    """The module has a head of its own if heads are not tied; or always, which is removed if they are, or cannot be."""
+    window_pattern: int | None = 1
+    """`sliding_window_pattern` of a model without windows."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -80,6 +101,53 @@ ADAPTERS: Mapping[str, Adapter] = {
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
+    "starcoder2": Adapter(
+        "starcoder2", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("c_fc", "c_proj")
+    ),
+    "stablelm": Adapter("stablelm", always={"Attention": StableLmAttention}, free_head_dim=False, head="removed"),
+    # mlx-lm has an MLP of four times the width with an approximate GELU, and the head inside of the decoder.
+    "gpt_neox": Adapter(
+        "gpt_neox",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": NeoxMlp, "ModelArgs": NeoxArgs},
+        uncompiled={},
+        fixed_biases=True,
+        free_head_dim=False,
+        attention="attention",
+        head="kept",
+        adjust=separate_head,
+    ),
+    "cohere": Adapter("cohere", biases=True, free_head_dim=False),
+    "cohere2": Adapter("cohere2", biases=True, free_head_dim=False, adjust=rotate_where_positions),
+    "phi": Adapter(
+        "phi",
+        always={"PhiAttention": PhiAttention},
+        uncompiled={},
+        fixed_biases=True,
+        free_head_dim=False,
+        head="kept",
+        adjust=ungated("fc1", "fc2"),
+    ),
+    "glm": Adapter("glm"),
+    "glm4": Adapter("glm4", head="removed"),
+    "exaone4": Adapter("exaone4", window_pattern=None),
+    "nemotron": Adapter("nemotron", biases=True, uncompiled={"relu_squared": relu2}),
+    # The modules of mlx-lm for these two are Llama's with other parts; its own of OLMo needs another package.
+    "olmo": Adapter(
+        "llama",
+        always={"scaled_dot_product_attention": ragged_attention, "nn": NnWithoutWeights()},
+        biases=True,
+        adjust=clip_projections,
+    ),
+    "arcee": Adapter(
+        "llama",
+        always={"scaled_dot_product_attention": ragged_attention, "MLP": ArceeMlp},
+        biases=True,
+        adjust=ungated("up_proj", "down_proj"),
+    ),
+    "helium": Adapter("helium", free_head_dim=False, head="removed"),
+    "ernie4_5": Adapter("ernie4_5", biases=True),
+    "ministral": LLAMA,
+    "ministral3": LLAMA,
 }
 """The adapters by family."""
 
@@ -116,17 +184,19 @@ def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled
     module = bind_module(adapter, compiled=compiled)
     fields, _ = unwrap(Fields.read(path / "config.json"))
     weights = open_weights(path)
-    weights.check_types()
+    weights.check_types(lambda name: is_derived(name, config))
     try:
         args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
         model = module.Model(args)
+        if config.tie_embeddings and adapter.head == "removed":
+            del model.lm_head
         mtp = MtpLayer(module, args) if config.mtp else None
-        load_weights(model, weights, config.quantization, mtp)
+        load_weights(model, weights, config, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
-    ropes = [Rotary(rope, context) for rope in config.ropes]
+    ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
-        module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
+        getattr(module_layer, adapter.attention).rope = no_positions if layer.rope is None else ropes[layer.rope]
     adapter.adjust(model, config)
     if mtp is not None:
         mtp.block.self_attn.rope = ropes[0]
@@ -175,7 +245,11 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         )
     if not adapter.free_head_dim and config.head_dim * config.heads != config.hidden_size:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
-    if config.o_bias and not adapter.biases:
+    if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
+        raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
+    if config.tie_embeddings and adapter.head == "kept":
+        raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")
+    if config.o_bias and not (adapter.biases or adapter.fixed_biases):
         raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")
     return adapter
 
@@ -209,6 +283,9 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_eps,
+        "norm_epsilon": config.rms_eps,
+        "layer_norm_eps": config.rms_eps,
+        "norm_eps": config.rms_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.qkv_bias,
         "max_position_embeddings": config.max_positions,
@@ -220,7 +297,7 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "no_rope_layers": None,
         "layer_types": kinds if adapter.layer_types else None,
         "sliding_window": None,
-        "sliding_window_pattern": 1,
+        "sliding_window_pattern": adapter.window_pattern,
         "query_pre_attn_scalar": config.attention_scale**-2,
         "attn_logit_softcapping": config.attention_cap,
         "final_logit_softcapping": config.logit_cap,
@@ -228,5 +305,13 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
-        "mlp_bias": False,
+        "mlp_bias": config.mlp_bias,
+        "use_bias": config.qkv_bias,
+        "use_qkv_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel,
+        "qk_layernorm": config.head_norm is not None,
+        "use_qk_norm": config.head_norm is not None,
+        "layer_norm_bias": config.norm_biases,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": config.ropes[0].theta,
     }

@@ -8,16 +8,20 @@ from workers.checkpoints.architectures.rope import Rope
 class Rotary:
     """The `rope` of an mlx-lm layer. It replaces mlx-lm's own, which differ between its model files."""
 
-    def __init__(self, rope: Rope, context: int) -> None:
+    def __init__(self, rope: Rope, context: int, *, interleaved: bool = False) -> None:
+        """`interleaved` rotates pairs of neighbouring lanes."""
         frequencies, self._factor = rope.frequencies(context)
         self._dims = rope.dims
+        self._interleaved = interleaved
         self._periods = mx.array(1 / frequencies)
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
         """Rotate x, [rows, heads, tokens, head_dim]; `offset` is the first token's position, of all rows or of each."""
         if self._factor != 1:
             x = x.at[..., : self._dims].multiply(self._factor)
-        return mx.fast.rope(x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods)
+        return mx.fast.rope(
+            x, self._dims, traditional=self._interleaved, base=None, scale=1.0, offset=offset, freqs=self._periods
+        )
 
 
 def no_positions(x: mx.array, offset: mx.array | int = 0) -> mx.array:

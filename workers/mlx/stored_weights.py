@@ -6,6 +6,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import Weights
@@ -14,13 +16,14 @@ from workers.mlx.mtp import MtpLayer, load_mtp
 _AWQ_BITS = 4
 
 
-def load_weights(model: Any, weights: Weights, quantization: Quantization | None, mtp: MtpLayer | None = None) -> None:
+def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLayer | None = None) -> None:
     """Give a model its weights, which are read lazily, and those of its head for multi-token prediction. Quantized
     matrices stay quantized.
 
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
-    tensors = _read(weights)
+    quantization = config.quantization
+    tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:

@@ -94,14 +94,14 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
 def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
     """Return the directory and the description of a checkpoint, all of whose tensors are used. Reads the headers of its
     weight files. Raises `CheckpointError`."""
-    from workers.checkpoints.architectures.tensors import check_tensors
+    from workers.checkpoints.architectures.tensors import check_tensors, is_derived
     from workers.checkpoints.checkpoint import open_weights
 
     path = Path(spec.model_path)
     weights = open_weights(path)
     config = served_config(spec)
     check_tensors(weights, config, path, weights.adds_nothing)
-    weights.check_types()
+    weights.check_types(lambda name: is_derived(name, config))
     if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
         structlog.get_logger().warning("mtp_head_missing", path=str(path), layers=config.mtp_layers)
     return path, config

@@ -117,7 +117,7 @@ def test_a_model_without_whole_groups_is_refused(load: Load, tmp_path: Path) -> 
         load(path, quantize="int8")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "gpt_neox"])
 def test_quantized_caps_and_experts(load: Load, tmp_path: Path, family: Any) -> None:
     """Experts are quantized like other matrices, routers are not; rows do not depend on their chunk."""
     path = make_checkpoint(tmp_path, family, tied="gemma" in family)

@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
+    "phi": {"family": "phi", "tied": False, "dtype": "bfloat16"},
+    "stablelm": {"family": "stablelm", "tied": False},
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16"},
     "4-bit": {"quantized_bits": 4, "tied": False},

@@ -5,10 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
+from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, LayerConfig, Names, Norms
-from workers.checkpoints.architectures.rope import Rope, Yarn
+from workers.checkpoints.architectures.parts import (
+    Activation,
+    Experts,
+    HeadNorm,
+    LayerConfig,
+    Names,
+    NormKind,
+    Norms,
+    QkvLayout,
+)
+from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
 from workers.checkpoints.json_files import CheckpointError
@@ -24,7 +34,7 @@ WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: attention and a gated MLP in every layer, each with a residual connection."""
+    """A decoder: attention and an MLP in every layer, one after the other or side by side, and residual connections."""
 
     family: str
     hidden_size: int
@@ -46,6 +56,7 @@ class ModelConfig:
     head_norm: HeadNorm | None
     activation: Activation
     rms_eps: float
+    """Epsilon of all norms."""
     embedding_scale: float
     """Factor of embeddings."""
     rounds_embedding_scale: bool
@@ -70,6 +81,26 @@ class ModelConfig:
     max_positions: int
     dtype: WeightDtype
     quantization: Quantization | None
+    norm_kind: NormKind = "rms"
+    """The kind of all norms."""
+    norm_weights: bool = True
+    norm_biases: bool = False
+    """The norms of hidden rows have weights, and biases."""
+    gated: bool = True
+    """The MLP is act(gate) * up; otherwise it is act(up)."""
+    mlp_bias: bool = False
+    """Both matrices of the MLP have biases."""
+    parallel: bool = False
+    """The MLP reads what attention reads, and both are added to the residual stream at once. If it has a norm of its
+    own (`Norms.before_mlp`), it reads that norm of the same rows."""
+    interleaved_rope: bool = False
+    """Checkpoints have pairs of neighbouring lanes, (2i, 2i + 1), where `Rope` has halves."""
+    qkv_layout: QkvLayout = "parts"
+    """How queries, keys and values are stored if they are one matrix."""
+    head_bias: bool = False
+    """Logits have a bias."""
+    qkv_clip: float | None = None
+    """Queries, keys and values are clipped to its negative and itself."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -122,12 +153,16 @@ class ModelConfig:
 def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     name = _family(fields, families)
     family = families[name]
-    fields = fields.with_defaults(family.defaults)
+    fields = fields.of_family(family.defaults, family.field_names)
+    family = family.variant(family, fields)
+    fields = fields.of_family(family.defaults, family.field_names)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
-    heads, kv_heads, head_dim = _heads(fields, hidden)
-    ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
-    attention_bias = family.biases is None and fields.flag("attention_bias", False)
+    heads, kv_heads, head_dim = _heads(fields, hidden, family)
+    ropes = read_ropes(
+        fields, head_dim, local=family.local_rope, partial=family.partial_rope, grows_queries=family.grows_queries
+    )
+    qkv_bias, o_bias = _attention_biases(fields, family)
     experts = _experts(fields, family)
     return ModelConfig(
         family=name,
@@ -135,7 +170,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=fields.integer("intermediate_size"),
+        ffn=fields.integer("intermediate_size", family.ffn_factor and family.ffn_factor * hidden),
         vocab_size=fields.integer("vocab_size"),
         plan=_plan(fields, family, layers),
         ropes=ropes,
@@ -150,18 +185,43 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         rounds_embedding_scale=family.scaled_embedding,
         attention_scale=_attention_scale(fields, family, head_dim),
         residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
-        logits_scaling=_multiplier(fields, family, "logits_scaling"),
+        logits_scaling=_logits_scaling(fields, family),
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
-        qkv_bias=attention_bias or family.biases is True,
-        o_bias=attention_bias,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
         mtp_layers=_mtp_layers(fields, family),
         mtp=False,
-        max_positions=_max_positions(fields, ropes),
+        max_positions=_max_positions(fields, family, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
+        norm_kind=family.norm_kind,
+        norm_weights=family.norm_weights,
+        norm_biases=family.norm_biases,
+        gated=family.gated,
+        mlp_bias=fields.flag("mlp_bias", False) if family.mlp_biases is None else family.mlp_biases,
+        parallel=family.parallel,
+        interleaved_rope=family.interleaved_rope,
+        qkv_layout=family.qkv_layout,
+        head_bias=family.head_bias,
+        qkv_clip=fields.optional_number("clip_qkv"),
     )
+
+
+def _attention_biases(fields: Fields, family: Family) -> tuple[bool, bool]:
+    """Read whether queries, keys and values have biases, and whether the output has."""
+    flag = fields.flag("attention_bias", False) if family.biases is None else family.biases
+    if family.output_bias is not None:
+        return flag, family.output_bias
+    return flag, family.biases is None and flag
+
+
+def _logits_scaling(fields: Fields, family: Family) -> float:
+    """Read the divisor of logits, which Cohere states as a factor."""
+    if "logit_scale" in family.reads:
+        return 1 / fields.number("logit_scale")
+    return _multiplier(fields, family, "logits_scaling")
 
 
 def _family(fields: Fields, families: Mapping[str, Family]) -> str:
@@ -186,10 +246,10 @@ def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
             raise fields.error(field, f"{value!r} is not supported, only {neutral!r}")
 
 
-def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
+def _heads(fields: Fields, hidden: int, family: Family) -> tuple[int, int, int]:
     """Read the numbers of query heads and of KV heads, and the lanes of a head."""
     heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads)
+    kv_heads = family.kv_heads or fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
     head_dim = fields.integer("head_dim", max(1, hidden // heads))
@@ -216,6 +276,8 @@ def _activation(fields: Fields, family: Family) -> Activation:
         value = fields.get(name, family.activation)
         if value == family.activation_alias:
             continue
+        if family.any_activation and isinstance(value, str) and value in ACTIVATIONS:
+            return ACTIVATIONS[value]
         if not isinstance(value, str) or ACTIVATIONS.get(value) != ACTIVATIONS[family.activation]:
             raise fields.error(name, f"{value!r} is not supported, only {family.activation!r}")
     return ACTIVATIONS[family.activation]
@@ -225,6 +287,8 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
+    if family.rotates_windowed and any(windowed):
+        rotated = windowed
     experts = _layers_with_experts(fields, family, layers)
     return tuple(
         LayerConfig(
@@ -285,10 +349,13 @@ def _mtp_layers(fields: Fields, family: Family) -> int:
     return layers
 
 
-def _max_positions(fields: Fields, ropes: tuple[Rope, ...]) -> int:
+def _max_positions(fields: Fields, family: Family, ropes: tuple[Rope, ...]) -> int:
     """Read the positions of the model. YaRN multiplies those that it was trained on, whatever `max_position_embeddings`
     is."""
     stated = fields.integer("max_position_embeddings", 2048)
+    if family.grows_queries:
+        scalings = [rope.scaling for rope in ropes]
+        return min([stated, *(each.original for each in scalings if isinstance(each, Yarn | Llama3 | LongRope))])
     reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
     return max(stated, *reached) if reached else stated
 

@@ -1,133 +1,18 @@
-"""The families of models, one entry each: what config.json does not state.
+"""The families of models, one entry each."""
 
-A field of config.json that changes the mathematics is either read by the family's entry or refused (`NEUTRAL`).
-"""
+from collections.abc import Mapping
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import Activation, ExpertNames, HeadNorm, Names, Norms
-
-NEUTRAL: Mapping[str, float | list[int]] = {
-    "attention_multiplier": 1,
-    "attention_out_bias": 0,
-    "attn_logit_softcapping": 0,
-    "clip_qkv": 0,
-    "embedding_multiplier": 1,
-    "final_logit_softcapping": 0,
-    "logit_scale": 1,
-    "logits_scaling": 1,
-    "mlp_bias": 0,
-    "no_rope_layers": [],
-    "num_experts": 0,
-    "num_local_experts": 0,
-    "num_shared_experts": 0,
-    "query_pre_attn_scalar": 0,
-    "residual_multiplier": 1,
-    "rope_interleaved": 0,
-    "rotary_pct": 1,
-    "scale_emb": 1,
-    "use_bidirectional_attention": 0,
-    "use_mrope": 0,
-}
-"""Fields that change the model's mathematics, with the value (besides null and false) at which they do not."""
-
-ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""The activations by their names in config.json."""
-
-Windowed = Callable[[Fields, int], tuple[bool, ...]]
-"""A rule that says for each of a number of layers whether it has an attention window, unless config.json lists them."""
-
-BEFORE = Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
-AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
-AROUND = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
-def all_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    return (True,) * layers
-
-
-def from_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Qwen's rule: the first `max_window_layers` have no window."""
-    first = fields.get("max_window_layers", 0)
-    if not isinstance(first, int) or first < 0:
-        raise fields.error("max_window_layers", f"{first!r} is not a number of layers")
-    return tuple(layer >= first for layer in range(layers))
-
-
-def without_positions(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """SmolLM3's rule: layers without rotary positions have a window."""
-    return tuple(not rotated for rotated in rotated_layers(fields, layers))
-
-
-def but_every(period: int) -> Windowed:
-    """Make the rule that all but every `period`-th layer have a window; Gemma 3 may state another period."""
-
-    def windowed(fields: Fields, layers: int) -> tuple[bool, ...]:
-        step = fields.integer("sliding_window_pattern", period)
-        return tuple((layer + 1) % step != 0 for layer in range(layers))
-
-    return windowed
-
-
-def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Read SmolLM3's `no_rope_layers`, in which 1 stands for a layer with rotary positions."""
-    marks = fields.get("no_rope_layers")
-    if marks is None:
-        step = fields.integer("no_rope_layer_interval", 4)
-        return tuple((layer + 1) % step != 0 for layer in range(layers))
-    if not isinstance(marks, list) or len(marks) < layers or any(mark not in (0, 1) for mark in marks):
-        raise fields.error("no_rope_layers", f"is not a list of 0 and 1 for {layers} layers")
-    return tuple(mark == 1 for mark in marks[:layers])
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One family: how its models differ from Llama. The defaults of the fields describe Llama."""
-
-    architecture: str
-    """The class in transformers, which `architectures` of config.json names."""
-    norms: Norms = BEFORE
-    """The norms of a layer: where they are, and their names."""
-    norm_offset: float = 0.0
-    """Offset that is added to the weights of norms when they are read."""
-    head_norm: HeadNorm | None = None
-    """Normalization of queries and keys: of each head, or of all heads together."""
-    names: Names = Names()  # noqa: RUF009 - frozen
-    """The names of the matrices, where they are not Llama's."""
-    biases: bool | None = False
-    """Queries, keys and values have biases. None: `attention_bias` decides, for the output as well."""
-    activation: str = "silu"
-    """The activation, a key of `ACTIVATIONS`; config.json may not name another one."""
-    activation_alias: str | None = None
-    """Another name of the activation in early checkpoints of the family, whatever it means elsewhere."""
-    scaled_embedding: bool = False
-    """Embeddings are multiplied by the square root of their width."""
-    windowed: Windowed | None = None
-    """The rule for attention windows. None: the family has none, whatever its config.json states."""
-    window_switch: bool = False
-    """Windows are off unless `use_sliding_window` is true."""
-    marks_rotated_layers: bool = False
-    """Some layers have no rotary positions."""
-    local_rope: str | None = None
-    """The field with the RoPE base of windowed layers, where it is a different one."""
-    partial_rope: bool = False
-    """`partial_rotary_factor` may be below 1."""
-    experts: bool = False
-    """Layers have a mixture of experts in place of the MLP."""
-    expert_ffn: str = "intermediate_size"
-    """The field with the width of one expert."""
-    normalizes_experts: bool | None = True
-    """The weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
-    mtp_heads: bool = False
-    """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
-    reads: frozenset[str] = frozenset()
-    """The fields of `NEUTRAL` that the family has."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of fields that config.json leaves out, as in transformers."""
-
+from workers.checkpoints.architectures.dense_families import DENSE
+from workers.checkpoints.architectures.family import (
+    AFTER,
+    AROUND,
+    Family,
+    all_layers,
+    but_every,
+    from_max_window_layers,
+    without_positions,
+)
+from workers.checkpoints.architectures.parts import ExpertNames, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 MULTIPLIERS = frozenset({"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
@@ -279,5 +164,6 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
         },
     ),
+    **DENSE,
 }
 """The families by `model_type` of config.json."""

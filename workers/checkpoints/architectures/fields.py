@@ -1,6 +1,6 @@
 """Typed access to a config.json that names the field in every error."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,41 @@ class Fields:
     """The fields of config.json or of one object in it."""
 
     def __init__(
-        self, file: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, prefix: str = ""
+        self,
+        file: Path,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value."""
+        """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value. `names`
+        has the name in the file for fields that have another one there."""
         self.file = file
         self.values = values
         self._defaults = defaults or {}
         self._prefix = prefix
+        self._names = names or {}
 
     @classmethod
     def read(cls, file: Path) -> "Fields":
         """Raises `CheckpointError` when there is no JSON object in the file."""
         return cls(file, read_json(file))
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        return Fields(self.file, self.values, defaults, self._prefix)
+    def of_family(self, defaults: Mapping[str, Any], names: Mapping[str, str]) -> "Fields":
+        """Return the fields with a family's defaults and names (see `__init__`)."""
+        return Fields(self.file, self.values, defaults, self._prefix, names)
+
+    def without(self, names: Collection[str]) -> "Fields":
+        """Return the fields but some."""
+        kept = {name: value for name, value in self.values.items() if name not in names}
+        return Fields(self.file, kept, self._defaults, self._prefix, self._names)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        return CheckpointError(self.file, self._prefix + name, problem)
+        return CheckpointError(self.file, self._prefix + self._names.get(name, name), problem)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field, or `default` where it is missing or null."""
+        name = self._names.get(name, name)
         value = (self.values if name in self.values else self._defaults).get(name)
         return default if value is None else value
 

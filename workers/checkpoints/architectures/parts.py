@@ -3,9 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
-HeadNorm = Literal["each", "all"]
-"""RMS norm of queries and keys: of each head, or of all heads together."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+"""GELU by tanh or by the error function; "relu2" is the square of ReLU."""
+NormKind = Literal["rms", "layer"]
+"""RMS norm, or LayerNorm, which subtracts the mean (https://arxiv.org/abs/1607.06450)."""
+HeadNorm = Literal["each", "own", "all"]
+"""Norms of queries and keys: of each head with weights that heads share, of each with its own, or of all heads
+together."""
+QkvLayout = Literal["parts", "heads", "kv_heads"]
+"""Order of the rows of a matrix of queries, keys and values: one kind after the other, or all kinds of each head, or of
+each KV head and the queries that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,18 @@ class Names:
     experts: ExpertNames = ExpertNames(
         "mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"
     )
+    o: str = "self_attn.o_proj"
+    down: str = "mlp.down_proj"
+    head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    """Norms of queries and keys; `{}` is the head's number where each has a tensor of its own."""
+    derived: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
+    """Tensors of layers in old checkpoints that are not read: they follow from config.json."""
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers."
+    """What the names of a layer's tensors begin with, before its number."""
+    norm: str = "model.norm"
+    """The norm of the last hidden rows."""
+    head: str = "lm_head"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,21 @@ KEYS = {
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: bool) -> tuple[Rope, ...]:
+GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
+"""Keys of plans by which Ministral 3's queries grow beyond `original_max_position_embeddings`."""
+
+
+def read_ropes(
+    fields: Fields, head_dim: int, *, local: str | None, partial: bool, grows_queries: bool = False
+) -> tuple[Rope, ...]:
     """Read the model's rotary embeddings.
 
     `local` names the field with the base of a second one, for windowed layers, which an older `rope_scaling` does not
-    scale. `partial` allows a rotation of part of a head. Raises `CheckpointError`.
+    scale. `partial` allows a rotation of part of a head, `grows_queries` the keys `GROWTH`. Raises `CheckpointError`.
     """
     plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
+    if grows_queries:
+        plan, older = (each and each.without(GROWTH) for each in (plan, older))
     if plan is None:
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif local is None:

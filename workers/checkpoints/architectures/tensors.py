@@ -6,19 +6,16 @@ Our own names are one word each ("qkv", "down"), in a layer behind its number ("
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.row_order import RowOrder
 from workers.checkpoints.json_files import CheckpointError
 
-EMBEDDING = "model.embed_tokens.weight"
-_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,7})\.(.+)")
+_NUMBERED = re.compile(r"(0|[1-9][0-9]{0,7})\.(.+)")
 MTP_LAYERS = "model.mtp_layers."
 """Prefix of the tensors of heads for multi-token prediction, without which the model computes the same."""
-_MTP_LAYER = re.compile(re.escape(MTP_LAYERS) + r"(0|[1-9][0-9]{0,7})\.(.+)")
-_DERIVED = "self_attn.rotary_emb.inv_freq"
-"""A tensor in old checkpoints that is not read: it follows from config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +27,35 @@ class Tensor:
     """(name, shape) of each tensor of the checkpoint."""
     offset: float = 0.0
     """Offset that is added to every value."""
+    orders: tuple[RowOrder | None, ...] = ()
+    """The order in which the rows of each source are read; empty for the stored order of all."""
+    flat: bool = False
+    """A vector, whatever the shape of its sources."""
 
     @property
     def matrix(self) -> bool:
-        return len(self.sources[0][1]) == 2
+        return len(self.sources[0][1]) == 2 and not self.flat
 
     @property
     def rows(self) -> int:
-        return sum(shape[0] for _, shape in self.sources)
+        return sum(math.prod(shape) if self.flat else shape[0] for _, shape in self.sources)
 
 
 def tensors(config: ModelConfig) -> Iterator[Tensor]:
     """List every tensor of the model; a tied head has the embedding's source."""
-    embedding = (EMBEDDING, (config.vocab_size, config.hidden_size))
+    names, hidden = config.names, config.hidden_size
+    embedding = (f"{names.embedding}.weight", (config.vocab_size, hidden))
     yield Tensor("embedding", (embedding,))
     for number, layer in enumerate(config.plan):
         for part in _layer(config, experts=layer.experts):
-            sources = tuple((f"model.layers.{number}.{name}", shape) for name, shape in part.sources)
-            yield Tensor(f"{number}.{part.name}", sources, part.offset)
+            sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
+            yield replace(part, name=f"{number}.{part.name}", sources=sources)
     if config.mtp:
         yield from mtp_tensors(config)
-    yield Tensor("norm", (("model.norm.weight", (config.hidden_size,)),), config.norm_offset)
-    yield Tensor("head", (embedding if config.tie_embeddings else ("lm_head.weight", embedding[1]),))
+    yield from _norm(config, "norm", names.norm)
+    yield Tensor("head", (embedding if config.tie_embeddings else (f"{names.head}.weight", embedding[1]),))
+    if config.head_bias:
+        yield Tensor("head_bias", ((f"{names.head}.bias", (config.vocab_size,)),))
 
 
 def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
@@ -63,7 +67,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
     for part in (*own, *_layer(config, experts=False)):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
-        yield Tensor(f"{number}.{part.name}", sources, part.offset)
+        yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
 
 def has_mtp(names: Container[str], config: ModelConfig) -> bool:
@@ -74,21 +78,55 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
 
 def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
-    hidden = config.hidden_size
+    hidden, names = config.hidden_size, config.names
     yield from _norms(config)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = _stacked(config.names.qkv, (queries, keys, keys))
-    yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes))
+    sizes, orders = _stacked(names.qkv, (queries, keys, keys)), qkv_orders(config)
+    yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes), orders=orders)
     if config.qkv_bias:
-        yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes))
+        yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes), orders=orders)
     if config.head_norm is not None:
-        shapes = (queries, keys) if config.head_norm == "all" else (config.head_dim,) * 2
-        for x, size in zip("qk", shapes, strict=True):
-            yield Tensor(f"{x}_norm", ((f"self_attn.{x}_norm.weight", (size,)),), config.norm_offset)
-    yield Tensor("o", (("self_attn.o_proj.weight", (hidden, queries)),))
+        yield from _head_norms(config)
+    yield Tensor("o", ((f"{names.o}.weight", (hidden, queries)),))
     if config.o_bias:
-        yield Tensor("o_bias", (("self_attn.o_proj.bias", (hidden,)),))
+        yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
     yield from _experts(config) if experts else _mlp(config)
+
+
+def qkv_orders(config: ModelConfig) -> tuple[RowOrder | None, ...]:
+    """Return the order of the rows of each tensor that queries, keys and values are stored in; empty if none differs
+    from the order in which they are read."""
+    heads, kv, head_dim = config.heads, config.kv_heads, config.head_dim
+    interleaved = config.ropes[0].dims if config.interleaved_rope else 0
+    if len(config.names.qkv) > 1:
+        separate = (RowOrder(1, heads, 0, 0, head_dim, interleaved), RowOrder(1, 0, kv, 0, head_dim, interleaved), None)
+        return separate if interleaved else ()
+    groups = {"parts": 1, "heads": heads, "kv_heads": kv}[config.qkv_layout]
+    order = RowOrder(groups, heads // groups, kv // groups, kv // groups, head_dim, interleaved)
+    return (order,) if groups > 1 or interleaved else ()
+
+
+def _head_norms(config: ModelConfig) -> Iterator[Tensor]:
+    """List the weights of the norms of queries and keys."""
+    depth, own = config.head_dim, config.head_norm == "own"
+    for number, (tensor, name, heads) in enumerate(
+        zip(("q_norm", "k_norm"), config.names.head_norms, (config.heads, config.kv_heads), strict=True)
+    ):
+        if "{}" in name:
+            sources = tuple((f"{name.format(head)}.weight", (depth,)) for head in range(heads))
+            yield Tensor(tensor, sources, config.norm_offset)
+            continue
+        shape = (heads, depth) if own else (heads * depth if config.head_norm == "all" else depth,)
+        order = qkv_orders(config)[number : number + 1] if own else ()
+        yield Tensor(tensor, ((f"{name}.weight", shape),), config.norm_offset, order, own)
+
+
+def _norm(config: ModelConfig, tensor: str, name: str) -> Iterator[Tensor]:
+    """List the weight of a norm, and its bias if it has one."""
+    if config.norm_weights:
+        yield Tensor(tensor, ((f"{name}.weight", (config.hidden_size,)),), config.norm_offset)
+    if config.norm_biases:
+        yield Tensor(f"{tensor}_bias", ((f"{name}.bias", (config.hidden_size,)),))
 
 
 def _norms(config: ModelConfig) -> Iterator[Tensor]:
@@ -100,13 +138,18 @@ def _norms(config: ModelConfig) -> Iterator[Tensor]:
         ("norm_mlp_out", norms.after_mlp),
     ):
         if source is not None:
-            yield Tensor(name, ((f"{source}.weight", (config.hidden_size,)),), config.norm_offset)
+            yield from _norm(config, name, source)
 
 
 def _mlp(config: ModelConfig) -> Iterator[Tensor]:
-    sizes = _stacked(config.names.gate_up, (config.ffn, config.ffn))
-    yield Tensor("gate_up", tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in sizes))
-    yield Tensor("down", (("mlp.down_proj.weight", (config.hidden_size, config.ffn)),))
+    names = config.names
+    up, sizes = ("gate_up", (config.ffn, config.ffn)) if config.gated else ("up", (config.ffn,))
+    stacked = _stacked(names.gate_up, sizes)
+    yield Tensor(up, tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in stacked))
+    yield Tensor("down", ((f"{names.down}.weight", (config.hidden_size, config.ffn)),))
+    if config.mlp_bias:
+        yield Tensor(f"{up}_bias", tuple((f"{name}.bias", (size,)) for name, size in stacked))
+        yield Tensor("down_bias", ((f"{names.down}.bias", (config.hidden_size,)),))
 
 
 def _experts(config: ModelConfig) -> Iterator[Tensor]:
@@ -141,12 +184,22 @@ def check_tensors(
     A model without such a tensor would be another model. Raises `CheckpointError` with its name.
     """
     # A head beside tied embeddings is a copy of them, in transformers as well.
-    known = {"lm_head.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
+    known = {f"{config.names.head}.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
     for name in names:
-        match = _LAYER.fullmatch(name)
-        if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
+        if name in known or is_derived(name, config) or adds_nothing(name):
             continue
-        head = _MTP_LAYER.fullmatch(name)
-        if adds_nothing(name) or (head and int(head[1]) < config.mtp_layers):
+        head = _within(MTP_LAYERS, name)
+        if head and int(head[1]) < config.mtp_layers:
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
+
+
+def is_derived(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor of a checkpoint is one of those that are not read, as they follow from config.json."""
+    match = _within(config.names.layers, name)
+    return match is not None and int(match[1]) < config.layers and match[2] in config.names.derived
+
+
+def _within(prefix: str, name: str) -> re.Match[str] | None:
+    """Match the number of a layer, and a name within it, behind a prefix."""
+    return _NUMBERED.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None

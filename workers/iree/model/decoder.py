@@ -6,6 +6,7 @@ its slot up to that row and on nothing else: not on the other rows of the step, 
 the same step.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import LayerConfig
+from workers.checkpoints.architectures.row_order import RowOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.ops import DenseWeights, LayerState, Ops, RopeAngles, Shape, StepRows
+from workers.iree.model.ops import (
+    DenseWeights,
+    LayerNormWeights,
+    LayerState,
+    NormWeights,
+    Ops,
+    RopeAngles,
+    Shape,
+    StepRows,
+)
 
 ROUTER = "router"
 """Never quantized: it is small, and an error changes which experts it chooses."""
@@ -41,10 +52,16 @@ class Parameter:
     """It may be stored quantized."""
     offset: float
     """Added to every value."""
+    orders: tuple[RowOrder | None, ...] = ()
+    """The order in which the rows of each source are read; empty for the stored order of all."""
+    flat: bool = False
+    """A vector, whatever the shape of its sources."""
 
     @property
-    def rows(self) -> int:
-        return sum(shape[0] for _, shape in self.sources)
+    def shape(self) -> Shape:
+        if self.flat:
+            return (sum(math.prod(shape) for _, shape in self.sources),)
+        return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
 
 
 def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
@@ -54,7 +71,8 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
         quantizable = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
-        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, quantizable, tensor.offset))
+        how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat)
+        out.append(Parameter(tensor.name, *how))
     return out
 
 
@@ -95,12 +113,12 @@ def forward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, and
     the hidden rows before the norm, float32 [rows, hidden]."""
-    x, h = ops.norm(
-        embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps, live=inputs.step.live
-    )
+    first = norm_weights(config, ops, w, "0.norm_attention")
+    x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
-        following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
+        last = number == config.layers - 1
+        following = norm_weights(config, ops, w, "norm" if last else f"{number + 1}.norm_attention")
         state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
     return state[1], state[2], state[0]
 
@@ -111,14 +129,15 @@ def layer_of(
     w: Parameters,
     number: int,
     state: LayerState,
-    following: jax.Array | None,
+    following: NormWeights | None,
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
 ) -> LayerState:
     """Compute a layer, by one kernel if there is one."""
     fused = None
-    if not config.plan[number].experts:
+    like_llama = config.gated and not (config.mlp_bias or config.parallel or config.plan[number].experts)
+    if like_llama and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
     return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
@@ -142,6 +161,25 @@ def dense_weights(config: ModelConfig, w: Parameters, number: int, following: ja
     )
 
 
+def norm_weights(config: ModelConfig, ops: Ops, w: Parameters, name: str) -> NormWeights | None:
+    """Return the weights of a norm of hidden rows, such as `3.norm_mlp`; None where the model has none."""
+    if not config.norm_weights:
+        return _unweighted(config, ops, name)
+    weight: jax.Array | None = w.get(name)
+    if weight is None or config.norm_kind == "rms":
+        return weight
+    return LayerNormWeights(weight, w.get(f"{name}_bias"))
+
+
+def _unweighted(config: ModelConfig, ops: Ops, name: str) -> NormWeights | None:
+    """Return the weights of a norm that has none: ones, and zeros where rows are padded."""
+    norms = {"norm_attention": config.norms.before_attention, "norm_mlp": config.norms.before_mlp}
+    if norms.get(name.rpartition(".")[2], config.names.norm) is None:
+        return None
+    ones = np.arange(config.hidden_size) < ops.values(config.hidden_size)
+    return LayerNormWeights(jnp.asarray(ones.astype(np.float32)), None)
+
+
 def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
     """Return the norms of the heads of queries and keys of the layer `name`."""
     return (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
@@ -161,6 +199,8 @@ def queries_and_cache(
     """Return the queries of normed rows, an operand, and the cache with their keys and values in a layer."""
     name, width = f"{number}.", (config.heads + 2 * config.kv_heads) * config.head_dim
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), step.live)
+    if config.qkv_clip is not None:
+        qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
     return ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
 
 
@@ -170,7 +210,7 @@ def unfused_layer(
     w: Parameters,
     number: int,
     state: LayerState,
-    following: jax.Array | None,
+    following: NormWeights | None,
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
@@ -181,8 +221,14 @@ def unfused_layer(
     q, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, step)
     mixed = ops.attend(q, kv, cache, number, config, step)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    multiplier = config.residual_multiplier
-    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier, live)
+    multiplier, before_mlp = config.residual_multiplier, norm_weights(config, ops, w, name + "norm_mlp")
+    if config.parallel:
+        if before_mlp is not None:
+            _, h = ops.norm(x, None, None, before_mlp, eps, live=live)
+        delta = delta + mlp(config, ops, w, name, layer, h, live)
+        x, h = ops.norm(x, delta, None, following, eps, multiplier, live)
+        return x, h, kv, counters
+    x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), before_mlp, eps, multiplier, live)
     delta = mlp(config, ops, w, name, layer, h, live)
     x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
     return x, h, kv, counters
@@ -209,8 +255,13 @@ def mlp(
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
         return ops.experts(h, router, up, down, config, live)
-    gate_up, down = w[name + "gate_up"], w[name + "down"]
-    return ops.mlp(h, gate_up, down, config.hidden_size, config.ffn, config.activation, live)
+    down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
+    if config.gated and not config.mlp_bias:
+        return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)
+    width = 2 * config.ffn if config.gated else config.ffn
+    up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
+    activated = ops.activate(up, config.activation, gated=config.gated, live=live)
+    return ops.linear(activated, down, config.hidden_size, w.get(name + "down_bias"), live)
 
 
 def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
@@ -218,7 +269,7 @@ def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: 
     [rows, vocab]."""
     # A quantized tied head is stored once.
     matrix = w.get("head", w["embedding"])
-    logits, cap = ops.linear(hidden, matrix, config.vocab_size, None, live), config.logit_cap
+    logits, cap = ops.linear(hidden, matrix, config.vocab_size, w.get("head_bias"), live), config.logit_cap
     if config.logits_scaling != 1:
         logits = logits / np.float32(config.logits_scaling)
     return logits if cap is None else jnp.tanh(logits / np.float32(cap)) * np.float32(cap)

@@ -42,6 +42,18 @@ class RopeAngles:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNormWeights:
+    """The weight and the bias of a LayerNorm, float32 [width]."""
+
+    weight: jax.Array
+    bias: jax.Array | None
+
+
+NormWeights = jax.Array | LayerNormWeights
+"""The weights of a norm: of an RMS norm, or of a LayerNorm."""
+
+
+@dataclass(frozen=True, slots=True)
 class DenseWeights:
     """The weights of a layer without experts, and of the norm that the next one begins with; None where a model has
     none. Norms and biases are float32."""
@@ -95,15 +107,15 @@ class Ops(Protocol):
         x: jax.Array,
         delta: jax.Array | None,
         after: jax.Array | None,
-        before: jax.Array | None,
+        before: NormWeights | None,
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return x + delta * multiplier, float32 [rows, width], and its RMS norm times `before` as an operand.
+        """Return x + delta * multiplier, float32 [rows, width], and its norm with the weights `before` as an operand.
 
-        With the weight `after` it is delta's norm that is multiplied and added; without `before` the operand is the sum
-        itself. Padding rows (see `StepRows.live`) are undefined.
+        With the weight `after` it is delta's RMS norm that is multiplied and added; without `before` the operand is the
+        sum itself. Padding rows (see `StepRows.live`) are undefined.
         """
 
     def linear(
@@ -135,6 +147,12 @@ class Ops(Protocol):
 
         Padding rows are undefined.
         """
+
+    def activate(
+        self, x: jax.Array, activation: Activation, *, gated: bool, live: jax.Array | None = None
+    ) -> jax.Array:
+        """Return act(gate) * up of float32 [rows, 2 * ffn], gates first, or without gates act(x) of float32
+        [rows, ffn], as an operand of width ffn. Padding rows are undefined."""
 
     def experts(
         self,

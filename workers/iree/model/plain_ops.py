@@ -1,6 +1,8 @@
 """The operations for every device but a CPU: plain StableHLO, which attends to the whole capacity under a mask."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,11 +14,17 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
+from workers.iree.model.ops import DenseWeights, LayerNormWeights, LayerState, NormWeights, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 NEGATIVE = np.float32(-1e30)
+ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": jax.nn.gelu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "relu2": lambda x: jnp.square(jnp.maximum(x, 0)),
+}
 
 
 class MaterializingNumpy:
@@ -68,7 +76,7 @@ class PlainOps:
         x: jax.Array,
         delta: jax.Array | None,
         after: jax.Array | None,
-        before: jax.Array | None,
+        before: NormWeights | None,
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
@@ -76,7 +84,7 @@ class PlainOps:
         if delta is not None:
             added = delta if after is None else _unit(delta, eps) * after
             x = x + (added if multiplier == 1 else added * np.float32(multiplier))
-        return x, (x if before is None else _unit(x, eps) * before).astype(self.dtype)
+        return x, _normed(x, before, eps).astype(self.dtype)
 
     def linear(
         self,
@@ -103,8 +111,14 @@ class PlainOps:
     ) -> jax.Array:
         both = self.linear(x, gate_up, 2 * ffn)
         gate, up = both[:, :ffn], both[:, ffn:]
-        act = jax.nn.silu if activation == "silu" else jax.nn.gelu
-        return self.linear((act(gate) * up).astype(self.dtype), down, hidden)
+        return self.linear((ACTIVATIONS[activation](gate) * up).astype(self.dtype), down, hidden)
+
+    def activate(
+        self, x: jax.Array, activation: Activation, *, gated: bool, live: jax.Array | None = None
+    ) -> jax.Array:
+        gate, up = jnp.split(x, 2, axis=1) if gated else (x, None)
+        activated = ACTIVATIONS[activation](gate)
+        return (activated if up is None else activated * up).astype(self.dtype)
 
     def experts(
         self,
@@ -231,10 +245,26 @@ def _unit(x: jax.Array, eps: float) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps))
 
 
+def _normed(x: jax.Array, weights: NormWeights | None, eps: float) -> jax.Array:
+    if weights is None:
+        return x
+    if not isinstance(weights, LayerNormWeights):
+        return _unit(x, eps) * weights
+    normed = _unit(_centred(x), eps) * weights.weight
+    return normed if weights.bias is None else normed + weights.bias
+
+
+def _centred(x: jax.Array) -> jax.Array:
+    """x - mean(x) over the last dimension."""
+    return x - jnp.mean(x, -1, keepdims=True)
+
+
 def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
     """float32 [rows, heads, head_dim], normed head by head or all of a row's heads together."""
-    if config.head_norm == "each":
-        return _unit(x, config.rms_eps) * weight
+    if config.norm_kind == "layer":
+        x = _centred(x)
+    if config.head_norm != "all":
+        return _unit(x, config.rms_eps) * weight.reshape(-1, x.shape[-1])
     return (_unit(x.reshape(len(x), -1), config.rms_eps) * weight).reshape(x.shape)
 
 

@@ -78,19 +78,22 @@ def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
         return ops.store(whole) if parameter.matrix else whole
     out, done = np.empty(stored.shape, np.int8), 0
     # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
-    for name, shape in parameter.sources:
-        done += _pack_source(out[done:], name, shape, stored, weights, packing)
+    for number in range(len(parameter.sources)):
+        done += _pack_source(out[done:], number, stored, weights, packing)
     return out
 
 
-def _pack_source(
-    out: NDArray[np.int8], name: str, shape: Shape, stored: Stored, weights: Weights, packing: Packing
-) -> int:
+def _pack_source(out: NDArray[np.int8], number: int, stored: Stored, weights: Weights, packing: Packing) -> int:
     """Pack one of the checkpoint's tensors into the first tiles of `out`; return their number."""
+    parameter = stored.parameter
+    name, shape = parameter.sources[number]
     if weights.format(name) is None:
-        matrix = weights.take(name, shape).astype(_NUMPY[stored.parameter.dtype], copy=False)
+        matrix = _source(parameter, number, weights).astype(_NUMPY[parameter.dtype], copy=False)
         return _quantize_into(out, _padded(matrix, stored.axes), packing)
-    levels = _padded_outputs(restore(weights.take_quantized(name, shape), packing.format), stored.axes)
+    quantized = weights.take_quantized(name, shape)
+    if parameter.orders and (order := parameter.orders[number]) is not None:
+        quantized = quantized.reordered(order.rows())
+    levels = _padded_outputs(restore(quantized, packing.format), stored.axes)
     tiles = packing.stored_shape(*levels.levels.shape)[0]
     packing.pack_into(out[:tiles], levels)
     return tiles
@@ -125,7 +128,7 @@ def _format(parameter: Parameter, axes: Axes, weights: Weights, kind: Quantize) 
 
 def _padded_shape(axes: Axes, parameter: Parameter) -> Shape:
     """Return the shape of a whole parameter, padded."""
-    shape = (parameter.rows, *parameter.sources[0][1][1:])
+    shape = parameter.shape
     if not axes:
         return shape
     return tuple(size if axis is None else axis.total(size) for axis, size in zip(axes, shape, strict=True))
@@ -157,7 +160,16 @@ def _quantize_into(out: NDArray[np.int8], matrix: NDArray[Any], packing: Packing
 
 
 def _whole(parameter: Parameter, weights: Weights, dtype: str) -> NDArray[Any]:
-    parts = [weights.take(name, shape) for name, shape in parameter.sources]
+    parts = [_source(parameter, number, weights) for number in range(len(parameter.sources))]
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     whole = whole.astype(_NUMPY[dtype], copy=False)
     return whole + whole.dtype.type(parameter.offset) if parameter.offset else whole
+
+
+def _source(parameter: Parameter, number: int, weights: Weights) -> NDArray[Any]:
+    """Return one of the checkpoint's tensors, its rows in the order in which they are read."""
+    values = weights.take(*parameter.sources[number])
+    if parameter.flat:
+        values = values.reshape(-1)
+    order = parameter.orders[number] if parameter.orders else None
+    return values if order is None else values[order.rows()]

@@ -70,6 +70,8 @@ class TiledMatmuls:
         bias: jax.Array | None = None,
         live: jax.Array | None = None,
     ) -> jax.Array:
+        if bias is not None:
+            bias = jnp.pad(bias, (0, -bias.shape[0] % LANES))
         if isinstance(weight, PackedMatrix):
             return self._quantized_linear(x, weight, outputs, bias, live)
         tiles, steps, _, k = weight.shape
@@ -151,10 +153,7 @@ class TiledMatmuls:
         rows, tiles = x.shape[0], ffn // LANES
         result = words(rows, row_stride(ffn, self.arithmetic))
         if isinstance(weight, PackedMatrix):
-            name = named(f"baton_glu_{rows}_{ffn}", live=live)
-            self.add_kernel(name, glu, rows, ffn, self.arithmetic, activation, live=live is not None)
-            halves: jax.Array = call(name, result, self.linear(x, weight, 2 * ffn, None, live), live)
-            return halves
+            return self.activate(self.linear(x, weight, 2 * ffn, None, live), activation, gated=True, live=live)
         name = named(f"baton_glu_linear_{rows}_{tiles}_{inputs}", live=live)
         self.add_kernel(
             name,
@@ -168,6 +167,15 @@ class TiledMatmuls:
             live=live is not None,
         )
         out: jax.Array = call(name, result, x, weight.reshape(2 * tiles, -1), live)
+        return out
+
+    def activate(
+        self, x: jax.Array, activation: Activation, *, gated: bool, live: jax.Array | None = None
+    ) -> jax.Array:
+        rows, ffn = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+        name = named(f"baton_{'glu' if gated else 'activate'}_{rows}_{ffn}", live=live)
+        self.add_kernel(name, glu, rows, ffn, self.arithmetic, activation, gated=gated, live=live is not None)
+        out: jax.Array = call(name, words(rows, row_stride(ffn, self.arithmetic)), x, live)
         return out
 
     def experts(

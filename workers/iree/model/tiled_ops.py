@@ -19,7 +19,7 @@ from workers.iree.kernels.matmul.packing import Packing, pack_matrix
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
+from workers.iree.model.ops import DenseWeights, LayerNormWeights, LayerState, NormWeights, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.tiled_matmuls import TiledMatmuls
 from workers.iree.model.width_padding import WidthPadding
@@ -64,19 +64,26 @@ class TiledOps(TiledMatmuls):
         x: jax.Array,
         delta: jax.Array | None,
         after: jax.Array | None,
-        before: jax.Array | None,
+        before: NormWeights | None,
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
-        kind = Norm(delta is not None, after is not None, before is not None, multiplier, self._hidden_values)
-        name = named(f"baton_norm_{rows}_{width}_{kind.delta:d}{kind.after:d}{kind.before:d}", live=live)
+        bias, centred = None, isinstance(before, LayerNormWeights)
+        if isinstance(before, LayerNormWeights):
+            before, bias = before.weight, before.bias
+        there = (delta is not None, after is not None, before is not None)
+        kind = Norm(*there, multiplier, self._hidden_values, centred, bias is not None)
+        flags = "".join(str(int(each)) for each in (*there, *([kind.bias] if centred else [])))
+        name = named(f"baton_norm_{rows}_{width}_{flags}", live=live)
         self.add_kernel(name, norm, rows, width, eps, self.arithmetic, kind, live=live is not None)
         result = words(rows, row_stride(width, self.arithmetic))
         if delta is None:
-            return x, call(name, result, x, after, before, live)
-        out: tuple[jax.Array, jax.Array] = call(name, (floats(rows, width), result), x, delta, after, before, live)
+            return x, call(name, result, x, after, before, bias, live)
+        out: tuple[jax.Array, jax.Array] = call(
+            name, (floats(rows, width), result), x, delta, after, before, bias, live
+        )
         return out
 
     def fused_layer(
@@ -186,7 +193,8 @@ class TiledOps(TiledMatmuls):
 
     def _rope_and_cache(self, shape: AttentionShape, config: ModelConfig) -> RopeAndCache:
         values = None if self.padding is None else self.padding.head.size
-        return RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm, values)
+        centred = config.head_norm is not None and config.norm_kind == "layer"
+        return RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred)
 
     def _attention_shape(self, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
         batch, tokens = step.rows.shape

@@ -28,8 +28,9 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
 )
 def test_every_tensor_of_a_family_is_known(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     path = make_checkpoint(tmp_path, family, **options)
-    names = [*open_weights(path), "model.layers.1.self_attn.rotary_emb.inv_freq", "lm_head.weight"]
-    check_tensors(names, ModelConfig.from_dir(path), path)
+    config = ModelConfig.from_dir(path)
+    derived = (f"{config.names.layers}1.{name}" for name in config.names.derived)
+    check_tensors([*open_weights(path), *derived, f"{config.names.head}.weight"], config, path)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,9 @@ def test_every_tensor_of_a_family_is_known(tmp_path: Path, family: str, options:
         ("llama", "lm_head.bias"),
         ("mimo", "model.mtp_layers.1.input_proj.weight"),
         ("qwen2", "model.mtp_layers.0.input_proj.weight"),
+        ("cohere", "model.layers.0.input_layernorm.bias"),
+        ("gpt_neox", "gpt_neox.layers.2.attention.bias"),
+        ("olmo", "model.norm.weight"),
     ],
 )
 def test_an_unknown_tensor_is_refused(tmp_path: Path, family: str, name: str) -> None:

@@ -14,7 +14,7 @@ from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.operations import fma
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.rowwise.norm import inverse_root_mean_square
+from workers.iree.kernels.rowwise.norm import inverse_root_mean_square, mean_and_inverse_deviation
 
 MAX_TOKENS = 16
 """The most tokens of an item."""
@@ -29,9 +29,12 @@ class RopeAndCache:
     eps: float
     """Epsilon of the head norms."""
     head_norm: HeadNorm | None
-    """The weights are [head_dim] for each head ("each") or, of all heads together, [heads * head_dim] ("all")."""
+    """The weights are [head_dim] that heads share ("each"), or [heads * head_dim]: of each head by itself ("own"), or
+    of all heads together ("all")."""
     values: int | None = None
     """Lanes of a head that are not padding; None is all of them."""
+    centred: bool = False
+    """The norm of a head is a LayerNorm."""
 
     @property
     def item_tokens(self) -> int:
@@ -79,9 +82,11 @@ class RopeAndCacheItem:
         self.slots = kernel.input("slots", (shape.batch,), "i32")
         self.rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
         self.layer = kernel.input("layer", (2,), "i32")
-        self._normed_heads = (shape.query_heads, shape.kv_heads) if kind.head_norm == "all" else (1, 1)
+        every, one = (shape.query_heads, shape.kv_heads), (1, 1)
+        self._normed_heads = every if kind.head_norm == "all" else one
         """Heads of queries and of keys that are normed together."""
-        norms = zip(("q_norm", "k_norm"), self._normed_heads, strict=True) if kind.head_norm else ()
+        weights = one if kind.head_norm == "each" else every
+        norms = zip(("q_norm", "k_norm"), weights, strict=True) if kind.head_norm else ()
         self._norms = [kernel.input(name, (count * depth,), "f32") for name, count in norms]
         self.cache = kernel.in_place("cache", shape.cache, self._elements.element, (math.prod(shape.cache),))
         self.queries = queries or kernel.output(
@@ -124,17 +129,22 @@ class RopeAndCacheItem:
     def _column(self, head: Value, lane: int) -> Value:
         return head * self._kind.shape.head_dim + lane
 
-    def _factor(self, row: Value, source_head: Value, kind: int, lanes: int) -> Value:
-        """Return what queries (0) or keys (1) are multiplied by before their norm's weight."""
+    def _factor(self, row: Value, source_head: Value, kind: int, lanes: int) -> tuple[Value | None, Value]:
+        """Return what is subtracted from queries (0) or keys (1), and what they are multiplied by then, before their
+        norm's weight."""
         code, shape = self._code, self._kind.shape
-        each = self._kind.head_norm == "each"
+        each = self._kind.head_norm != "all"
         first = source_head if each else code.index((0, shape.query_heads)[kind])
         count = 1 if each else self._normed_heads[kind]
         width, start = count * shape.head_dim, self._column(first, 0)
         lanes_summed = lanes if each else math.gcd(LANES, shape.head_dim)
         values = count * (self._kind.values or shape.head_dim)
-        root = inverse_root_mean_square(code, self._qkv, [row], width, self._kind.eps, lanes_summed, start, values)
-        return root.broadcast(lanes)
+        eps, qkv = self._kind.eps, self._qkv
+        if self._kind.centred:
+            mean, root = mean_and_inverse_deviation(code, qkv, [row], width, eps, lanes_summed, start, values)
+            return mean.broadcast(lanes), root.broadcast(lanes)
+        root = inverse_root_mean_square(code, qkv, [row], width, eps, lanes_summed, start, values)
+        return None, root.broadcast(lanes)
 
     def _rotated(self, row: Value, head: Value, kind: int, scale: float | None) -> list[tuple[Value, int]]:
         """Return vectors, each with its first lane, of query (kind 0) or key (1) head `head`, normed, rotated and
@@ -154,8 +164,9 @@ class RopeAndCacheItem:
             value = self._qkv.load_vector([row, self._column(source_head, lane)], size)
             if not self._norms:
                 return value
-            value = value * factors[size]
-            at: Index = self._column(head, lane) if self._kind.head_norm == "all" else lane
+            mean, factor = factors[size]
+            value = value * factor if mean is None else (value - mean) * factor
+            at: Index = lane if self._kind.head_norm == "each" else self._column(head, lane)
             return value * self._norms[kind].load_vector([at], size)
 
         def scaled(value: Value) -> Value:

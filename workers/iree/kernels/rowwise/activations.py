@@ -1,11 +1,30 @@
-"""Activation functions of gated linear units."""
+"""Activation functions of MLPs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.operations import exp, fma, tanh
 from workers.iree.kernels.ir.value import Value
+
+ERF_BOUND = 4.0
+"""erf is 1 in float32 from here on."""
+ERF_ABOVE = (
+    -2.72614225801306e-10,
+    2.77068142495902e-08,
+    -2.10102402082508e-06,
+    -5.69250639462346e-05,
+    -7.34990630326855e-04,
+    -2.95459980854025e-03,
+    -1.60960333262415e-02,
+)
+ERF_BELOW = (
+    -1.45660718464996e-05,
+    -2.13374055278905e-04,
+    -1.68282697438203e-03,
+    -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)
 
 
 def silu(x: Value) -> Value:
@@ -21,4 +40,38 @@ def gelu_tanh(x: Value) -> Value:
     return fma(half, bent, half)
 
 
-ACTIVATIONS: Mapping[Activation, Callable[[Value], Value]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+def gelu(x: Value) -> Value:
+    """x / 2 * (1 + erf(x / sqrt(2))) (https://arxiv.org/abs/1606.08415)."""
+    half = x * 0.5
+    return fma(half, erf(x * 0.5**0.5), half)
+
+
+def erf(x: Value) -> Value:
+    """Return the error function, to some units in the last place of float32: the quotient of polynomials of x^2 of
+    Eigen and XLA (https://github.com/openxla/xla/blob/main/xla/hlo/builder/lib/math.cc)."""
+    x = x.maximum(-ERF_BOUND).minimum(ERF_BOUND)
+    square = x * x
+    above, below = (_polynomial(square, terms) for terms in (ERF_ABOVE, ERF_BELOW))
+    return x * above / below
+
+
+def relu2(x: Value) -> Value:
+    """The square of max(x, 0) (https://arxiv.org/abs/2109.08668)."""
+    positive = x.maximum(0.0)
+    return positive * positive
+
+
+def _polynomial(x: Value, terms: Sequence[float]) -> Value:
+    """Return the polynomial with these coefficients, that of the highest power first."""
+    value = x * terms[0] + terms[1]
+    for term in terms[2:]:
+        value = fma(value, x, term)
+    return value
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Value], Value]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "relu2": relu2,
+}

@@ -1,4 +1,5 @@
-"""RMS norm, with the residual sum before it (https://arxiv.org/abs/1910.07467)."""
+"""RMS norm (https://arxiv.org/abs/1910.07467) and LayerNorm (https://arxiv.org/abs/1607.06450), with the residual sum
+before it. All sums have one order, so that a row is the same in every graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ class Norm:
     """Factor of the delta, or of its norm."""
     values: int | None = None
     """Values of a row, which zeros follow; None is all of its width."""
+    centred: bool = False
+    """The norm of the sum is a LayerNorm."""
+    bias: bool = False
+    """It has a bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,9 @@ class NormOperands:
     multiplier: float = 1.0
     values: int | None = None
     """See `Norm`."""
+    centred: bool = False
+    bias: Memory | None = None
+    """Of a LayerNorm, f32 [width]."""
 
     def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
@@ -50,17 +58,39 @@ class NormOperands:
         if self.delta is not None and self.total is not None:
             self._add(code, self.delta, self.total, row, eps)
             source = self.total
-        scale = None
-        if self.before is not None:
+        scale = mean = None
+        if self.before is not None and self.centred:
+            mean = mean_of(code, source, [row], width, values=self.values).broadcast()
+            scale = self._inverse_deviation(code, source, row, mean, eps).broadcast()
+        elif self.before is not None:
             scale = inverse_root_mean_square(code, source, [row], width, eps, values=self.values).broadcast()
 
         def some(column: Value) -> None:
             value = source.load_vector([row, column])
             if self.before is not None and scale is not None:
+                value = value if mean is None else value - mean
                 value = value * scale * self.before.load_vector([column])
+                value = value if self.bias is None else value + self.bias.load_vector([column])
             self.out.store(arithmetic.pack(value), [row, column // arithmetic.per_word])
 
         code.repeat(0, width, some, LANES)
+
+    def _inverse_deviation(self, code: Code, x: Memory, row: Index, mean: Value, eps: float) -> Value:
+        """Return 1 / sqrt(variance + eps) of a row. The zeros behind its values are left out."""
+        width = x.shape[-1]
+        values = self.values or width
+        whole = values // LANES * LANES
+
+        def add(column: Value, sums: list[Value]) -> list[Value]:
+            value = x.load_vector([row, column]) - mean
+            return [fma(value, value, sums[0])]
+
+        (squares,) = code.loop(0, whole, [code.floats(0.0)], add, LANES)
+        if whole < values:
+            value = x.load_vector([row, whole]) - mean
+            value = (code.iota(whole) < values).select(value, 0.0)
+            squares = fma(value, value, squares)
+        return inverse_root(squares.sum_lanes(), values, eps)
 
     def _add(self, code: Code, delta: Memory, total: Memory, row: Index, eps: float) -> None:
         width, scale = self.x.shape[-1], None
@@ -82,10 +112,11 @@ def norm(
     name: str, rows: int, width: int, eps: float, arithmetic: Arithmetic, kind: Norm, *, live: bool = False
 ) -> str:
     """x f32 [rows, width] (, delta of the same shape) (, the weight f32 [width] of delta's norm) (, that of the sum's)
-    (, live i32 [1]) -> (x + delta,) packed words [rows, row_stride], of which the first `live` rows are computed.
+    (, its bias f32 [width]) (, live i32 [1]) -> (x + delta,) packed words [rows, row_stride], of which the first `live`
+    rows are computed.
 
-    A norm is x / sqrt(mean(x^2) + eps) * weight; delta, or its norm, is multiplied by `kind.multiplier`. Width is a
-    multiple of 16.
+    A norm is x / sqrt(mean(x^2) + eps) * weight; that of the sum may be a LayerNorm, of x - mean(x), plus bias. Delta,
+    or its norm, is multiplied by `kind.multiplier`. Width is a multiple of 16.
     """
     groups = RowWorkgroups(rows, min(rows, MANY_EACH))
     kernel = Kernel(name, groups.count)
@@ -95,6 +126,7 @@ def norm(
         kernel.input("after", (width,), "f32") if kind.after else None,
         kernel.input("before", (width,), "f32") if kind.before else None,
     )
+    bias = kernel.input("bias", (width,), "f32") if kind.bias else None
     number = kernel.input("live", (1,), "i32") if live else None
     normed = NormOperands(
         *inputs,
@@ -102,9 +134,30 @@ def norm(
         kernel.output("out", (rows, row_stride(width, arithmetic)), "i32"),
         kind.multiplier,
         kind.values,
+        kind.centred,
+        bias,
     )
     groups.write(kernel, number, lambda row: normed.row(kernel.code, row, eps, arithmetic))
     return kernel.function()
+
+
+def mean_of(
+    code: Code,
+    x: Memory,
+    at: Sequence[Index],
+    width: int,
+    lanes: int = LANES,
+    first: Value | None = None,
+    values: int | None = None,
+) -> Value:
+    """Return the mean of `width` values from [*at, first] on, or from [*at, 0], `lanes` at a time; of so many `values`,
+    if the others are zeros that pad them."""
+
+    def add(column: Value, sums: list[Value]) -> list[Value]:
+        return [sums[0] + x.load_vector([*at, column if first is None else first + column], lanes)]
+
+    (total,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
+    return total.sum_lanes() / (values or width)
 
 
 def inverse_root_mean_square(
@@ -128,6 +181,25 @@ def inverse_root_mean_square(
 
     (squares,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
     return inverse_root(squares.sum_lanes(), values or width, eps)
+
+
+def mean_and_inverse_deviation(
+    code: Code, x: Memory, at: Sequence[Index], width: int, eps: float, lanes: int, first: Value, values: int
+) -> tuple[Value, Value]:
+    """Return the mean and 1 / sqrt(variance + eps) of a head's values, which are where `inverse_root_mean_square` has
+    them. Each of the zeros between them adds the square of the mean to the sum, which is taken off."""
+    mean = mean_of(code, x, at, width, lanes, first, values)
+    centre = mean.broadcast(lanes)
+
+    def add(column: Value, sums: list[Value]) -> list[Value]:
+        value = x.load_vector([*at, first + column], lanes) - centre
+        return [fma(value, value, sums[0])]
+
+    (squares,) = code.loop(0, width, [code.constant(0.0, Type("f32", lanes))], add, lanes)
+    total = squares.sum_lanes()
+    if values < width:
+        total = (total - mean * mean * float(width - values)).maximum(0.0)
+    return mean, inverse_root(total, values, eps)
 
 
 def inverse_root(squares: Value, count: int, eps: float) -> Value:

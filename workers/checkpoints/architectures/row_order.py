@@ -1,0 +1,41 @@
+"""The order of the rows of queries, keys and values: the runners read those of all heads one kind after the other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """The rows of a tensor of the checkpoint: groups of heads, in each its queries, then its keys, then its values.
+
+    Read in order, they are the queries of all groups, then the keys, then the values. GPT-NeoX and Falcon store a group
+    for each head or KV head (`query_key_value` of transformers); a matrix of queries alone is one group.
+    """
+
+    groups: int
+    queries: int
+    """Heads of each kind in a group."""
+    keys: int
+    values: int
+    head_dim: int
+    interleaved: int = 0
+    """Lanes of queries and keys that RoPE rotates in pairs of neighbours (2i, 2i + 1): those become (i, i + half), as
+    the runners rotate them. Scores do not change, for queries and keys are reordered alike."""
+
+    def __post_init__(self) -> None:
+        if self.interleaved % 2 or self.interleaved > self.head_dim:
+            raise ValueError(f"interleaved: {self.interleaved} is not an even number of {self.head_dim} lanes")
+
+    def rows(self) -> NDArray[np.intp]:
+        """Return the number of the stored row of each row."""
+        heads = self.queries + self.keys + self.values
+        stored = np.arange(self.groups * heads * self.head_dim).reshape(self.groups, heads, self.head_dim)
+        queries, keys, values = np.split(stored, (self.queries, self.queries + self.keys), axis=1)
+        return np.concatenate([self._halves(queries), self._halves(keys), values.ravel()])
+
+    def _halves(self, stored: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return heads with the first lanes of all pairs, then the second ones, then the lanes that pass."""
+        turned, passed = stored[..., : self.interleaved], stored[..., self.interleaved :]
+        return np.concatenate([turned[..., 0::2], turned[..., 1::2], passed], axis=-1).ravel()
