@@ -105,7 +105,8 @@ class IreeRunner:
             kv_rows=kv_rows,
             rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
             embedding_width=plan.embedding_width,
-            state_bytes=0 if self._states is None else self._states.slot_bytes,
+            state_bytes=0 if self._states is None else self._states.state_bytes,
+            rollback_rows=plan.state_versions - 1,
         )
         self._known = SlotStates(self.capabilities)
 
@@ -196,6 +197,14 @@ class IreeRunner:
         """Raise `ValueError` for chunks that the slots cannot take."""
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         self._known.check_call(self._written, chunks, decode=False)
+        self._take_back(chunks)
+
+    def _take_back(self, chunks: Sequence[Chunk]) -> None:
+        """Take the rows back from recurrent states that chunks begin before."""
+        for chunk in chunks if self._states is not None else ():
+            if (back := self._written[chunk.slot] - chunk.start) > 0:
+                self.copy_prefix(chunk.slot, chunk.slot, chunk.start)
+                assert self._known.known(chunk.slot), f"checked: {back} rows can be taken back"
 
     def _prefilled(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -220,7 +229,7 @@ class IreeRunner:
         most = self._plan.buckets[-1]
         for at in range(0, len(before), most):
             self._decode_rows(before[at : at + most])
-        tokens = iter(self._decode(lasts))
+        tokens = iter(self._decode(lasts, prompt=True))
         return [None if spec is None else next(tokens) for spec in specs]
 
     def _calls(
@@ -256,15 +265,16 @@ class IreeRunner:
         if self._states is not None:
             chunks = chunks_of(rows)
             self._known.check_call(self._written, chunks, decode=True)
+            self._take_back(chunks)
             for chunk in chunks:
                 self._known.decoded(chunk.slot, len(chunk.tokens))
-        return self._decode(rows)
+        return self._decode(rows, prompt=False)
 
-    def _decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
-        """Like `decode`, for rows that were checked."""
+    def _decode(self, rows: Sequence[DecodeRow], *, prompt: bool) -> list[int | None]:
+        """Like `decode`, for rows that were checked, or those of prompts."""
         if not rows:
             return []
-        result, output_indices, batch, greedy = self._decode_rows(rows)
+        result, output_indices, batch, greedy = self._decode_rows(rows, prompt=prompt)
         specs: list[SampleSpec | None] = [None] * batch
         for index, spec in zip(output_indices, with_masks(row.sample for row in rows), strict=True):
             specs[index] = spec
@@ -372,10 +382,12 @@ class IreeRunner:
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[index : index + 1]
 
-    def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
+    def _decode_rows(
+        self, rows: Sequence[DecodeRow], *, prompt: bool = True
+    ) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Run the cheapest decode graph that is ready and holds the rows, which were checked. Several may be of one
         slot where rows are exact: the KV of all of them is written in each layer before any of them attends, and a
-        recurrent state takes them in order.
+        recurrent state takes them in order; those of prompts change it in place.
 
         Returns its results, the index of each row among its outputs, how many rows it has, and `DecodeInputs.greedy`.
         """
@@ -386,9 +398,13 @@ class IreeRunner:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
-            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
+            places = self._plan.has_places
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row, has_places=places)
             self._decode_inputs[batch] = inputs
-        arguments = (*inputs.write(output_indices, rows), *self._kept, *inputs.results)
+        arguments = [*inputs.write(output_indices, rows), *self._kept]
+        if self._states is not None:
+            arguments += self._states.decode_places([row.slot for row in rows], inputs.places, in_place=prompt)
+        arguments += inputs.results
         result = self._call(f"decode_{batch}", *arguments)
         greedy = inputs.greedy
         if self._mtp is not None:
@@ -405,8 +421,11 @@ class IreeRunner:
         held = self._written[target]
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
-            goes_along = self._known.copied(source, target, length, self._written[source]) is not None
-            self._states.copy(source if goes_along else None, target)
+            back = self._known.copied(source, target, length, self._written[source])
+            if back is None:
+                self._states.clear(target)
+            else:
+                self._states.copy(source, target, back)
         if self._host_kv is None:
             self._call("copy", self._kv.view, source, target, length)
         else:
@@ -454,7 +473,7 @@ class IreeRunner:
         if not rows:
             return
         if self._states is not None:
-            self._states.copy(None, slot)
+            self._states.clear(slot)
         if self._host_kv is None:
             self._call("copy", self._kv.view, slot, slot, 0)
         else:
@@ -518,7 +537,10 @@ class IreeRunner:
         if tokens.shape not in self._inputs_of:
             self._inputs_of[tokens.shape] = [self._device.input(each.shape, each.dtype.name) for each in values]
         given = zip(self._inputs_of[tokens.shape], values, strict=True)
-        return [*(each.put(value) for each, value in given), *self._kept]
+        arguments = [*(each.put(value) for each, value in given), *self._kept]
+        if self._states is not None:
+            arguments += self._states.prompt_places(slots, kv_rows < self._cache.attended)
+        return arguments
 
     @property
     def _kept(self) -> list[rt.HalBufferView]:

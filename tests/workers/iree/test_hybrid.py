@@ -72,7 +72,8 @@ def test_prefix_gate(hybrid: IreeRunner) -> None:
 def test_a_state_goes_along_with_all_rows_and_by_bytes(hybrid: IreeRunner) -> None:
     config, capabilities = hybrid._plan.config, hybrid.capabilities
     assert capabilities.state_bytes == 4 * config.state_values > 0
-    assert hybrid.memory()["states"] == capabilities.slots * capabilities.state_bytes
+    versions = 1 + capabilities.rollback_rows
+    assert hybrid.memory()["states"] == capabilities.slots * versions * capabilities.state_bytes
     hybrid.prefill([Chunk(0, TOKENS[:20], 0, 0)], [None])
     state, rows = bytes(hybrid.read_state(0)), bytes(hybrid.read_rows(0, 0, 20))
     (expected,) = hybrid.prefill([Chunk(0, TOKENS[20:33], 20, 20)], [GREEDY])
@@ -93,6 +94,45 @@ def test_a_state_goes_along_with_all_rows_and_by_bytes(hybrid: IreeRunner) -> No
         hybrid.prefill([Chunk(0, TOKENS[32:33], 32, 32)], [None])
     with pytest.raises(ValueError, match="a recurrent state has"):
         hybrid.write_state(3, state[:-4])
+
+
+def test_rows_of_a_decode_step_are_taken_back(hybrid: IreeRunner) -> None:
+    most = hybrid.capabilities.rollback_rows
+    assert most == 8
+    hybrid.prefill([Chunk(0, TOKENS[:20], 0, 0)], [None])
+    states = [bytes(hybrid.read_state(0))]
+    for at in range(20, 24):
+        hybrid.decode([DecodeRow(0, TOKENS[at], at, at, GREEDY)])
+        states.append(bytes(hybrid.read_state(0)))
+    hybrid.prefill([Chunk(1, TOKENS[:20], 0, 0)], [None])
+
+    def drafted(start: int, tokens: tuple[int, ...]) -> list[int | None]:
+        rows = [DecodeRow(1, token, start + at, start + at, GREEDY) for at, token in enumerate(tokens)]
+        return hybrid.decode([DecodeRow(2, 5, 0, 0, GREEDY), *rows])[1:]
+
+    first = drafted(20, (TOKENS[20], 7, 8, 9))
+    hybrid.reset(2)
+    second = drafted(21, TOKENS[21:24])  # the drafts were wrong, and are overwritten
+    assert bytes(hybrid.read_state(1)) == states[4]
+    hybrid.copy_prefix(1, 3, 22)
+    assert bytes(hybrid.read_state(3)) == states[2]
+    hybrid.copy_prefix(1, 1, 22)
+    assert bytes(hybrid.read_state(1)) == states[2]
+    hybrid.reset(2)
+    assert drafted(22, TOKENS[22:24]) == second[1:]
+    assert hybrid.decode([DecodeRow(3, TOKENS[22], 22, 22, GREEDY)]) == second[1:2]
+    assert len(first) == 4
+    with pytest.raises(ValueError, match=f"a step takes {most}"):
+        hybrid.decode(
+            [DecodeRow(0, 1, 24 + at, 24 + at, GREEDY) for at in range(8)] + [DecodeRow(0, 1, 32, 32, GREEDY)]
+        )
+
+
+def test_gate_with_drafts(hybrid: IreeRunner) -> None:
+    made: Any = lambda: Kept(hybrid)  # noqa: E731
+    report = run_gate(made, requests=32, max_tokens=16, speculates=True)
+    assert report.drafted > 50
+    assert 0 < report.accepted < report.drafted
 
 
 def test_a_reset_slot_has_the_initial_state(hybrid: IreeRunner) -> None:

@@ -121,6 +121,11 @@ class ModelConfig:
         """Values of the recurrent state of one slot, all layers together, which are float32."""
         return self.state_offset(self.layers)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one slot, in float32."""
+        return 4 * self.state_values
+
     def state_offset(self, layer: int) -> int:
         """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {

@@ -23,7 +23,10 @@ def read_kinds(fields: Fields, family: Family, layers: int) -> tuple[MixerKind, 
     if not isinstance(names, list) or len(names) != layers or any(str(name) not in known for name in names):
         expected = " or ".join(map(repr, known))
         raise fields.error("layer_types", f"is not {expected} for each of {layers} layers")
-    return tuple(known[name] for name in names)
+    kinds = tuple(known[name] for name in names)
+    if "attention" not in kinds:
+        raise fields.error("layer_types", "a model in which no layer attends is not supported")
+    return kinds
 
 
 def read_convolution(fields: Fields, plan: Sequence[LayerConfig]) -> ShortConvolution | None:

@@ -22,6 +22,7 @@ from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.mtp import mtp_cache, mtp_forward
 from workers.iree.model.ops import StepRows
 from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
+from workers.iree.model.state_versions import state_versions
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
@@ -52,7 +53,7 @@ WIDE_SAMPLING = (("filter",), ("full",))
 a row has typical_p or XTC."""
 ROWS, KV = 3, 5
 """The positions of the cache rows and of the KV cache among a step's inputs. The recurrent states follow the cache, if
-the model has them, and the buffer for greedy tokens is behind both."""
+the model has them, and on a CPU their places; the buffer for greedy tokens is behind all of them."""
 FEW_ROWS = 4
 """The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 
@@ -220,12 +221,24 @@ class GraphPlan:
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
-        return (rows, angles, angles, rows, slots, *self._kept)
+        places = [struct((2, batch * tokens), "int32")] if self.has_places else []
+        return (rows, angles, angles, rows, slots, *self._kept, *places)
 
     @property
     def state_shape(self) -> tuple[int, int]:
-        """The shape of the recurrent states of all slots, float32; of 0 values if the model has none."""
-        return self.cache.slots, self.config.state_values
+        """The shape of the recurrent states, float32, those of a slot one after the other; of 0 values if the model has
+        none."""
+        return self.cache.slots * self.state_versions, self.config.state_values
+
+    @property
+    def state_versions(self) -> int:
+        """Recurrent states of a slot."""
+        return state_versions(self.config, self.cache.slots) if isinstance(self.ops, TiledOps) else 1
+
+    @property
+    def has_places(self) -> bool:
+        """Steps take the places of the states before and after each row, behind what stays on the device."""
+        return self.config.state_values > 0 and isinstance(self.ops, TiledOps)
 
     @property
     def _kept(self) -> tuple[jax.ShapeDtypeStruct, ...]:

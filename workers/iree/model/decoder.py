@@ -106,11 +106,12 @@ def forward(
     inputs: StepInputs,
     kv: jax.Array,
     states: jax.Array | None = None,
+    places: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, the
     hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
 
-    `states` are float32 [slots, values], where the model has layers with a state.
+    `states` are float32 [states, values], where the model has layers with a state, and `places` as in `Recurrence`.
     """
     x, h = ops.norm(
         embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps, live=inputs.step.live
@@ -120,7 +121,7 @@ def forward(
         following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
         if states is not None and layer.kind != "attention":
             x, h, *others = state
-            recurrence = Recurrence(states, config.state_offset(number), cache.attended)
+            recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
             delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
             state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
         else:

@@ -62,12 +62,18 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The recurrent states of all slots, float32 [slots, values], and where the state of a layer begins in a slot's."""
+    """The recurrent states, float32 [states, values], and where the state of a layer begins in each.
+
+    On a CPU every row has the places of the states before and after it; on other devices the number of a slot is the
+    place of its state.
+    """
 
     states: jax.Array
     offset: int
     attended: int
     """`KvLayout.attended`: rows from here on are padding, which changes no state."""
+    places: jax.Array | None = None
+    """int32 [2, rows], negative for padding."""
 
 
 LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]

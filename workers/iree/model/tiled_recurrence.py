@@ -22,9 +22,9 @@ class TiledRecurrence(TiledMatmuls):
     def convolution(
         self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
     ) -> tuple[jax.Array, jax.Array]:
-        shape, (count, channels) = _shape(recurrence, step), taps.shape
+        shape, (count, channels) = _shape(recurrence, x), taps.shape
         kind = Convolution(shape, self.arithmetic, channels, count, x.shape[1], gated, self.threads)
-        name = named(f"baton_convolution_{shape.batch}_{shape.tokens}_{gated:d}", live=step.live)
+        name = named(f"baton_convolution_{shape.rows}_{gated:d}", live=step.live)
         self.add_kernel(name, convolution, kind, live=step.live is not None)
         result = words(len(x), row_stride(channels, self.arithmetic)) if gated else floats(len(x), channels)
         out, states = call(name, (result, _states(recurrence)), x, taps, *_operands(recurrence, step))
@@ -39,8 +39,8 @@ class TiledRecurrence(TiledMatmuls):
         recurrence: Recurrence,
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        shape = _shape(recurrence, step)
-        name = named(f"baton_gated_delta_{shape.batch}_{shape.tokens}", live=step.live)
+        shape = _shape(recurrence, x)
+        name = named(f"baton_gated_delta_{shape.rows}", live=step.live)
         self.add_kernel(name, gated_delta, DeltaRule(shape, sizes, self.threads), live=step.live is not None)
         results = (floats(len(x), sizes.values), _states(recurrence))
         out, states = call(name, results, x, gates, *constants, *_operands(recurrence, step))
@@ -68,8 +68,8 @@ class TiledRecurrence(TiledMatmuls):
         return out
 
 
-def _shape(recurrence: Recurrence, step: StepRows) -> StateShape:
-    return StateShape(*step.rows.shape, *recurrence.states.shape, recurrence.attended)
+def _shape(recurrence: Recurrence, x: jax.Array) -> StateShape:
+    return StateShape(len(x), *recurrence.states.shape)
 
 
 def _states(recurrence: Recurrence) -> jax.ShapeDtypeStruct:
@@ -79,4 +79,4 @@ def _states(recurrence: Recurrence) -> jax.ShapeDtypeStruct:
 def _operands(recurrence: Recurrence, step: StepRows) -> tuple[jax.Array | None, ...]:
     """Return the operands by which a kernel finds the states."""
     offset = jnp.asarray([recurrence.offset], jnp.int32)
-    return step.slots, step.rows, offset, recurrence.states, step.live
+    return recurrence.places, offset, recurrence.states, step.live

@@ -49,17 +49,15 @@ def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
         column = number * LANES
         weights = [taps.load_vector([tap, column]) for tap in range(kind.taps)]
 
-        def row(at: Value, base: Value) -> None:
-            first = base + column
-            places = [first + tap * channels for tap in range(kind.taps - 1)]
-            inputs = [states.state.load_vector([place]) for place in places]
+        def row(at: Value, before: Value, after: Value) -> None:
+            inputs = [states.state.load_vector([before + column + tap * channels]) for tap in range(kind.taps - 1)]
             own = x.load_vector([at, column])
             inputs.append(own * x.load_vector([at, column + 2 * channels]) if kind.gated else own)
             total = inputs[0] * weights[0]
             for value, weight in zip(inputs[1:], weights[1:], strict=True):
                 total = fma(value, weight, total)
-            for value, place in zip(inputs[1:], places, strict=True):
-                states.state.store(value, [place])
+            for tap, value in enumerate(inputs[1:]):
+                states.state.store(value, [after + column + tap * channels])
             if kind.gated:
                 gated = total * x.load_vector([at, column + channels])
                 out.store(arithmetic.pack(gated), [at, column // arithmetic.per_word])

@@ -78,23 +78,26 @@ class _Item:
         rate, bias = exp(self._decay.load([head]).broadcast()), self._bias.load([head]).broadcast()
         matrix = number * (sizes.key_dim * columns) + (sizes.taps - 1) * sizes.channels
 
-        def row(at: Value, base: Value) -> None:
+        def row(at: Value, before: Value, after: Value) -> None:
             beta = 1.0 / (exp(-self._gates.load([at, head]).broadcast()) + 1.0)
             decay = exp(-(rate * _softplus(self._gates.load([at, head + sizes.value_heads]).broadcast() + bias)))
-            self._row(at, base + matrix, number * columns, query, beta, decay)
+            self._row(at, (before + matrix, after + matrix), number * columns, query, beta, decay)
 
         self._states.write(code, row)
 
-    def _row(self, at: Value, matrix: Value, column: Value, query: Value, beta: Value, decay: Value) -> None:
-        """Update an item's columns of S by a row, and write what its query reads from them."""
+    def _row(
+        self, at: Value, matrices: tuple[Value, Value], column: Value, query: Value, beta: Value, decay: Value
+    ) -> None:
+        """Update an item's columns of S by a row, from one place to another, and write what its query reads from
+        them."""
         code, sizes, key = self._code, self._kind.sizes, query + self._kind.sizes.keys
         lanes = range(0, self._kind.columns, LANES)
         unit_query, unit_key = (_inverse_length(code, self._x, at, first, sizes.key_dim) for first in (query, key))
-        expected = [total * (decay * unit_key) for total in self._sum(matrix, at, key)]
+        expected = [total * (decay * unit_key) for total in self._sum(matrices[0], at, key)]
         values = [self._x.load_vector([at, column + lane + 2 * sizes.keys]) for lane in lanes]
         pairs = zip(values, expected, strict=True)
         corrections = [(value - each) * beta * unit_key for value, each in pairs]
-        read = self._update(matrix, at, query, decay, corrections)
+        read = self._update(matrices, at, query, decay, corrections)
         factor = unit_query * sizes.key_dim**-0.5
         for lane, total in zip(lanes, read, strict=True):
             self._out.store(total * factor, [at, column + lane])
@@ -114,7 +117,9 @@ class _Item:
 
         return self._summed(add)
 
-    def _update(self, matrix: Value, at: Value, query: Value, decay: Value, corrections: list[Value]) -> list[Value]:
+    def _update(
+        self, matrices: tuple[Value, Value], at: Value, query: Value, decay: Value, corrections: list[Value]
+    ) -> list[Value]:
         """Store S * decay + k corrections, and return q times it, for a query of any length."""
         lanes, key = range(0, self._kind.columns, LANES), query + self._kind.sizes.keys
 
@@ -122,10 +127,10 @@ class _Item:
             out = []
             for part in range(SUMS):
                 k, q = (self._x.load([at, first + index + part]).broadcast() for first in (key, query))
-                place = matrix + (index + part) * self._kind.columns
+                before, after = (matrix + (index + part) * self._kind.columns for matrix in matrices)
                 for lane, correction in zip(lanes, corrections, strict=True):
-                    new = fma(k, correction, self._states.state.load_vector([place + lane]) * decay)
-                    self._states.state.store(new, [place + lane])
+                    new = fma(k, correction, self._states.state.load_vector([before + lane]) * decay)
+                    self._states.state.store(new, [after + lane])
                     out.append(fma(new, q, sums[len(out)]))
             return out
 
