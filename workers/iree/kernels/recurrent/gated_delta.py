@@ -1,6 +1,7 @@
 """The gated delta rule, row after row (https://arxiv.org/abs/2412.06464)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import GatedDelta
@@ -107,7 +108,7 @@ class _Item:
         lanes = range(0, self._kind.columns, LANES)
 
         def add(index: Value, sums: list[Value]) -> list[Value]:
-            out = []
+            out: list[Value] = []
             for part in range(SUMS):
                 k = self._x.load([at, key + index + part]).broadcast()
                 place = matrix + (index + part) * self._kind.columns
@@ -124,7 +125,7 @@ class _Item:
         lanes, key = range(0, self._kind.columns, LANES), query + self._kind.sizes.keys
 
         def add(index: Value, sums: list[Value]) -> list[Value]:
-            out = []
+            out: list[Value] = []
             for part in range(SUMS):
                 k, q = (self._x.load([at, first + index + part]).broadcast() for first in (key, query))
                 before, after = (matrix + (index + part) * self._kind.columns for matrix in matrices)
@@ -136,7 +137,7 @@ class _Item:
 
         return self._summed(add)
 
-    def _summed(self, add) -> list[Value]:  # type: ignore[no-untyped-def]
+    def _summed(self, add: Callable[[Value, list[Value]], list[Value]]) -> list[Value]:
         """Loop over the lanes of a key, and return the sum of each of the item's vectors."""
         vectors = self._kind.columns // LANES
         zeros = [self._code.floats(0.0)] * (SUMS * vectors)
