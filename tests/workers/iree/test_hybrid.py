@@ -57,13 +57,6 @@ def test_logits_are_bitwise_identical(hybrid: IreeRunner, monkeypatch: pytest.Mo
     check_logits(hybrid, monkeypatch)
 
 
-def test_gate(hybrid: IreeRunner) -> None:
-    made: Any = lambda: Kept(hybrid)  # noqa: E731
-    report = run_gate(made, requests=32, max_tokens=24)
-    assert (report.requests, report.most_active) == (32, 8)
-    assert min(report.cancelled, report.resumed, report.reported, report.prompts_reported) > 0
-
-
 def test_prefix_gate(hybrid: IreeRunner) -> None:
     made: Any = lambda: Kept(hybrid)  # noqa: E731
     assert run_prefix_gate(made).hits > 0
@@ -131,6 +124,8 @@ def test_rows_of_a_decode_step_are_taken_back(hybrid: IreeRunner) -> None:
 def test_gate_with_drafts(hybrid: IreeRunner) -> None:
     made: Any = lambda: Kept(hybrid)  # noqa: E731
     report = run_gate(made, requests=32, max_tokens=16, speculates=True)
+    assert (report.requests, report.most_active) == (32, 8)
+    assert min(report.cancelled, report.resumed, report.reported, report.prompts_reported) > 0
     assert report.drafted > 50
     assert 0 < report.accepted < report.drafted
 

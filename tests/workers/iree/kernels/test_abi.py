@@ -313,6 +313,7 @@ def test_the_page_lists_the_names_that_models_call(tmp_path: Path) -> None:
 def plans(folder: Path) -> Iterator[GraphPlan]:
     """Models that use all kernels between them."""
     kinds: list[tuple[str, Quantize]] = [(each, bits) for each in ("llama", "mixtral") for bits in get_args(Quantize)]
+    kinds.append(("qwen3_5_text", "none"))
     for family, quantize in kinds:
         path = make_checkpoint(folder / f"{family}-{quantize}", family)
         dots = choose_integer_dots({"avx512vnni"})
