@@ -29,7 +29,8 @@ class Snapshot:
     state: bytes = field(repr=False)
     worth: int
     """Tokens that are computed again without it."""
-    priority: float = 0.0
+    entry: int = 0
+    """The number of its entry in the queue, which has its priority."""
     proven: bool = False
     """A token was sampled by a state that follows from it: its logits would not be finite if this state was not."""
 
@@ -54,7 +55,7 @@ class SnapshotStore:
         self._lengths: dict[str, list[int]] = {}
         """The lengths of the snapshots of each tenant in order, one for each snapshot."""
         self._queue: list[tuple[float, int, Snapshot]] = []
-        """By priority, with entries of snapshots whose priority has changed since."""
+        """Entries of snapshots by priority, then by their numbers; also old ones, of snapshots that were renewed."""
         self._entries = 0
         self._floor = 0.0
         """The priority of the snapshot that was evicted last."""
@@ -124,16 +125,17 @@ class SnapshotStore:
             self._remove(snapshot)
 
     def _renew(self, snapshot: Snapshot) -> None:
-        snapshot.priority = self._floor + snapshot.worth / snapshot.size
+        priority = self._floor + snapshot.worth / snapshot.size
         self._entries += 1
-        heapq.heappush(self._queue, (snapshot.priority, self._entries, snapshot))
+        snapshot.entry = self._entries
+        heapq.heappush(self._queue, (priority, self._entries, snapshot))
         if len(self._queue) > 2 * len(self._held) + MAX_SNAPSHOTS:
             self._queue = [entry for entry in self._queue if self._is_current(entry)]
             heapq.heapify(self._queue)
 
     def _is_current(self, entry: tuple[float, int, Snapshot]) -> bool:
-        priority, _, snapshot = entry
-        return self._held.get(snapshot.digest) is snapshot and snapshot.priority == priority
+        _, number, snapshot = entry
+        return self._held.get(snapshot.digest) is snapshot and snapshot.entry == number
 
     def _evict(self) -> None:
         while not self._is_current(self._queue[0]):
