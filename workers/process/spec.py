@@ -28,6 +28,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt tokens computed per second; 0 is unlimited."""
     drafts: bool = False
     """A step has room for drafted tokens. Without, the pace of answers is that of the steps."""
+    recurrent: bool = False
+    """The model has a recurrent state beside its rows."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
