@@ -44,7 +44,7 @@ class PrefixStates:
             sequence.snapshot = found
         return sequence.snapshot
 
-    def cut(self, sequence: EngineSequence, start: int, length: int) -> int:
+    def chunk_length(self, sequence: EngineSequence, start: int, length: int) -> int:
         """Return the tokens of a chunk of up to `length`, which ends where a snapshot is to be taken."""
         if not self._enabled:
             return length
