@@ -22,6 +22,8 @@ class SlotStateBuffer:
         self._buffer = device.zeros(plan.state_shape, "float32")
         self._versions = plan.state_versions
         self._current = [0] * plan.cache.slots
+        self._used: list[set[int]] = [set() for _ in range(plan.cache.slots)]
+        """The places of each slot that may have other values than zeros."""
         self.state_bytes = plan.config.state_bytes
         """Bytes of one state."""
         self._has_places = plan.has_places
@@ -47,9 +49,10 @@ class SlotStateBuffer:
         `slots` are [batch]; rows that are not `there` [batch, tokens] are padding. Empty on a device whose graphs take
         none.
         """
+        used = np.array([self._use(slot) for slot in slots.tolist()])
         if not self._has_places:
             return []
-        places = np.where(there, np.array([self.place(slot) for slot in slots.tolist()])[:, None], -1).reshape(-1)
+        places = np.where(there, used[:, None], -1).reshape(-1)
         if len(places) not in self._places:
             self._places[len(places)] = self._device.input((2, len(places)), "int32")
         return [self._places[len(places)].put(np.stack([places, places]))]
@@ -60,13 +63,15 @@ class SlotStateBuffer:
         Rows beyond are padding. With `in_place` the states before the rows are overwritten.
         """
         if into is None:
+            for slot in slots:
+                self._use(slot)
             return []
         into.array[...] = -1
         for index, slot in enumerate(slots):
             into.array[0, index] = self.place(slot)
             if not in_place:
                 self._current[slot] = (self._current[slot] + 1) % self._versions
-            into.array[1, index] = self.place(slot)
+            into.array[1, index] = self._use(slot)
         return [into.ready()]
 
     def take_back(self, slot: int, rows: int) -> None:
@@ -79,7 +84,7 @@ class SlotStateBuffer:
 
     def write(self, slot: int, state: bytes | memoryview) -> None:
         """Write what `read` has returned."""
-        self._replace(self.place(slot), np.frombuffer(state, np.uint32))
+        self._replace(self._use(slot), np.frombuffer(state, np.uint32))
 
     def copy(self, source: int, target: int, back: int) -> None:
         """Copy the state of a slot before its last `back` rows to another one."""
@@ -87,15 +92,19 @@ class SlotStateBuffer:
             self.take_back(source, back)
             return
         place = source * self._versions + (self._current[source] - back) % self._versions
-        self._replace(self.place(target), self._rows()[place])
+        self._replace(self._use(target), self._rows()[place])
 
     def clear(self, slot: int) -> None:
         """Give a slot the initial state, and leave nothing of its other states."""
-        rows = self._rows()
-        for version in range(self._versions):
-            place = slot * self._versions + version
-            if rows[place].any():
-                self._replace(place, np.zeros_like(rows[place]))
+        for place in self._used[slot]:
+            self._replace(place, np.zeros(self.state_bytes // 4, np.uint32))
+        self._used[slot].clear()
+
+    def _use(self, slot: int) -> int:
+        """Return where the current state of a slot is, to be written."""
+        place = self.place(slot)
+        self._used[slot].add(place)
+        return place
 
     def _rows(self) -> NDArray[np.uint32]:
         """Return the bits of all states; those of a device that the host does not share memory with are a copy."""
