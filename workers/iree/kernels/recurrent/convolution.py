@@ -45,14 +45,15 @@ def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
     result = (row_stride(channels, arithmetic), "i32") if kind.gated else (channels, "f32")
     out = kernel.output("out", (shape.rows, result[0]), result[1])
 
-    def block(number: Value) -> None:
-        column = number * LANES
-        weights = [taps.load_vector([tap, column]) for tap in range(kind.taps)]
+    low, high = kernel.partition.even_range(code.index(blocks))
 
-        def row(at: Value, before: Value, after: Value) -> None:
+    def row(at: Value, before: Value, after: Value) -> None:
+        def block(number: Value) -> None:
+            column = number * LANES
             inputs = [states.state.load_vector([before + column + tap * channels]) for tap in range(kind.taps - 1)]
             own = x.load_vector([at, column])
             inputs.append(own * x.load_vector([at, column + 2 * channels]) if kind.gated else own)
+            weights = [taps.load_vector([tap, column]) for tap in range(kind.taps)]
             total = inputs[0] * weights[0]
             for value, weight in zip(inputs[1:], weights[1:], strict=True):
                 total = fma(value, weight, total)
@@ -64,7 +65,7 @@ def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
             else:
                 out.store(silu(total), [at, column])
 
-        states.write(code, row)
+        code.repeat(low, high, block)
 
-    code.repeat(*kernel.partition.even_range(code.index(blocks)), block)
+    states.write(code, row)
     return kernel.function()
