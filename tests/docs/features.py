@@ -40,7 +40,10 @@ BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
 IREE_ONLY = ["falcon"]
 """Dense models that mlx-lm does not have."""
-DENSE = [name for name, family in FAMILIES.items() if not family.experts and name not in IREE_ONLY]
+HYBRID = [name for name, family in FAMILIES.items() if family.mixers]
+DENSE = [
+    name for name, family in FAMILIES.items() if not family.experts and not family.mixers and name not in IREE_ONLY
+]
 MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
 MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
 ALIGNED: Mapping[str, Any] = {"fields": {"moe_intermediate_size": 64, "intermediate_size": 64}}
@@ -143,6 +146,7 @@ WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
     Feature(f"Dense models: {', '.join(DENSE)}", [family(name) for name in DENSE]),
     Feature(f"Dense models that mlx-lm does not have: {', '.join(IREE_ONLY)}", [family(name) for name in IREE_ONLY]),
+    Feature(f"Hybrid models: {', '.join(HYBRID)}", [family(name) for name in HYBRID]),
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),

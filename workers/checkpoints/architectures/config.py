@@ -8,15 +8,18 @@ from typing import Any, Literal
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds
 from workers.checkpoints.architectures.parts import (
     Activation,
     Experts,
+    GatedDelta,
     HeadNorm,
     LayerConfig,
     Names,
     NormKind,
     Norms,
     QkvLayout,
+    ShortConvolution,
 )
 from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
@@ -34,7 +37,8 @@ WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: attention and an MLP in every layer, one after the other or side by side, and residual connections."""
+    """A decoder: a token mixer, such as attention, and an MLP in every layer, one after the other or side by side, and
+    residual connections."""
 
     family: str
     hidden_size: int
@@ -101,6 +105,13 @@ class ModelConfig:
     """Logits have a bias."""
     qkv_clip: float | None = None
     """Queries, keys and values are clipped to its negative and itself."""
+    convolution: ShortConvolution | None = None
+    """The short convolution, of layers of the kind `convolution`."""
+    delta: GatedDelta | None = None
+    """The gated delta network, of layers of the kind `gated_delta`."""
+    attention_gate: bool = False
+    """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
+    gate."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -115,7 +126,39 @@ class ModelConfig:
     @property
     def kv_layers(self) -> int:
         """Layers that have keys and values."""
-        return self.layers + self.mtp
+        return self.kv_index(self.layers) + self.mtp
+
+    def kv_index(self, layer: int) -> int:
+        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache."""
+        return sum(each.kind == "attention" for each in self.plan[:layer])
+
+    def state_index(self, layer: int) -> int:
+        """Return how many of the first `layer` layers have a recurrent state."""
+        return layer - self.kv_index(layer)
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that have a recurrent state."""
+        return self.state_index(self.layers)
+
+    @property
+    def state_values(self) -> int:
+        """Values of the recurrent state of one slot, all layers together, which are float32."""
+        return self.state_offset(self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one slot, in float32."""
+        return 4 * self.state_values
+
+    def state_offset(self, layer: int) -> int:
+        """Return how many values the recurrent state of one slot has in the first `layer` layers."""
+        sizes = {
+            "attention": 0,
+            "convolution": 0 if self.convolution is None else self.convolution.state_values,
+            "gated_delta": 0 if self.delta is None else self.delta.state_values,
+        }
+        return sum(sizes[each.kind] for each in self.plan[:layer])
 
     def with_mtp(self) -> "ModelConfig":
         """Return the model with its head for multi-token prediction."""
@@ -153,14 +196,19 @@ class ModelConfig:
 def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     name = _family(fields, families)
     family = families[name]
-    fields = fields.of_family(family.defaults, family.field_names)
+    fields = fields.of_family(family.defaults, family.field_names, family.aliases)
     family = family.variant(family, fields)
-    fields = fields.of_family(family.defaults, family.field_names)
+    fields = fields.of_family(family.defaults, family.field_names, family.aliases)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
     heads, kv_heads, head_dim = _heads(fields, hidden, family)
     ropes = read_ropes(
-        fields, head_dim, local=family.local_rope, partial=family.partial_rope, grows_queries=family.grows_queries
+        fields,
+        head_dim,
+        local=family.local_rope,
+        partial=family.partial_rope,
+        grows_queries=family.grows_queries,
+        sections=family.rope_sections,
     )
     qkv_bias, o_bias = _attention_biases(fields, family)
     experts = _experts(fields, family)
@@ -170,9 +218,9 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=fields.integer("intermediate_size", family.ffn_factor and family.ffn_factor * hidden),
+        ffn=_ffn(fields, family, hidden),
         vocab_size=fields.integer("vocab_size"),
-        plan=_plan(fields, family, layers),
+        plan=(plan := _plan(fields, family, layers)),
         ropes=ropes,
         experts=experts,
         names=family.names,
@@ -206,7 +254,17 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         qkv_layout=family.qkv_layout,
         head_bias=family.head_bias,
         qkv_clip=fields.optional_number("clip_qkv"),
+        convolution=read_convolution(fields, plan),
+        delta=read_delta(fields, plan),
+        attention_gate=family.attention_gate,
     )
+
+
+def _ffn(fields: Fields, family: Family, hidden: int) -> int:
+    """Read the width of the MLP."""
+    if family.read_ffn is not None:
+        return family.read_ffn(fields)
+    return fields.integer("intermediate_size", family.ffn_factor and family.ffn_factor * hidden)
 
 
 def _attention_biases(fields: Fields, family: Family) -> tuple[bool, bool]:
@@ -290,11 +348,13 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     if family.rotates_windowed and any(windowed):
         rotated = windowed
     experts = _layers_with_experts(fields, family, layers)
+    kinds = read_kinds(fields, family, layers)
     return tuple(
         LayerConfig(
             window if windowed[layer] else None,
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             experts[layer],
+            kinds[layer],
         )
         for layer in range(layers)
     )
@@ -302,6 +362,8 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
 
 def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
     """Find the layers with an attention window: by `layer_types` (transformers 5), or by the family's rule."""
+    if family.mixers:
+        return (False,) * layers
     kinds = fields.get("layer_types")
     if kinds is not None and (
         not isinstance(kinds, list)

@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.family import (
     from_max_window_layers,
     without_positions,
 )
+from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.parts import ExpertNames, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
@@ -165,5 +166,6 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     **DENSE,
+    **HYBRIDS,
 }
 """The families by `model_type` of config.json."""

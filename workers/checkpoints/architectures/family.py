@@ -11,6 +11,7 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import (
     Activation,
     HeadNorm,
+    MixerKind,
     Names,
     NormKind,
     Norms,
@@ -22,6 +23,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_out_bias": 0,
     "attn_logit_softcapping": 0,
     "clip_qkv": 0,
+    "conv_bias": 0,
     "embedding_multiplier": 1,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
@@ -133,6 +135,8 @@ class Family:
     """The field with the RoPE base of windowed layers, where it is a different one."""
     partial_rope: bool = False
     """`partial_rotary_factor` may be below 1."""
+    rope_sections: bool = False
+    """The family is multimodal, with positions in sections, which are the same for text."""
     experts: bool = False
     """Layers have a mixture of experts in place of the MLP."""
     expert_ffn: str = "intermediate_size"
@@ -145,6 +149,8 @@ class Family:
     """The fields of `NEUTRAL` that the family has."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The names in config.json of fields that have another one in Llama's, by that name; `defaults` has those too."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that fields may have in config.json as well, by the usual ones, which `defaults` has."""
     norm_kind: NormKind = "rms"
     norm_weights: bool = True
     norm_biases: bool = False
@@ -174,6 +180,16 @@ class Family:
     """The order of the rows of queries, keys and values in one matrix."""
     head_bias: bool = False
     """Logits have a bias."""
+    mixers: Mapping[str, MixerKind] = field(default_factory=dict)
+    """How layers mix rows, by their names in `layer_types`; empty: by attention in every layer."""
+    mixer_rule: Callable[[Fields, int], list[str]] | None = None
+    """The rule for `layer_types` where config.json leaves it out."""
+    attention_gate: bool = False
+    """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
+    read_ffn: Callable[[Fields], int] | None = None
+    """The rule for the width of the MLP. None: `intermediate_size`."""
+    other_tensors: tuple[str, ...] = ()
+    """Prefixes of tensors that checkpoints may have and that the model's logits do not depend on."""
     variant: Callable[["Family", Fields], "Family"] = lambda family, fields: family
     """Returns the family as fields of a config.json change it, which are read with the family's names and defaults."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

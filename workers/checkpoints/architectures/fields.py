@@ -24,36 +24,44 @@ class Fields:
         defaults: Mapping[str, Any] | None = None,
         prefix: str = "",
         names: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value. `names`
-        has the name in the file for fields that have another one there."""
+        has the name in the file for fields that have another one there, `aliases` the name that is looked up first for
+        those that may have another one."""
         self.file = file
         self.values = values
         self._defaults = defaults or {}
         self._prefix = prefix
         self._names = names or {}
+        self._aliases = aliases or {}
 
     @classmethod
     def read(cls, file: Path) -> "Fields":
         """Raises `CheckpointError` when there is no JSON object in the file."""
         return cls(file, read_json(file))
 
-    def of_family(self, defaults: Mapping[str, Any], names: Mapping[str, str]) -> "Fields":
-        """Return the fields with a family's defaults and names (see `__init__`)."""
-        return Fields(self.file, self.values, defaults, self._prefix, names)
+    def of_family(self, defaults: Mapping[str, Any], names: Mapping[str, str], aliases: Mapping[str, str]) -> "Fields":
+        """Return the fields with a family's defaults, names and aliases (see `__init__`)."""
+        return Fields(self.file, self.values, defaults, self._prefix, names, aliases)
 
     def without(self, names: Collection[str]) -> "Fields":
         """Return the fields but some."""
         kept = {name: value for name, value in self.values.items() if name not in names}
-        return Fields(self.file, kept, self._defaults, self._prefix, self._names)
+        return Fields(self.file, kept, self._defaults, self._prefix, self._names, self._aliases)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        return CheckpointError(self.file, self._prefix + self._names.get(name, name), problem)
+        return CheckpointError(self.file, self._prefix + self._stored_name(name), problem)
+
+    def _stored_name(self, name: str) -> str:
+        """Return the name under which config.json has a field."""
+        alias = self._aliases.get(name)
+        return alias if alias is not None and alias in self.values else self._names.get(name, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field, or `default` where it is missing or null."""
-        name = self._names.get(name, name)
-        value = (self.values if name in self.values else self._defaults).get(name)
+        stored = self._stored_name(name)
+        value = self.values[stored] if stored in self.values else self._defaults.get(self._names.get(name, name))
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:

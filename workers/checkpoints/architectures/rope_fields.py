@@ -23,6 +23,8 @@ KEYS = {
 }
 """The keys of each kind of scaling, beside `COMMON_KEYS`; another key would mean another formula."""
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+SECTION_KEYS = ("mrope_section", "mrope_interleaved")
+"""The keys of positions that differ between sections of lanes, for images: a text has the same in all of them."""
 
 
 GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
@@ -30,16 +32,24 @@ GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 
 
 def read_ropes(
-    fields: Fields, head_dim: int, *, local: str | None, partial: bool, grows_queries: bool = False
+    fields: Fields,
+    head_dim: int,
+    *,
+    local: str | None,
+    partial: bool,
+    grows_queries: bool = False,
+    sections: bool = False,
 ) -> tuple[Rope, ...]:
     """Read the model's rotary embeddings.
 
     `local` names the field with the base of a second one, for windowed layers, which an older `rope_scaling` does not
-    scale. `partial` allows a rotation of part of a head, `grows_queries` the keys `GROWTH`. Raises `CheckpointError`.
+    scale. `partial` allows a rotation of part of a head, `grows_queries` the keys `GROWTH`, `sections` the keys of
+    images' positions. Raises `CheckpointError`.
     """
-    plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
-    if grows_queries:
-        plan, older = (each and each.without(GROWTH) for each in (plan, older))
+    ignored = (GROWTH if grows_queries else ()) + (SECTION_KEYS if sections else ())
+    plan, older = (
+        each and each.without(ignored) for each in (fields.section("rope_parameters"), fields.section("rope_scaling"))
+    )
     if plan is None:
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif local is None:

@@ -5,11 +5,13 @@ Our own names are one word each ("qkv", "down"), in a layer behind its number ("
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.parts import MixerKind
 from workers.checkpoints.architectures.row_order import RowOrder
 from workers.checkpoints.json_files import CheckpointError
 
@@ -47,7 +49,7 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     embedding = (f"{names.embedding}.weight", (config.vocab_size, hidden))
     yield Tensor("embedding", (embedding,))
     for number, layer in enumerate(config.plan):
-        for part in _layer(config, experts=layer.experts):
+        for part in _layer(config, layer.kind, experts=layer.experts):
             sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
             yield replace(part, name=f"{number}.{part.name}", sources=sources)
     if config.mtp:
@@ -65,7 +67,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
     for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, experts=False)):
+    for part in (*own, *_layer(config, "attention", experts=False)):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
         yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
@@ -76,12 +78,17 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
-def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
+def _layer(config: ModelConfig, kind: MixerKind, *, experts: bool) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
-    hidden, names = config.hidden_size, config.names
     yield from _norms(config)
+    yield from _MIXERS[kind](config)
+    yield from _experts(config) if experts else _mlp(config)
+
+
+def _attention(config: ModelConfig) -> Iterator[Tensor]:
+    hidden, names = config.hidden_size, config.names
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes, orders = _stacked(names.qkv, (queries, keys, keys)), qkv_orders(config)
+    sizes, orders = _stacked(names.qkv, (queries * (1 + config.attention_gate), keys, keys)), qkv_orders(config)
     yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes), orders=orders)
     if config.qkv_bias:
         yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes), orders=orders)
@@ -90,7 +97,40 @@ def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
     yield Tensor("o", ((f"{names.o}.weight", (hidden, queries)),))
     if config.o_bias:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
-    yield from _experts(config) if experts else _mlp(config)
+
+
+def _convolution(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projections to B, C and x, one after the other, the weights of the taps, the oldest row's first, and the
+    projection of the output."""
+    hidden, kind = config.hidden_size, config.convolution
+    assert kind is not None  # a layer is a convolution only where the model has them
+    yield Tensor("conv_in", (("conv.in_proj.weight", (3 * kind.channels, hidden)),))
+    yield Tensor("conv_taps", (("conv.conv.weight", (kind.channels, 1, kind.taps)),))
+    yield Tensor("conv_out", (("conv.out_proj.weight", (hidden, kind.channels)),))
+
+
+def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projections to queries, keys and values and to the output's gate, those to the update's strength and to
+    the decay of each head, the convolution's taps, the constants of the decay, and the norm and projection of the
+    output."""
+    hidden, kind = config.hidden_size, config.delta
+    assert kind is not None  # a layer is a gated delta network only where the model has them
+    name, heads = "linear_attn.", kind.value_heads
+    sizes = (("in_proj_qkv", kind.channels), ("in_proj_z", kind.values))
+    yield Tensor("delta_in", tuple((f"{name}{part}.weight", (size, hidden)) for part, size in sizes))
+    yield Tensor("delta_gates", tuple((f"{name}in_proj_{x}.weight", (heads, hidden)) for x in "ba"))
+    yield Tensor("delta_taps", ((f"{name}conv1d.weight", (kind.channels, 1, kind.taps)),))
+    yield Tensor("delta_decay", ((f"{name}A_log", (heads,)),))
+    yield Tensor("delta_bias", ((f"{name}dt_bias", (heads,)),))
+    yield Tensor("delta_norm", ((f"{name}norm.weight", (kind.value_dim,)),))
+    yield Tensor("delta_out", ((f"{name}out_proj.weight", (hidden, kind.values)),))
+
+
+_MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
+    "attention": _attention,
+    "convolution": _convolution,
+    "gated_delta": _gated_delta,
+}
 
 
 def qkv_orders(config: ModelConfig) -> tuple[RowOrder | None, ...]:
@@ -184,12 +224,13 @@ def check_tensors(
     A model without such a tensor would be another model. Raises `CheckpointError` with its name.
     """
     # A head beside tied embeddings is a copy of them, in transformers as well.
+    others = FAMILIES[config.family].other_tensors
     known = {f"{config.names.head}.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
     for name in names:
         if name in known or is_derived(name, config) or adds_nothing(name):
             continue
         head = _within(MTP_LAYERS, name)
-        if head and int(head[1]) < config.mtp_layers:
+        if name.startswith(others) or (head and int(head[1]) < config.mtp_layers):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
 

@@ -7,7 +7,7 @@ the same step.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -26,13 +26,17 @@ from workers.iree.model.ops import (
     LayerState,
     NormWeights,
     Ops,
+    Recurrence,
     RopeAngles,
     Shape,
     StepRows,
 )
 
 ROUTER = "router"
-"""Never quantized: it is small, and an error changes which experts it chooses."""
+PRECISE = (ROUTER, "delta_gates")
+"""Never quantized: they are small, and an error changes which experts are chosen or how long a state is kept."""
+TAPS = ("conv_taps", "delta_taps")
+"""Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """The matrices of a layer's mixture of experts."""
 Parameters = dict[str, Any]
@@ -63,6 +67,11 @@ class Parameter:
             return (sum(math.prod(shape) for _, shape in self.sources),)
         return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
 
+    @property
+    def taps(self) -> bool:
+        """It has the weights of a convolution's taps, see `TAPS`."""
+        return self.name.rpartition(".")[2] in TAPS
+
 
 def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     """Return every parameter of the model: matrices in `dtype`, norms and biases in float32."""
@@ -70,7 +79,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        quantizable = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
+        quantizable = tensor.matrix and tensor.name.rpartition(".")[2] not in PRECISE
         how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat)
         out.append(Parameter(tensor.name, *how))
     return out
@@ -109,18 +118,34 @@ class StepInputs:
 
 
 def forward(
-    config: ModelConfig, ops: Ops, cache: KvLayout, w: Parameters, inputs: StepInputs, kv: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, and
-    the hidden rows before the norm, float32 [rows, hidden]."""
+    config: ModelConfig,
+    ops: Ops,
+    cache: KvLayout,
+    w: Parameters,
+    inputs: StepInputs,
+    kv: jax.Array,
+    states: jax.Array | None = None,
+    places: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, the
+    hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
+
+    `states` are float32 [states, values], where the model has layers with a state, and `places` as in `Recurrence`.
+    """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
         following = norm_weights(config, ops, w, "norm" if last else f"{number + 1}.norm_attention")
-        state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
-    return state[1], state[2], state[0]
+        if states is not None and layer.kind != "attention":
+            x, h, *others = state
+            recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
+            delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
+            state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
+        else:
+            state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
+    return state[1], state[2], state[0], states
 
 
 def layer_of(
@@ -136,8 +161,8 @@ def layer_of(
 ) -> LayerState:
     """Compute a layer, by one kernel if there is one."""
     fused = None
-    like_llama = config.gated and not (config.mlp_bias or config.parallel or config.plan[number].experts)
-    if like_llama and not isinstance(following, LayerNormWeights):
+    plain = not (config.mlp_bias or config.parallel or config.attention_gate or config.plan[number].experts)
+    if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
     return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
@@ -197,11 +222,25 @@ def queries_and_cache(
     step: StepRows,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the queries of normed rows, an operand, and the cache with their keys and values in a layer."""
-    name, width = f"{number}.", (config.heads + 2 * config.kv_heads) * config.head_dim
-    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), step.live)
+    qkv, _ = projected(config, ops, w, number, h, step.live)
+    return ops.rope_and_cache(qkv, angles, head_norms(config, w, f"{number}."), kv, cache, number, config, step)
+
+
+def projected(
+    config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], and the gate of attention's
+    output, float32 [rows, query heads * head_dim], if the model has one."""
+    name, queries = f"{number}.", config.heads * config.head_dim
+    width = (config.heads * (1 + config.attention_gate) + 2 * config.kv_heads) * config.head_dim
+    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
     if config.qkv_clip is not None:
         qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
-    return ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
+    if not config.attention_gate:
+        return qkv, None
+    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, config.head_dim)
+    query, gate = (both[:, :, part].reshape(-1, queries) for part in range(2))
+    return jnp.concatenate([query, qkv[:, 2 * queries :]], axis=1), gate
 
 
 def unfused_layer(
@@ -217,21 +256,73 @@ def unfused_layer(
 ) -> LayerState:
     """Compute a layer, one operation after the other."""
     x, h, kv, counters = state
-    name, layer, live, eps = f"{number}.", config.plan[number], step.live, config.rms_eps
-    q, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, step)
+    name, live = f"{number}.", step.live
+    qkv, gate = projected(config, ops, w, number, h, live)
+    q, kv = ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
     mixed = ops.attend(q, kv, cache, number, config, step)
+    if gate is not None:
+        mixed = ops.output_gate(mixed, gate, live)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    multiplier, before_mlp = config.residual_multiplier, norm_weights(config, ops, w, name + "norm_mlp")
     if config.parallel:
-        if before_mlp is not None:
-            _, h = ops.norm(x, None, None, before_mlp, eps, live=live)
-        delta = delta + mlp(config, ops, w, name, layer, h, live)
-        x, h = ops.norm(x, delta, None, following, eps, multiplier, live)
-        return x, h, kv, counters
+        return *parallel_mlp(config, ops, w, number, x, h, delta, following, live), kv, counters
+    return *after_mixer(config, ops, w, number, x, delta, following, live), kv, counters
+
+
+def recurrent_mixer(
+    config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, recurrence: Recurrence, step: StepRows
+) -> tuple[jax.Array, jax.Array]:
+    """Return what a layer with a recurrent state adds to normed rows, float32 [rows, hidden], and the states."""
+    name, live, sizes = f"{number}.", step.live, config.delta
+    if config.plan[number].kind == "convolution" or sizes is None:
+        inputs = ops.linear(h, w[name + "conv_in"], 3 * config.hidden_size, None, live)
+        mixed, states = ops.convolution(inputs, w[name + "conv_taps"], recurrence, step, gated=True)
+        return ops.linear(mixed, w[name + "conv_out"], config.hidden_size, None, live), states
+    inputs = ops.linear(h, w[name + "delta_in"], sizes.channels + sizes.values, None, live)
+    gates = ops.linear(h, w[name + "delta_gates"], 2 * sizes.value_heads, None, live)
+    x, states = ops.convolution(inputs, w[name + "delta_taps"], recurrence, step, gated=False)
+    constants = (w[name + "delta_decay"], w[name + "delta_bias"])
+    read, states = ops.gated_delta(x, gates, constants, sizes, replace(recurrence, states=states), step)
+    mixed = ops.gated_norm(read, inputs, w[name + "delta_norm"], sizes, config.rms_eps, live)
+    return ops.linear(mixed, w[name + "delta_out"], config.hidden_size, None, live), states
+
+
+def parallel_mlp(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    x: jax.Array,
+    h: jax.Array,
+    delta: jax.Array,
+    following: NormWeights | None,
+    live: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Compute the MLP of the rows that the layer's mixer has read, and add both: the hidden rows, and their norm as an
+    operand."""
+    name, eps = f"{number}.", config.rms_eps
+    before_mlp = norm_weights(config, ops, w, name + "norm_mlp")
+    if before_mlp is not None:
+        _, h = ops.norm(x, None, None, before_mlp, eps, live=live)
+    delta = delta + mlp(config, ops, w, name, config.plan[number], h, live)
+    return ops.norm(x, delta, None, following, eps, config.residual_multiplier, live)
+
+
+def after_mixer(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    x: jax.Array,
+    delta: jax.Array,
+    following: NormWeights | None,
+    live: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Add what a layer's mixer gives and compute the layer's MLP: the hidden rows, and their norm as an operand."""
+    name, eps, multiplier = f"{number}.", config.rms_eps, config.residual_multiplier
+    before_mlp = norm_weights(config, ops, w, name + "norm_mlp")
     x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), before_mlp, eps, multiplier, live)
-    delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
-    return x, h, kv, counters
+    delta = mlp(config, ops, w, name, config.plan[number], h, live)
+    return ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
 
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> jax.Array:

@@ -11,6 +11,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.iree.model.state_versions import state_versions
 from workers.iree.model.width_padding import WidthPadding
 from workers.precision import head_row_bytes
 from workers.process.spec import WorkerSpec
@@ -71,6 +72,11 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     return 2 * config.kv_layers * config.kv_heads * head
 
 
+def state_bytes(spec: WorkerSpec, config: ModelConfig) -> int:
+    """Return the bytes of the recurrent states of all slots: on a CPU, as elsewhere there are fewer."""
+    return spec.max_batch_size * state_versions(config, spec.max_batch_size) * config.state_bytes
+
+
 def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     """Return the bytes of the KV caches of one token: of the model, and of its draft model if there is one."""
     own = row_bytes(spec, backend, config)
@@ -112,6 +118,7 @@ def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
 def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
     weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+    weights += state_bytes(spec, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))

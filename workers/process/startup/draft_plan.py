@@ -13,7 +13,7 @@ from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, row_bytes
+from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, row_bytes, state_bytes
 
 
 class DraftRefused(LoadRefused):
@@ -74,9 +74,10 @@ class DraftPlan:
             weight_bytes(open_weights(Path(path)), kind_of(spec, each), spec.quantize)
             for path, each in ((spec.model_path, config), (spec.draft_model, small))
         )
+        states = sum(state_bytes(spec, each) for each in (config, small))
         return cls(
             replace(own, context=most, kv_bytes=rows * row_bytes(own, backend, small)),
-            Needed(weights, rows * both_row_bytes(spec, backend, config), spec.max_batch_size, context),
+            Needed(weights, rows * both_row_bytes(spec, backend, config), spec.max_batch_size, context, states),
         )
 
     def check(self, leaving: int, *, quantizable: bool) -> None:

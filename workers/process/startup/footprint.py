@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.memory_estimate import estimate_weights
 from workers.process.backends import choose_backend, served_config
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, both_row_bytes
+from workers.process.startup.context_choice import (
+    ContextChoice,
+    addressed_rows,
+    allocates_cache,
+    both_row_bytes,
+    state_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,13 @@ class Footprint:
     """Tokens of the least context: the one that is set, or the default where memory is short."""
     most: int
     """Tokens of the largest context; equal to `least` if it is not left open."""
+    states: int = 0
+    """Bytes of the recurrent states of all slots, of the draft model as well."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that a worker takes whatever its context is."""
+        return self.weights + self.states
 
     @classmethod
     def of(cls, spec: WorkerSpec) -> "Footprint":
@@ -45,4 +59,5 @@ class Footprint:
             rows = min(rows, spec.kv_bytes // one)
         paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
         weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-        return cls(weights, one, rows, least, most)
+        states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
+        return cls(weights, one, rows, least, most, states)
