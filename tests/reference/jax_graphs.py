@@ -34,5 +34,5 @@ class JaxGraphs:
         step = StepRows(jnp.zeros(1, jnp.int32), jnp.asarray(rows, jnp.int32))
         inputs = StepInputs(jnp.asarray([chunk.tokens]), jnp.asarray(cos), jnp.asarray(sin), step)
         kv = jnp.zeros(self._cache.shape, jnp.float32)
-        hidden, _, _ = forward(self._config, self._ops, self._cache, self._weights, inputs, kv)
+        hidden, *_ = forward(self._config, self._ops, self._cache, self._weights, inputs, kv)
         return np.asarray(head(self._config, self._ops, self._weights, hidden))

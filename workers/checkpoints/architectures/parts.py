@@ -44,12 +44,6 @@ class Names:
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    o: str = "self_attn.o_proj"
-    head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
-    """The norms of the heads of queries and of keys."""
-    norm: str = "model.norm"
-    """The norm of the last hidden rows, named within the model."""
     experts: ExpertNames = ExpertNames(
         "mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"
     )
