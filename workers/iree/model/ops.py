@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ class LayerNormWeights:
     bias: jax.Array | None
 
 
-NormWeights = jax.Array | LayerNormWeights
+NormWeights: TypeAlias = jax.Array | LayerNormWeights
 """The weights of a norm: of an RMS norm, or of a LayerNorm."""
 
 
