@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests import dense_layers
+from tests.reference import dense_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]

@@ -96,8 +96,7 @@ KNOWN = {("iree", "seed_oss")}
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit")
-"""Of the families in tests/dense_layers.py, those whose graphs are compiled: between them they have every operation of
-the others."""
+"""The cases of `DENSE` whose graphs are compiled: between them they have every operation of the others."""
 IN_JAX = [case for case in CASES if CASES[case]["family"] in DENSE and case not in KERNELS]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon",)

@@ -18,6 +18,7 @@ from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
 from workers.mlx.dense_parts import (
     ArceeMlp,
+    CohereHeadNorm,
     NeoxArgs,
     NeoxMlp,
     NnWithoutWeights,
@@ -116,7 +117,12 @@ ADAPTERS: Mapping[str, Adapter] = {
         head="kept",
         adjust=separate_head,
     ),
-    "cohere": Adapter("cohere", biases=True, free_head_dim=False),
+    "cohere": Adapter(
+        "cohere",
+        always={"scaled_dot_product_attention": ragged_attention, "LayerNorm2D": CohereHeadNorm},
+        biases=True,
+        free_head_dim=False,
+    ),
     "cohere2": Adapter("cohere2", biases=True, free_head_dim=False, adjust=rotate_where_positions),
     "phi": Adapter(
         "phi",

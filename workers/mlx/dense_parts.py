@@ -43,6 +43,19 @@ class PhiAttention(phi.PhiAttention):  # type: ignore[misc]
         return projected
 
 
+class CohereHeadNorm(nn.Module):  # type: ignore[misc]
+    """Cohere's norm of heads in float32, rounded once as in transformers; mlx-lm rounds before the weight as well."""
+
+    def __init__(self, heads: int, lanes: int, eps: float) -> None:
+        super().__init__()
+        self.weight = mx.zeros((heads, lanes))
+        self._eps = eps
+
+    def __call__(self, x: mx.array) -> mx.array:
+        normed = mx.fast.layer_norm(x.astype(mx.float32), None, None, self._eps)
+        return (normed * self.weight).astype(x.dtype)
+
+
 @dataclass
 class NeoxArgs(gpt_neox.ModelArgs):  # type: ignore[misc]
     """mlx-lm's, with the width of the MLP, which it takes for four times that of the model."""

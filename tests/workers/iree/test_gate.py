@@ -259,7 +259,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
     [
         ("qwen3_moe", "int4", "bfloat16", "host"),
         ("qwen2", "int8", "float32", "host"),
-        ("cohere", "int8", "bfloat16", "host"),
+        ("gpt_neox", "int8", "bfloat16", "host"),
         ("qwen2", "int8", "bfloat16", "avx2"),
         ("qwen2", "int4", "bfloat16", "avx-vnni"),
         pytest.param("granite", "int8", "bfloat16", "host", marks=pytest.mark.slow),
@@ -276,7 +276,7 @@ def test_logits_with_quantized_weights_are_bitwise_identical(
     cpu: CpuTarget,
 ) -> None:
     """Layers with and without experts; down without groups, which is not quantized; parallel layers with LayerNorm and
-    norms of heads; and multipliers."""
+    an MLP without a gate; and multipliers."""
     skip_unless_possible(cpu)
     path = tmp_path / "model"
     ffn = 48 if family == "qwen2" else 128

@@ -26,7 +26,6 @@ slow = pytest.mark.slow
     ("case", "dtype"),
     [
         ("llama-uneven", "bfloat16"),
-        ("starcoder2-uneven", "bfloat16"),
         pytest.param("mixtral-uneven", "bfloat16", marks=slow),
         pytest.param("gemma3_text-uneven", "float32", marks=slow),
         pytest.param("qwen3_moe-uneven", "float32", marks=slow),

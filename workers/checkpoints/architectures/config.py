@@ -100,7 +100,7 @@ class ModelConfig:
     interleaved_rope: bool = False
     """Checkpoints have pairs of neighbouring lanes, (2i, 2i + 1), where `Rope` has halves."""
     qkv_layout: QkvLayout = "parts"
-    """How queries, keys and values are stored if they are one matrix."""
+    """The order of the rows of queries, keys and values if they are one matrix."""
     head_bias: bool = False
     """Logits have a bias."""
     qkv_clip: float | None = None

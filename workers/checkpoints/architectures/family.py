@@ -1,4 +1,4 @@
-"""What describes a family of models: what config.json does not state.
+"""The description of a family of models: what config.json does not state.
 
 A field of config.json that changes the mathematics is either read by the family's entry or refused (`NEUTRAL`).
 """

@@ -55,7 +55,7 @@ class Names:
     """Tensors of layers in old checkpoints that are not read: they follow from config.json."""
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers."
-    """What the names of a layer's tensors begin with, before its number."""
+    """Prefix of the names of a layer's tensors, before its number."""
     norm: str = "model.norm"
     """The norm of the last hidden rows."""
     head: str = "lm_head"

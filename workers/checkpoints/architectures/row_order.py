@@ -22,7 +22,7 @@ class RowOrder:
     head_dim: int
     interleaved: int = 0
     """Lanes of queries and keys that RoPE rotates in pairs of neighbours (2i, 2i + 1): those become (i, i + half), as
-    the runners rotate them. Scores do not change, for queries and keys are reordered alike."""
+    the runners rotate them. Scores do not change, as queries and keys have the same order."""
 
     def __post_init__(self) -> None:
         if self.interleaved % 2 or self.interleaved > self.head_dim:

@@ -87,7 +87,7 @@ MINISTRAL3: dict[str, Any] = {
     "architectures": ["Ministral3ForCausalLM"],
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_attention_heads": 4,
+    "num_attention_heads": 8,
     "num_hidden_layers": 2,
     "vocab_size": 512,
 }

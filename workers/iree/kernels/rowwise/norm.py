@@ -50,7 +50,7 @@ class NormOperands:
     """See `Norm`."""
     centred: bool = False
     bias: Memory | None = None
-    """Of a LayerNorm, f32 [width]."""
+    """The bias of a LayerNorm, f32 [width]."""
 
     def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
