@@ -13,8 +13,8 @@ MAX_TAPS = 64
 def read_kinds(fields: Fields, family: Family, layers: int) -> tuple[MixerKind, ...]:
     """Read how each layer mixes rows: by `layer_types`, or by the family's rule. Raises `CheckpointError`."""
     if not family.mixers:
-        attention: tuple[MixerKind, ...] = ("attention",) * layers
-        return attention
+        attention: MixerKind = "attention"
+        return (attention,) * layers
     if family.attention_gate and not fields.flag("attn_output_gate", True):
         raise fields.error("attn_output_gate", "false is not supported, only true")
     names = fields.get("layer_types")
