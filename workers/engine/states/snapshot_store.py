@@ -27,17 +27,15 @@ class Snapshot:
     tenant: str
     length: int
     state: bytes = field(repr=False)
+    """Empty once it is not held any more, whoever still knows the snapshot."""
+    size: int
+    """Bytes that it counts."""
     worth: int
     """Tokens that are computed again without it."""
     entry: int = 0
     """The number of its entry in the queue, which has its priority."""
     proven: bool = False
     """A token was sampled by a state that follows from it: its logits would not be finite if this state was not."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it counts."""
-        return len(self.state) + OVERHEAD_BYTES
 
 
 class SnapshotStore:
@@ -101,7 +99,8 @@ class SnapshotStore:
         if digest is None or digest in self._held or not self.fits(len(state)):
             return None
         below = self.nearest(tenant, digests, length - 1)
-        snapshot = Snapshot(digest, tenant, length, state, length - (0 if below is None else below.length))
+        worth = length - (0 if below is None else below.length)
+        snapshot = Snapshot(digest, tenant, length, state, len(state) + OVERHEAD_BYTES, worth)
         while self.used_bytes + snapshot.size > self.max_bytes or len(self._held) >= self._most:
             self._evict()
         self._held[digest] = snapshot
@@ -156,3 +155,4 @@ class SnapshotStore:
         if not lengths:
             del self._lengths[snapshot.tenant]
         self.used_bytes -= snapshot.size
+        snapshot.state = b""

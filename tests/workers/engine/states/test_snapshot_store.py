@@ -58,9 +58,9 @@ def test_the_longest_prefix_is_found_within_a_tenant() -> None:
 
 def test_the_bound_holds_at_its_edge() -> None:
     store = SnapshotStore(2 * ONE)
-    for length in (10, 20, 30):
-        assert store.add("", digests(), length, STATE) is not None
+    made = [store.add("", digests(), length, STATE) for length in (10, 20, 30)]
     assert (len(store), store.used_bytes, store.evictions) == (2, 2 * ONE, 1)
+    assert [each and each.state for each in made] == [b"", STATE, STATE], "nobody holds the state that was dropped"
     short = SnapshotStore(2 * ONE - 1)
     for length in (10, 20):
         assert short.add("", digests(), length, STATE) is not None
@@ -145,6 +145,7 @@ def test_any_order_of_changes_keeps_the_account() -> None:
             case _:
                 store.add(tenant, found, randomness.randint(1, 40), bytes(randomness.randrange(120)))
         held = list(store._held.values())
+        assert sum(len(each.state) for *_, each in store._queue if each not in held) == 0
         assert store.used_bytes == sum(each.size for each in held) <= store.max_bytes
         assert len(held) <= 6
         for owner in ("", "b"):
