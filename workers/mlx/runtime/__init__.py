@@ -1,0 +1,1 @@
+"""What all runners on MLX share: the device and its thread, and the sampler."""
