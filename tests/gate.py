@@ -301,7 +301,7 @@ def _batch(
         room["speculator"] = speculator
         times = itertools.count()
         room["clock"] = lambda: next(times) / 1000  # a step takes as long with drafts, and no budget ends them
-    engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, **room)
+    engine = BatchEngine(runner, max_queue=len(planned), step_tokens=step_tokens, state_cache_bytes=1 << 28, **room)
     got: dict[int, list[Token]] = {request.stream: [] for request in planned}
     parts: dict[int, list[PromptPart]] = {stream: [] for stream in prompts}
     reasons: dict[int, str] = {}

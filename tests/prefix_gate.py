@@ -41,6 +41,7 @@ class CopySpy:
         self.logprobs, self.settle = runner.logprobs, runner.settle
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows
         self.read_rows, self.write_rows = runner.read_rows, runner.write_rows
+        self.read_state, self.write_state = runner.read_state, runner.write_state
         self.in_place = self.copies = 0
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
@@ -66,7 +67,9 @@ def run_prefix_gate(
     runner = CopySpy(make_runner())
     try:
         planned = _plan(runner, turns, begin or runner.capabilities.prefill_chunks[0] + 3, max_tokens)
-        engine = BatchEngine(runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1))
+        engine = BatchEngine(
+            runner, max_queue=64, step_tokens=64, prefixes=PrefixPolicy(min_tokens=1), state_cache_bytes=1 << 28
+        )
         for turn in planned:
             _serve(engine, turn)
         gauges = engine.gauges()

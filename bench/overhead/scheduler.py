@@ -72,6 +72,12 @@ class Constant:
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         raise NotImplementedError
 
+    def read_state(self, slot: int) -> bytes:
+        raise NotImplementedError
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        raise NotImplementedError
+
     def reset(self, slot: int) -> None: ...
 
     def memory(self) -> dict[str, int]:

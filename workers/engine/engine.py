@@ -29,6 +29,9 @@ from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
 from workers.engine.speculation.speculator import Draft, Speculator
 from workers.engine.speculation.verification import VerifiedRows, verify
+from workers.engine.states.prefix_states import PrefixStates
+from workers.engine.states.slot_snapshots import SlotSnapshots
+from workers.engine.states.snapshot_store import SnapshotStore
 from workers.engine.stats import EngineStats
 from workers.engine.step_result import PromptPart, RunningStep, SequenceEnd, StepResult, Token
 from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, PrefixTier
@@ -46,7 +49,8 @@ class BatchEngine:
     from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
     room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine. A
-    `speculator`, of the same runner, drafts tokens. `clock` gives seconds, for the times in `SequenceEnd`, the longest
+    `speculator`, of the same runner, drafts tokens. `state_cache_bytes` bounds the snapshots of the recurrent states of
+    a model that has these. `clock` gives seconds, for the times in `SequenceEnd`, the longest
     step, the policy, and whether drafts pay.
     """
 
@@ -62,12 +66,16 @@ class BatchEngine:
         reserved_rows: int = RESERVED_ROWS,
         tier: PrefixTier | None = None,
         speculator: Speculator | None = None,
+        state_cache_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._capabilities = runner.capabilities
         self._vocab_size = self._capabilities.vocab_size
         self._budget = TokenBudget(self._capabilities.prefill_chunks) if step_tokens is None else None
+        self.snapshots = SnapshotStore(state_cache_bytes) if self._capabilities.state_bytes else None
+        """The snapshots of recurrent states; None if the model has none. Changed by the scheduler alone."""
+        states = None if self.snapshots is None else PrefixStates(self._capabilities, self.snapshots)
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -76,7 +84,9 @@ class BatchEngine:
             prefixes=prefixes,
             policy=policy,
             reserved_rows=reserved_rows,
+            states=states,
         )
+        self._snapshots = SlotSnapshots(runner, states)
         self._tier = tier
         self._speculator = speculator
         self._clock = clock
@@ -237,7 +247,7 @@ class BatchEngine:
             self._stats.started += not sequence.restarted
             try:
                 if copy is not None:
-                    self._runner.copy_prefix(copy.source, copy.target, copy.length)
+                    self._snapshots.copy(copy)
             except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
                 failed.append((sequence, error))
         for sequence, reason in failed:  # after the last copy, as in `_copied`
@@ -319,7 +329,7 @@ class BatchEngine:
         for scheduled in call:
             try:
                 if scheduled.copy is not None:
-                    self._runner.copy_prefix(scheduled.copy.source, scheduled.copy.target, scheduled.copy.length)
+                    self._snapshots.copy(scheduled.copy)
             except Exception as error:  # noqa: BLE001 - any error of a device must end this request only
                 failed.append((scheduled.sequence, error))
             else:
@@ -333,6 +343,7 @@ class BatchEngine:
     ) -> None:
         sequence = scheduled.sequence
         self._scheduler.prefilled(scheduled)
+        self._snapshots.take(sequence)
         self._forget(sequence)
         if scheduled.sample is None:
             return

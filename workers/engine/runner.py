@@ -43,13 +43,20 @@ class RunnerCapabilities:
     quantization: str = ""
     """Quantization of the weights: "int8", "int4", or "int4+int8" if layers differ; empty if they are of `dtype`."""
     rows_format: str = ""
-    """Identifies the bytes of cache rows: runners of one format compute the same bits for the same tokens, and store
-    them in the same layout, so that one can write what another has read. Empty if rows cannot be read."""
+    """Identifies the bytes of cache rows and of the recurrent state: runners of one format compute the same bits for
+    the same tokens, and store them in the same layout, so that one can write what another has read. Empty if rows
+    cannot be read."""
     decode_rows: int = 0
     """Most rows of a decode step that has several rows of one slot; 0 if a step takes one row a slot. More than 0 only
     if rows are exact."""
     embedding_width: int = 0
     """The hidden size, where prompts may have rows of embeddings in place of tokens; 0 where they may not."""
+    state_bytes: int = 0
+    """Bytes of the recurrent state of one slot; 0 if all state of a slot is its rows. Such a model may have no rows at
+    all: `row_bytes` is 0 then. With `exact_rows` the state is bitwise identical as well, in any chunks and steps."""
+    rollback_rows: int = 0
+    """Rows of the last decode step of a slot that can be taken back from its recurrent state without `write_state`; 0
+    if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -220,6 +227,8 @@ def check_write(
 
 
 def _check_format(capabilities: RunnerCapabilities) -> None:
+    if not capabilities.row_bytes:
+        raise ValueError("slot: the model has no cache rows")
     if not capabilities.rows_format:
         raise ValueError(f"slot: rows cannot be read or written on {capabilities.device}")
 
@@ -308,7 +317,10 @@ class Runner(Protocol):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` rows of `source` to `target` on the device, and clear the other rows of `target`.
 
-        If both are one slot, only its rows beyond `length` are cleared: it is truncated.
+        If both are one slot, only its rows beyond `length` are cleared: it is truncated. A recurrent state goes along
+        with all rows of `source`, or all but those that can be taken back (`rollback_rows`); with 0 rows `target` has
+        the initial state. With other lengths `target` has rows without a state, and no call computes it further until
+        `write_state`. `workers.engine.slot_states.SlotStates` implements these rules.
         """
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes | memoryview:
@@ -321,11 +333,26 @@ class Runner(Protocol):
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         """Append rows that `read_rows` has returned for this `start`, to a slot with exactly `start` rows.
 
-        The caller vouches for the bytes: they are not checked. Raises `ValueError` (see `check_write`).
+        The caller vouches for the bytes: they are not checked. Afterwards the slot of a model with recurrent state has
+        none until `write_state`. Raises `ValueError` (see `check_write`).
+        """
+
+    def read_state(self, slot: int) -> bytes | memoryview:
+        """Return a copy of the recurrent state after all rows of a slot: `state_bytes` bytes.
+
+        Raises `ValueError` if the model or the slot has none (see `SlotStates.check_read`).
+        """
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        """Make bytes that `read_state` has returned the recurrent state after the rows of a slot.
+
+        The caller vouches for them: they were read after the same tokens, from a runner of the same `rows_format`.
+        Raises `ValueError` for another size, or if the model has no such state (see `SlotStates.check_write`).
         """
 
     def reset(self, slot: int) -> None:
-        """Clear a slot. Its next owner must not be able to read what it held."""
+        """Clear a slot, which then has the initial recurrent state. Its next owner must not be able to read what it
+        held."""
 
     def memory(self) -> dict[str, int]:
         """Return bytes by purpose: at least `weights` and `kv`."""

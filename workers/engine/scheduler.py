@@ -25,6 +25,7 @@ from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
 from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
+from workers.engine.states.prefix_states import PrefixStates
 
 
 class Scheduler:
@@ -51,8 +52,10 @@ class Scheduler:
         prefixes: PrefixPolicy | None = None,
         policy: SchedulerPolicy = "fifo",
         reserved_rows: int = RESERVED_ROWS,
+        states: PrefixStates | None = None,
     ) -> None:
-        """`kv_tokens` None means the whole context of every slot. Raises `ValueError` for an invalid bound."""
+        """`kv_tokens` None means the whole context of every slot; `states` are of a model with recurrent state. Raises
+        `ValueError` for an invalid bound."""
         if reserved_rows < 1:
             raise ValueError(f"reserved_rows must be at least 1, not {reserved_rows}")
         if max_queue < 0:
@@ -70,10 +73,15 @@ class Scheduler:
         self._capabilities = capabilities
         self._max_queue = max_queue
         self._ranked = policy == "shortest-uncached-first"
+        self._states = states
         self._allocator = SlotAllocator(
-            self.slots, prefixes or PrefixPolicy(), exact=capabilities.exact_rows, reserved_rows=reserved_rows
+            self.slots,
+            prefixes or PrefixPolicy(),
+            exact=capabilities.exact_rows,
+            reserved_rows=reserved_rows,
+            states=states,
         )
-        self._calls = PrefillCalls(capabilities, self._allocator)
+        self._calls = PrefillCalls(capabilities, self._allocator, states)
         # One container per phase, so that a cancel is cheap in any phase.
         self._waiting = SlotQueue()
         self._prefilling: dict[int, EngineSequence] = {}
@@ -285,7 +293,7 @@ class Scheduler:
         sequence.cached.chunk_ends += (sequence.cached.rows,)
         self.slots.add_rows(sequence.slot, len(scheduled.chunk.tokens))
         if scheduled.targets is not None:
-            sequence.cached.proven = sequence.cached.rows
+            self._proven(sequence)
         if scheduled.sample is not None:
             (self._prefilling if scheduled.targets is None else self._reporting).pop(sequence.request.stream)
             sequence.decodes(self._now)
@@ -309,7 +317,7 @@ class Scheduler:
         """
         sequence.last_token = token
         sequence.tokens.append(token)
-        sequence.cached.proven = sequence.cached.rows
+        self._proven(sequence)
         if sequence.processors is not None:
             sequence.processors.accept(token)
             if sequence.processors.ended:
@@ -317,6 +325,12 @@ class Scheduler:
         if token in sequence.request.eos:
             return "stop"
         return "length" if len(sequence.tokens) >= sequence.max_length else None
+
+    def _proven(self, sequence: EngineSequence) -> None:
+        """Note that the logits of the last row are finite."""
+        sequence.cached.proven = sequence.cached.rows
+        if self._states is not None and sequence.unproven:
+            self._states.proven(sequence)
 
     def start_over(self, sequence: EngineSequence) -> None:
         """Recompute a prompt from row 0, before all others and without rows of other sequences.

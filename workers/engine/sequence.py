@@ -8,6 +8,8 @@ from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
+from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.snapshot_store import Snapshot
 from workers.engine.step_result import SequenceEnd, SequenceStart
 from workers.sampling.sample_spec import SampleSpec
 
@@ -69,6 +71,14 @@ class EngineSequence:
     """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
     drafts: SequenceDrafts | None = None
     """None until tokens are drafted for it."""
+    digests: PrefixDigests | None = None
+    """The names of its prefixes, if its model has a recurrent state."""
+    snapshot: Snapshot | None = None
+    """The recurrent state that it has started with, unless that was in a slot."""
+    unproven: list[Snapshot] = field(default_factory=list)
+    """Those that were taken of it since its last token."""
+    shared_ends: set[int] = field(default_factory=set)
+    """Lengths of prefixes that others have in common with it: a snapshot is taken there."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     _waited_s: float = 0.0
@@ -99,7 +109,8 @@ class EngineSequence:
         self.prefill_length, self.chunk_ends = len(self.tokens), chunk_ends
         self.cached = CachedRows(self.request.tenant, self.tokens, stream=self.request.stream, pins=self.request.pins)
         self.slot, self.reserved = -1, 0
-        self.reused = self.inherited = self.source = None
+        self.reused = self.inherited = self.source = self.digests = self.snapshot = None
+        self.shared_ends.clear()
         self.searched, self.restored_from, self.restores_to = False, 0, 0
 
     @property
@@ -118,6 +129,8 @@ class PrefixCopy:
     source: int
     target: int
     length: int
+    snapshot: Snapshot | None = None
+    """The recurrent state to write to `target`; None if there is none, or the copy takes it along."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from workers.engine.kv_slots import SlotTable
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
+from workers.engine.states.prefix_states import PrefixStates
 
 RESERVED_ROWS = 512
 """Rows that are reserved beyond the tokens of a sequence, and by which its reservation grows. A request with at most so
@@ -19,12 +20,21 @@ class SlotAllocator:
     """Allocates, retains and evicts slots. With `exact` rows a prefix may end anywhere, otherwise at chunk ends
     only."""
 
-    def __init__(self, slots: SlotTable, prefixes: PrefixPolicy, *, exact: bool, reserved_rows: int) -> None:
-        """`reserved_rows` as `RESERVED_ROWS`."""
+    def __init__(
+        self,
+        slots: SlotTable,
+        prefixes: PrefixPolicy,
+        *,
+        exact: bool,
+        reserved_rows: int,
+        states: PrefixStates | None = None,
+    ) -> None:
+        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with recurrent state."""
         self._slots = slots
         self._reserved_rows = reserved_rows
         self._prefixes = prefixes
         self._exact = exact
+        self._states = states
 
     def need(self, sequence: EngineSequence) -> int:
         """Return the rows that a sequence reserves when it gets a slot."""
@@ -99,17 +109,20 @@ class SlotAllocator:
                 break
         return most
 
-    def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence) -> bool:
-        """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one is
-        complete, so that waiting for it pays."""
+    def gains_by_waiting(self, sequence: EngineSequence, start: int, other: EngineSequence, other_start: int) -> bool:
+        """A sequence that could start at row `start` could reuse enough more rows after the prompt of another one,
+        which is at `other_start`, is complete, so that waiting for it pays."""
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
+        if self._states is not None:
+            return self._states.gains_by_waiting(sequence, start, other, other_start, self._prefixes.min_tokens)
         most = min(sequence.prefill_length - 1, other.prefill_length)
         return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
-        dirty = sequence.inherited is not None
+        inherited = sequence.inherited
+        held = inherited.rows if inherited is not None and source == sequence.slot else self._slots.rows(source)
         sequence.reused, sequence.inherited = length, None
         sequence.source = self._slots.retained_rows(source) if length else None
         if not sequence.restarted:
@@ -121,7 +134,8 @@ class SlotAllocator:
         sequence.cached.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
         self._slots.add_rows(sequence.slot, length)
         self._slots.touch(source)
-        return PrefixCopy(source, sequence.slot, length) if length or dirty else None
+        snapshot = None if self._states is None else self._states.start(sequence, length, held)
+        return PrefixCopy(source, sequence.slot, length, snapshot) if length or inherited is not None else None
 
     def begin_restore(
         self, sequence: EngineSequence, others: Iterable[EngineSequence], stored: int, block: int
@@ -170,6 +184,8 @@ class SlotAllocator:
         prefix.
         """
         tenant = sequence.request.tenant
+        if self._states is not None:
+            self._states.discard_suspects(sequence, non_finite=non_finite)
 
         def suspect(cached: CachedRows) -> bool:
             unproven = cached.tenant == tenant and cached.proven < cached.rows
@@ -215,6 +231,8 @@ class SlotAllocator:
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
+        if self._states is not None and length > last:
+            length = self._states.usable(sequence, source, length)
         return length if length > last else 0
 
     def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:

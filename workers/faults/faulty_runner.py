@@ -125,6 +125,17 @@ class FaultyRunner:
         if not bytes(rows).strip(_NAN_BYTE):
             self._corrupt(slot, start)
 
+    def read_state(self, slot: int) -> bytes | memoryview:
+        """Read the recurrent state. If a row of the slot is corrupted, the state has the bits of NaN."""
+        state = self._runner.read_state(slot)
+        return _NAN_BYTE * len(state) if slot in self._corrupted else state
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        """Write the recurrent state. One that was corrupted when it was read is so again."""
+        self._runner.write_state(slot, state)
+        if not bytes(state).strip(_NAN_BYTE):
+            self._corrupt(slot, 0)
+
     def reset(self, slot: int) -> None:
         """Reset the slot, which is not corrupted any more."""
         self._runner.reset(slot)

@@ -247,6 +247,14 @@ class MlxRunner:
             if self._mtp is not None:
                 self._mtp.rows.forget(slot)
 
+    def read_state(self, slot: int) -> bytes | memoryview:
+        """Raise `ValueError`: no model that this runner loads has a recurrent state."""
+        raise ValueError(f"slot: {slot} has no recurrent state")
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        """Raise `ValueError` as `read_state` does."""
+        raise ValueError(f"slot: {slot} has no recurrent state")
+
     def reset(self, slot: int) -> None:
         with self._owned():
             self._kv.reset(slot)

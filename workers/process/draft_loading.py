@@ -51,5 +51,9 @@ def drafting_by(draft: Runner, target: RunnerCapabilities) -> BatchDrafting:
     own = draft.capabilities
     if not own.decode_rows:
         raise LoadRefused(f"draft_model: on {own.device} a step takes one row a slot")
+    if own.state_bytes:
+        raise LoadRefused(
+            "draft_model: it has a recurrent state, from which rejected drafts cannot be taken back: give one without"
+        )
     known = own.weight_bytes and target.weight_bytes
     return BatchDrafting(DraftModel(draft), own.weight_bytes / target.weight_bytes if known else RELATIVE_COST)

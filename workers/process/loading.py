@@ -154,6 +154,8 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
     asked = "prefix_cache_bytes" in spec.sources
     if not PrefixTier.serves(runner.capabilities):
         reason = f"cached rows depend on their chunks on {runner.capabilities.device}"
+        if runner.capabilities.state_bytes:
+            reason = "the model has a recurrent state, which the tier does not keep"
         (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
         return None
     if (least := PrefixTier.least_bytes(runner.capabilities)) > spec.prefix_cache_bytes:
@@ -181,12 +183,15 @@ def make_speculator(
     the setting does not forbid it. Raises `LoadRefused` for a draft model where they cannot."""
     if spec.speculate == "off":
         return None
-    if capabilities.exact_rows and capabilities.decode_rows > 1:
+    rolls_back = not capabilities.state_bytes or capabilities.rollback_rows > 1
+    if capabilities.exact_rows and capabilities.decode_rows > 1 and rolls_back:
         batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
         return Speculator(capabilities, batched=batched if draft is None else drafting_by(draft, capabilities))
     reason = "a step has one row for each sequence"
     if not capabilities.exact_rows:
         reason = f"on {capabilities.device} a row of several in a step may have other bits than one alone"
+    elif not rolls_back:
+        reason = "the model has a recurrent state, from which rejected drafts cannot be taken back"
     if draft is not None:
         raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
     structlog.get_logger().info("speculation_off", reason=reason)

@@ -2,7 +2,7 @@
 
 Each slot keeps a rolling hash of the (token, position) pairs written to its cache, one for each row. A sampled token is
 a function of the last hash: a scheduler that writes or copies a wrong row, skips one or mixes up two slots gets other
-tokens.
+tokens. With a recurrent state, a second hash of all pairs has no rows, and tokens are a function of both.
 """
 
 import math
@@ -27,6 +27,7 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
+from workers.engine.slot_states import SlotStates
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
 
@@ -38,6 +39,8 @@ ROW_BYTES = 8
 """Bytes of a row: its hash."""
 ROWS_FORMAT = "scripted-1"
 """The same for all scripted runners: hashes depend on tokens and positions alone."""
+STATE_BYTES = 16
+"""Bytes of a recurrent state, if there is one: its hash, and zeros."""
 _MASK = (1 << 64) - 1
 
 
@@ -50,7 +53,9 @@ class ScriptedRunner:
 
     Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
-    `exact_rows`, `block_rows` and `decode_rows` are reported as capabilities. A sample with a NaN bias returns no
+    `exact_rows`, `block_rows` and `decode_rows` are reported as capabilities. `state_bytes` (0, or `STATE_BYTES` and
+    more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with `row_bytes` 0 tokens follow
+    from it alone. A sample with a NaN bias returns no
     token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
     because the engine contains exceptions.
     """
@@ -66,6 +71,9 @@ class ScriptedRunner:
         block_rows: int = 1,
         decode_rows: int = 0,
         embedding_width: int = 0,
+        row_bytes: int = ROW_BYTES,
+        state_bytes: int = 0,
+        rollback_rows: int = 0,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -82,10 +90,12 @@ class ScriptedRunner:
             prefill_chunks=tuple(prefill_chunks),
             exact_rows=exact_rows,
             block_rows=block_rows,
-            row_bytes=ROW_BYTES,
-            rows_format=ROWS_FORMAT,
+            row_bytes=row_bytes,
+            rows_format=ROWS_FORMAT if not state_bytes else f"{ROWS_FORMAT}-state-{state_bytes}",
             decode_rows=decode_rows,
             embedding_width=embedding_width,
+            state_bytes=state_bytes,
+            rollback_rows=rollback_rows,
         )
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
@@ -94,6 +104,9 @@ class ScriptedRunner:
         self._sleep = sleep
         self._next_tick = -math.inf
         self._history: list[list[int]] = [[0] for _ in range(slots)]
+        self._states: list[list[int]] = [[0] for _ in range(slots)]
+        """The recurrent state of each slot, behind those before the rows that can be taken back."""
+        self._has_state = SlotStates(self._capabilities)
         self._broken: set[int] = set()
         """Slots whose last call failed."""
         self._kept: dict[int, int] = {}
@@ -125,8 +138,10 @@ class ScriptedRunner:
             self._sleep(self._prefill_interval * sum(len(chunk.tokens) for chunk in chunks))
         tokens: list[int | None] = []
         for chunk, spec in zip(chunks, specs, strict=True):
+            self._take_back(chunk)
             for index, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, token, chunk.position + index)
+            self._settle_state(chunk.slot)
             tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
         return tokens
@@ -144,16 +159,20 @@ class ScriptedRunner:
             self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
         for row in rows:
             self._check_row(row)
+        self._check_states(chunks, decode=True)
         self.calls += 1
         self._pace()
         self._sampled = []
         for chunk in chunks:
-            del self._history[chunk.slot][chunk.start + 1 :]  # of rejected drafts
+            self._take_back(chunk)
             self._kept[chunk.slot] = chunk.start + 1
         written: list[int] = []
         for row in rows:
             self._write(row.slot, row.token, row.position)
-            written.append(self._history[row.slot][-1])
+            written.append(self._value(row.slot))
+        for chunk in chunks:
+            self._has_state.decoded(chunk.slot, len(chunk.tokens))
+            del self._states[chunk.slot][: -1 - self._has_state.undoable(chunk.slot)]
         for row, spec, value in zip(rows, with_masks(row.sample for row in rows), written, strict=True):
             self._sampled.append(self._sample_or_none(row.slot, spec, value))
         return list(self._sampled)
@@ -189,15 +208,18 @@ class ScriptedRunner:
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         """See `Runner.logits`. The greedy token has the highest logit."""
         self._check_chunk(chunk)
+        self._check_states([chunk], decode=False)
         self.calls += 1
         return self._logits(chunk)
 
     def _logits(self, chunk: Chunk) -> NDArray[np.float32]:
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
+        self._take_back(chunk)
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position + index)
             greedy = SampleSpec(Sampling(), chunk.position + index + 1)
-            values[index, self._sample(self._history[chunk.slot][-1], greedy)] = 4.0
+            values[index, self._sample(self._value(chunk.slot), greedy)] = 4.0
+        self._settle_state(chunk.slot)
         return values
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -210,7 +232,10 @@ class ScriptedRunner:
             self._broken.discard(source)  # truncated to the rows before those that failed
         if source in self._broken or target in self._broken:
             raise self._violation(f"a copy from slot {source} to {target} after a failure, without a reset")
+        back = self._has_state.copied(source, target, length, self._written(source))
         self._history[target] = self._history[source][: length + 1]
+        if source != target or back != 0:
+            self._states[target] = [0 if back is None else self._states[source][-1 - back]]
         self._kept.pop(target, None)
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes:
@@ -232,12 +257,36 @@ class ScriptedRunner:
         if slot in self._broken:
             raise self._violation(f"slot {slot} is used after a failure, without a reset")
         self._history[slot] += struct.unpack(f"<{count}Q", rows)
+        self._states[slot] = [0]
+        self._has_state.rows_written(slot)
+
+    def read_state(self, slot: int) -> bytes:
+        """See `Runner.read_state`. It is a little-endian number of 64 bits, and zeros."""
+        try:
+            self._has_state.check_read(slot)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is read after a failure, without a reset")
+        return struct.pack("<Q", self._states[slot][-1]).ljust(self._capabilities.state_bytes, b"\0")
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        """See `Runner.write_state`."""
+        try:
+            self._has_state.check_write(slot, len(state))
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        if slot in self._broken:
+            raise self._violation(f"slot {slot} is used after a failure, without a reset")
+        self._states[slot] = [struct.unpack_from("<Q", state)[0]]
+        self._has_state.state_written(slot)
 
     def reset(self, slot: int) -> None:
         """See `Runner.reset`."""
         if not 0 <= slot < self._capabilities.slots:
             raise self._violation(f"reset of slot {slot}")
-        self._history[slot] = [0]
+        self._history[slot], self._states[slot] = [0], [0]
+        self._has_state.reset(slot)
         self._broken.discard(slot)
         self._kept.pop(slot, None)
 
@@ -261,6 +310,7 @@ class ScriptedRunner:
             raise self._violation("several chunks a call, and rows are not exact")
         if len(chunks) > 1 and sum(-(-len(chunk.tokens) // block) * block for chunk in chunks) > most:
             raise self._violation(f"a call of {len(chunks)} chunks with more than {most} rows")
+        self._check_states(chunks, decode=False)
         for chunk, spec in zip(chunks, specs, strict=True):
             self._check_chunk(chunk)
             if spec is not None and spec.position != chunk.position + len(chunk.tokens):
@@ -300,9 +350,40 @@ class ScriptedRunner:
     def _write(self, slot: int, token: int, position: int) -> None:
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
+        if self._capabilities.state_bytes:
+            state = self._states[slot][-1]
+            self._states[slot].append(_mix(state * 0xD6E8FEB86659FD93 + token * 0x100000001B3 + position + 7))
+
+    def _value(self, slot: int) -> int:
+        """Return what the token after the last row follows from."""
+        if not self._capabilities.state_bytes:
+            return self._history[slot][-1]
+        state = self._states[slot][-1]
+        return _mix(self._history[slot][-1] + state) if self._capabilities.row_bytes else state
+
+    def _take_back(self, chunk: Chunk) -> None:
+        """Drop the rows from the start of a chunk on, which are those of rejected drafts."""
+        back = self._written(chunk.slot) - chunk.start
+        del self._history[chunk.slot][chunk.start + 1 :]
+        if back and self._capabilities.state_bytes:
+            del self._states[chunk.slot][-back:]
+
+    def _settle_state(self, slot: int) -> None:
+        """Note the end of a call after which no row can be taken back."""
+        del self._states[slot][:-1]
+        self._has_state.prefilled(slot)
+
+    def _check_states(self, chunks: Sequence[Chunk], *, decode: bool) -> None:
+        if not self._capabilities.state_bytes:
+            return
+        written = [len(history) - 1 for history in self._history]
+        try:
+            self._has_state.check_call(written, chunks, decode=decode)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
 
     def _sample_last(self, slot: int, spec: SampleSpec) -> int | None:
-        return self._sample_or_none(slot, spec, self._history[slot][-1])
+        return self._sample_or_none(slot, spec, self._value(slot))
 
     def _sample_or_none(self, slot: int, spec: SampleSpec, value: int) -> int | None:
         """Return None for non-finite logits, after which the slot must be reset."""

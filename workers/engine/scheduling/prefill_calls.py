@@ -9,6 +9,7 @@ from workers.engine.runner import Chunk, RunnerCapabilities
 from workers.engine.scheduling.preemption import in_turn
 from workers.engine.sequence import EngineSequence, ScheduledChunk, sample_spec
 from workers.engine.slot_allocation import SlotAllocator
+from workers.engine.states.prefix_states import PrefixStates
 
 MAX_CHUNKS = 32
 """Prompts that are considered for one prefill call."""
@@ -48,10 +49,14 @@ class _Candidate:
 class PrefillCalls:
     """Owns the token budget that a step has left."""
 
-    def __init__(self, capabilities: RunnerCapabilities, allocator: SlotAllocator) -> None:
+    def __init__(
+        self, capabilities: RunnerCapabilities, allocator: SlotAllocator, states: PrefixStates | None = None
+    ) -> None:
+        """`states` of a model with recurrent state."""
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._allocator = allocator
+        self._states = states
         self._budget_left = 0
         self._has_call = False
         self._reporting_next = True
@@ -86,6 +91,8 @@ class PrefillCalls:
         call: list[ScheduledChunk] = []
         for candidate in candidates:
             length = min(candidate.rest, room, self._budget_left) if call else min(candidate.rest, room)
+            if self._states is not None and self._exact and length > 0:
+                length = self._states.cut(candidate.sequence, candidate.start, length)
             cost = length + (length == candidate.rest)
             if length < 1 or (self._has_call and cost > self._budget_left):
                 break
@@ -101,19 +108,21 @@ class PrefillCalls:
         Stops at a prompt that could reuse more rows once a prompt before it is complete: no later one overtakes it.
         """
         rows = 0
-        before: list[EngineSequence] = []
+        before: list[_Candidate] = []
         for sequence in islice(in_turn(prompts.prefilling, prompts.now), MAX_CHUNKS):
             if sequence.restores_to:
                 continue
             if sequence.reused is None:
                 source, start = self._allocator.find_prefix(sequence, prompts.running())
-                waits = any(self._allocator.gains_by_waiting(sequence, start, other) for other in before)
+                waits = any(
+                    self._allocator.gains_by_waiting(sequence, start, other.sequence, other.start) for other in before
+                )
             else:
                 source, start, waits = -1, sequence.cached.rows, False
-            before.append(sequence)
             if waits:
                 return
             candidate = _Candidate(sequence, start, source)
+            before.append(candidate)
             yield candidate
             rows += self._rounded(candidate.rest)
             if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:

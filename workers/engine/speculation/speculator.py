@@ -93,7 +93,13 @@ class Speculator:
         time to draft. Raises `ValueError` for a runner that takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
+        if capabilities.state_bytes and capabilities.rollback_rows < 2:
+            raise ValueError("rollback_rows: drafts cannot be taken back from the recurrent state")
         self._most = capabilities.decode_rows
+        self._most_of_slot = self._most - 1
+        """Most tokens that are drafted for one sequence: all of its rows of a step can be taken back."""
+        if capabilities.state_bytes:
+            self._most_of_slot = min(self._most, capabilities.rollback_rows) - 1
         self._costs = StepCosts()
         self._make_drafters = make_drafters
         self._choose_lengths = choose_lengths
@@ -275,14 +281,13 @@ class Speculator:
             sequence.drafts = SequenceDrafts(sequence.tokens, self._make_drafters(sequence), self._rates)
         return sequence.drafts
 
-    @staticmethod
-    def _most_drafted(sequence: EngineSequence, room: int) -> int:
+    def _most_drafted(self, sequence: EngineSequence, room: int) -> int:
         """Return how many tokens may be drafted for a sequence: they fit into the step, the reserved rows and the
-        maximum length."""
+        maximum length, and its recurrent state can be taken back."""
         if not sequence.request.speculate or (sequence.drafts is not None and sequence.drafts.off):
             return 0
         reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
-        return max(0, min(room, reserved - 1, wanted - 1))
+        return max(0, min(room, self._most_of_slot, reserved - 1, wanted - 1))
 
     def _with_specs(self, sequence: EngineSequence, tokens: Sequence[int]) -> Draft:
         """Return the first tokens of a draft with which the sequence may go on."""

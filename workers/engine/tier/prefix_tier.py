@@ -70,8 +70,10 @@ class PrefixTier:
 
     @staticmethod
     def serves(capabilities: RunnerCapabilities) -> bool:
-        """Return whether rows of a runner can be restored: they are the same whichever chunks computed them."""
-        return bool(capabilities.exact_rows and capabilities.rows_format and capabilities.row_bytes)
+        """Return whether rows of a runner can be restored: they are the same whichever chunks computed them, and all of
+        the state of a sequence."""
+        rows = capabilities.rows_format and capabilities.row_bytes and not capabilities.state_bytes
+        return bool(capabilities.exact_rows and rows)
 
     @staticmethod
     def least_bytes(capabilities: RunnerCapabilities) -> int:

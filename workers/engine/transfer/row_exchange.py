@@ -67,9 +67,10 @@ class RowExchange:
         self._prefixes = prefixes
         self._capabilities = capabilities = runner.capabilities
         able = prefixes.enabled and capabilities.exact_rows and 0 < capabilities.row_bytes <= MAX_ROWS_BYTES
+        able = able and not capabilities.state_bytes
         self.rows_format = capabilities.rows_format if able else ""
         """The format of rows that can be read and taken; empty if they cannot. Without exact rows, a sequence could
-        reuse its prompt alone."""
+        reuse its prompt alone; and rows without the recurrent state after them are of no use."""
         self._transfers: dict[int, _Incoming] = {}
         """Those whose rows are still retained, hence at most one for each slot."""
         self._log = structlog.get_logger()
@@ -107,6 +108,8 @@ class RowExchange:
 
     def _write(self, given: WriteRows, queued: int) -> int:
         transfer, count, start = self._transfers.get(given.transfer), len(given.tokens), given.start
+        if self._capabilities.state_bytes:
+            raise RowsRefused("the model has a recurrent state, which rows of others lack")
         if not self.rows_format:
             raise RowsRefused("this worker takes no rows of others")
         if not count or len(given.rows) != count * self._capabilities.row_bytes:

@@ -1,0 +1,1 @@
+"""Snapshots of recurrent states, in host memory."""

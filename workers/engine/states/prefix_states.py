@@ -1,0 +1,120 @@
+"""Where a sequence of a model with recurrent state can start, and after which of its rows a snapshot is taken. Pure.
+
+Rows can be reused up to any length, a state only after the tokens that it was read for. So a prefix ends where there is
+a snapshot, or where the rows of a slot end: the slot itself has the state after these.
+"""
+
+from workers.engine.prefix_match import CachedRows, common_prefix
+from workers.engine.runner import RunnerCapabilities
+from workers.engine.sequence import EngineSequence
+from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.snapshot_store import Snapshot, SnapshotStore
+
+SHARE_OF_PROMPT = 4
+"""The snapshots of one prompt, at regular lengths, take one part in so many of the store at most."""
+
+
+class PrefixStates:
+    """Used by the scheduler alone. Snapshots are taken at regular lengths, which prompts with a common prefix share, at
+    the end of a prompt, and where others that wait have a prefix in common with it."""
+
+    def __init__(self, capabilities: RunnerCapabilities, store: SnapshotStore) -> None:
+        self.store = store
+        self._exact = capabilities.exact_rows
+        self._spacing = capabilities.prefill_chunks[-1]
+        self._enabled = store.fits(capabilities.state_bytes)
+        self._most_regular = max(1, store.max_bytes // max(1, capabilities.state_bytes) // SHARE_OF_PROMPT)
+
+    def usable(self, sequence: EngineSequence, source: CachedRows, length: int) -> int:
+        """Return how many of `length` rows of `source` a sequence can start with."""
+        if length == source.rows:
+            return length
+        found = self.store.nearest(sequence.request.tenant, self._digests(sequence), length)
+        return 0 if found is None else found.length
+
+    def start(self, sequence: EngineSequence, length: int, rows: int) -> Snapshot | None:
+        """Return the snapshot with which a sequence starts behind `length` rows of a slot with so many `rows`; None if
+        that has the state itself."""
+        sequence.snapshot = None
+        if 0 < length < rows:
+            found = self.store.nearest(sequence.request.tenant, self._digests(sequence), length)
+            assert found is not None, "`usable` has found it in this step"
+            self.store.hit(found)
+            sequence.snapshot = found
+        return sequence.snapshot
+
+    def cut(self, sequence: EngineSequence, start: int, length: int) -> int:
+        """Return the tokens of a chunk of up to `length`, which ends where a snapshot is to be taken."""
+        if not self._enabled:
+            return length
+        step = self._step(sequence)
+        ends = [(start // step + 1) * step, *(end for end in sequence.shared_ends if end > start)]
+        return min(length, min(ends) - start)
+
+    def wants(self, sequence: EngineSequence) -> bool:
+        """Return whether to take a snapshot after the rows that a sequence has now, within its prompt or at its end."""
+        rows = sequence.cached.rows
+        if not self._enabled or not rows:
+            return False
+        last = not self._exact and len(sequence.chunk_ends) > 1 and rows == sequence.chunk_ends[-2]
+        regular = rows % self._step(sequence) == 0
+        if not (regular or last or rows == sequence.prefill_length or rows in sequence.shared_ends):
+            return False
+        digest = self._digests(sequence).of(rows)
+        return digest is not None and not self.store.holds(digest)
+
+    def taken(self, sequence: EngineSequence, state: bytes) -> None:
+        """Hold the state after the rows that a sequence has now."""
+        rows = sequence.cached.rows
+        snapshot = self.store.add(sequence.request.tenant, self._digests(sequence), rows, state)
+        if snapshot is not None:
+            sequence.unproven.append(snapshot)
+
+    def gains_by_waiting(
+        self, sequence: EngineSequence, start: int, other: EngineSequence, other_start: int, least: int
+    ) -> bool:
+        """Return whether a sequence that could start at row `start` could reuse `least` rows more once another one, at
+        `other_start` now, has computed what they have in common. Unless a regular snapshot is nearly as long, one is
+        taken there then."""
+        most = min(sequence.prefill_length - 1, other.prefill_length)
+        shared = common_prefix(sequence.tokens, other.tokens, most)
+        if not self._enabled or shared < start + least or other_start >= shared:
+            return False
+        regular = shared // self._step(other) * self._step(other)
+        near = regular > max(other_start, start + least - 1, shared - least)
+        if not near and shared < other.prefill_length:
+            other.shared_ends.add(shared)
+        return True
+
+    def proven(self, sequence: EngineSequence) -> None:
+        """Note that a token was sampled after all snapshots of a sequence."""
+        for snapshot in sequence.unproven:
+            snapshot.proven = True
+        sequence.unproven.clear()
+
+    def discard_suspects(self, sequence: EngineSequence, *, non_finite: bool) -> None:
+        """Drop the snapshots that may be the cause of the failure of a sequence, or corrupted like its rows: the one
+        that it has started with, its own, and with `non_finite` logits all unproven ones of its tenant."""
+        for snapshot in sequence.unproven:
+            self.store.discard(snapshot)
+        sequence.unproven.clear()
+        if sequence.snapshot is not None:
+            self.store.discard(sequence.snapshot)
+            sequence.snapshot = None
+        if non_finite:
+            tenant = sequence.request.tenant
+            self.store.discard_where(lambda each: each.tenant == tenant and not each.proven)
+
+    def _digests(self, sequence: EngineSequence) -> PrefixDigests:
+        if sequence.digests is None:
+            ends = None if self._exact else sequence.chunk_ends
+            sequence.digests = PrefixDigests(sequence.request.tenant, sequence.tokens, ends)
+        return sequence.digests
+
+    def _step(self, sequence: EngineSequence) -> int:
+        """Return the distance of the regular snapshots of a prompt: by its length alone, and a multiple of that of
+        shorter ones."""
+        step = self._spacing
+        while sequence.prefill_length // step > self._most_regular:
+            step *= 2
+        return step

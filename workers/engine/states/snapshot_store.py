@@ -1,0 +1,152 @@
+"""Snapshots of recurrent states in host memory, within a bound of bytes. Pure.
+
+A snapshot is the state after a prefix of some tenant's tokens, found by its digest: no tenant finds another's. Which
+one is evicted follows GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997): each has a
+priority, which is its worth by its size, the tokens that are computed again without it, above the priority of the one
+that was evicted last. A hit renews it.
+"""
+
+import heapq
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.engine.states.prefix_digests import PrefixDigests
+
+OVERHEAD_BYTES = 1024
+"""Counted for each snapshot beside its state: its digest, and its places in the store and in the digests of others."""
+MAX_SNAPSHOTS = 4096
+"""Most snapshots, however small: a look-up compares those of a tenant that are not longer than the prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """The recurrent state after the first `length` tokens of sequences with a common prefix."""
+
+    digest: bytes
+    tenant: str
+    length: int
+    state: bytes = field(repr=False)
+    worth: int
+    """Tokens that are computed again without it."""
+    priority: float = 0.0
+    proven: bool = False
+    """A token was sampled by a state that follows from it: its logits would not be finite if this state was not."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts."""
+        return len(self.state) + OVERHEAD_BYTES
+
+
+class SnapshotStore:
+    """Owns the snapshots and what each is worth. Never holds more than `max_bytes`."""
+
+    def __init__(self, max_bytes: int, *, most: int = MAX_SNAPSHOTS) -> None:
+        """`most` is the number of snapshots. Raises `ValueError` for an invalid bound."""
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must not be negative, not {max_bytes}")
+        if most < 1:
+            raise ValueError(f"most must be at least 1, not {most}")
+        self.max_bytes = max_bytes
+        self._most = most
+        self._held: dict[bytes, Snapshot] = {}
+        self._lengths: dict[str, list[int]] = {}
+        """The lengths of the snapshots of each tenant in order, one for each snapshot."""
+        self._queue: list[tuple[float, int, Snapshot]] = []
+        """By priority, with entries of snapshots whose priority has changed since."""
+        self._entries = 0
+        self._floor = 0.0
+        """The priority of the snapshot that was evicted last."""
+        self.used_bytes = 0
+        self.hits = 0
+        """Sequences that started with a snapshot."""
+        self.evictions = 0
+        """Snapshots that were dropped for others."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def nearest(self, tenant: str, digests: PrefixDigests, most: int) -> Snapshot | None:
+        """Return the snapshot of the longest prefix of a sequence with at most `most` tokens."""
+        lengths = self._lengths.get(tenant)
+        if not lengths or not (count := bisect_right(lengths, most)):
+            return None
+        digests.compute(lengths[:count])
+        last = -1
+        for length in reversed(lengths[:count]):
+            if length == last:
+                continue
+            last = length
+            digest = digests.of(length)
+            if digest is not None and (found := self._held.get(digest)) is not None:
+                return found
+        return None
+
+    def holds(self, digest: bytes) -> bool:
+        """Return whether there is a snapshot with this digest."""
+        return digest in self._held
+
+    def fits(self, size: int) -> bool:
+        """Return whether a state of so many bytes can be held at all."""
+        return size + OVERHEAD_BYTES <= self.max_bytes
+
+    def add(self, tenant: str, digests: PrefixDigests, length: int, state: bytes) -> Snapshot | None:
+        """Hold a state, for which those that are worth least are evicted. Returns None for one that does not fit, or
+        that is held already."""
+        digest = digests.of(length)
+        if digest is None or digest in self._held or not self.fits(len(state)):
+            return None
+        below = self.nearest(tenant, digests, length - 1)
+        snapshot = Snapshot(digest, tenant, length, state, length - (0 if below is None else below.length))
+        while self.used_bytes + snapshot.size > self.max_bytes or len(self._held) >= self._most:
+            self._evict()
+        self._held[digest] = snapshot
+        insort(self._lengths.setdefault(tenant, []), length)
+        self.used_bytes += snapshot.size
+        self._renew(snapshot)
+        return snapshot
+
+    def hit(self, snapshot: Snapshot) -> None:
+        """Count a sequence that starts with a snapshot, which may have been evicted since it was found."""
+        self.hits += 1
+        if self._held.get(snapshot.digest) is snapshot:
+            self._renew(snapshot)
+
+    def discard(self, snapshot: Snapshot) -> None:
+        """Drop a snapshot, if it is still held."""
+        if self._held.get(snapshot.digest) is snapshot:
+            self._remove(snapshot)
+
+    def discard_where(self, suspect: Callable[[Snapshot], bool]) -> None:
+        """Drop all that are suspect."""
+        for snapshot in [each for each in self._held.values() if suspect(each)]:
+            self._remove(snapshot)
+
+    def _renew(self, snapshot: Snapshot) -> None:
+        snapshot.priority = self._floor + snapshot.worth / snapshot.size
+        self._entries += 1
+        heapq.heappush(self._queue, (snapshot.priority, self._entries, snapshot))
+        if len(self._queue) > 2 * len(self._held) + MAX_SNAPSHOTS:
+            self._queue = [entry for entry in self._queue if self._is_current(entry)]
+            heapq.heapify(self._queue)
+
+    def _is_current(self, entry: tuple[float, int, Snapshot]) -> bool:
+        priority, _, snapshot = entry
+        return self._held.get(snapshot.digest) is snapshot and snapshot.priority == priority
+
+    def _evict(self) -> None:
+        while not self._is_current(self._queue[0]):
+            heapq.heappop(self._queue)
+        priority, _, snapshot = heapq.heappop(self._queue)
+        self._floor = priority
+        self._remove(snapshot)
+        self.evictions += 1
+
+    def _remove(self, snapshot: Snapshot) -> None:
+        del self._held[snapshot.digest]
+        lengths = self._lengths[snapshot.tenant]
+        del lengths[bisect_right(lengths, snapshot.length) - 1]
+        if not lengths:
+            del self._lengths[snapshot.tenant]
+        self.used_bytes -= snapshot.size
