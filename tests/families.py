@@ -75,6 +75,53 @@ def _experts(
             yield f"{block}.experts.{expert}.{name}.weight", weights.matrix(rows, columns, gain)
 
 
+def lfm2_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """A gated short convolution, or attention under LFM2's names."""
+    hidden, taps = config["hidden_size"], config["conv_L_cache"]
+    if config["layer_types"][layer] == "full_attention":
+        names = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+        for name, tensor in _attention(FAMILIES["lfm2"], config, weights):
+            block, part, kind = name.split(".")
+            yield f"{block}.{names.get(part, part)}.{kind}", tensor
+        return
+    yield "conv.in_proj.weight", weights.matrix(3 * hidden, hidden, 1.0)
+    yield "conv.conv.weight", weights.matrix(hidden, taps, 1.5)[:, None]
+    yield "conv.out_proj.weight", weights.matrix(hidden, hidden, 1.0)
+
+
+def lfm2_mlp(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """The width is two thirds of `intermediate_size`, times a factor, rounded up to a multiple."""
+    hidden, multiple = config["hidden_size"], config["block_multiple_of"]
+    ffn = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+    ffn = (ffn + multiple - 1) // multiple * multiple
+    yield "feed_forward.w1.weight", weights.matrix(ffn, hidden, 1.0)
+    yield "feed_forward.w3.weight", weights.matrix(ffn, hidden, 1.0)
+    yield "feed_forward.w2.weight", weights.matrix(hidden, ffn, 2.0)
+
+
+def qwen3_5_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """A gated delta network, or attention with a gate behind the queries of each head."""
+    hidden, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    if config["layer_types"][layer] == "full_attention":
+        for name, tensor in _attention(FAMILIES["qwen3_5_text"], config, weights):
+            if name == "self_attn.q_proj.weight":
+                queries = tensor.reshape(heads, head_dim, hidden)
+                gates = weights.matrix(heads * head_dim, hidden, 2.0).reshape(queries.shape)
+                tensor = np.concatenate([queries, gates], axis=1).reshape(-1, hidden)
+            yield name, tensor
+        return
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    count, lanes = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    for name, size in (("qkv", 2 * keys + count * lanes), ("z", count * lanes), ("b", count), ("a", count)):
+        yield f"linear_attn.in_proj_{name}.weight", weights.matrix(size, hidden, 2.0)
+    taps = weights.matrix(2 * keys + count * lanes, config["linear_conv_kernel_dim"], 2.0)
+    yield "linear_attn.conv1d.weight", taps[:, None]
+    yield "linear_attn.A_log", np.log(weights.rng.uniform(0.05, 4.0, count)).astype(np.float32)
+    yield "linear_attn.dt_bias", weights.bias(count)
+    yield "linear_attn.norm.weight", 1.0 + weights.bias(lanes)  # never centred
+    yield "linear_attn.out_proj.weight", weights.matrix(hidden, count * lanes, 1.0)
+
+
 @dataclass(frozen=True)
 class Traits:
     """The properties of a family's checkpoints; the defaults are Llama's."""
@@ -98,6 +145,9 @@ class Traits:
     fused: bool = False
     """Queries, keys and values are one matrix, and so are gate and up."""
     mlp: Mlp = dense
+    mixer: Mlp | None = None
+    """The tensors that mix rows with earlier ones, where they are not Llama's attention."""
+    final_norm: str = "norm"
     served_as: str | None = None
     """The `model_type` in transformers, if it is another one: the model's own code is not in transformers."""
 
@@ -203,6 +253,39 @@ FAMILIES: Mapping[str, Traits] = {
         optional_bias=False,
         mlp=mixtral_experts,
     ),
+    "lfm2": Traits(
+        "Lfm2ForCausalLM",
+        lambda layers: {
+            "norm_eps": 2e-5,
+            "layer_types": ["full_attention" if layer % 2 else "conv" for layer in range(layers)],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.7,
+            "block_multiple_of": 32,
+        },
+        optional_bias=False,
+        norms=("operator_norm", "ffn_norm"),
+        head_norm="each",
+        mlp=lfm2_mlp,
+        mixer=lfm2_mixer,
+        final_norm="embedding_norm",
+    ),
+    "qwen3_5_text": Traits(
+        "Qwen3_5ForCausalLM",
+        lambda layers: {
+            "layer_types": ["full_attention" if layer % 2 else "linear_attention" for layer in range(layers)],
+            "partial_rotary_factor": 0.5,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+        centred_norms=True,
+        head_norm="each",
+        mixer=qwen3_5_mixer,
+    ),
 }
 """By config.json's `model_type`."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
@@ -225,7 +308,7 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
         tensors["lm_head.weight"] = weights.matrix(vocab, hidden, 2.0) * mask
     for layer in range(config["num_hidden_layers"]):
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
-    tensors["model.norm.weight"] = weights.norm(hidden)
+    tensors[f"model.{traits.final_norm}.weight"] = weights.norm(hidden)
     for layer in range(config["num_nextn_predict_layers"] if traits.mtp else 0):
         parts = _mtp_layer(traits, config, layer, weights)
         tensors |= {f"model.mtp_layers.{layer}.{name}": tensor for name, tensor in parts}
@@ -242,7 +325,8 @@ def _mtp_layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: R
 
 
 def _layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
-    parts = [*_attention(traits, config, weights), *traits.mlp(config, layer, weights)]
+    mixer = _attention(traits, config, weights) if traits.mixer is None else traits.mixer(config, layer, weights)
+    parts = [*mixer, *traits.mlp(config, layer, weights)]
     if traits.fused:
         parts = list(_fused(dict(parts)))
     yield from parts

@@ -7,7 +7,17 @@ from typing import Any, Literal
 
 from workers.checkpoints.architectures.families import ACTIVATIONS, FAMILIES, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import Activation, Experts, HeadNorm, LayerConfig, Names, Norms
+from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds
+from workers.checkpoints.architectures.parts import (
+    Activation,
+    Experts,
+    GatedDelta,
+    HeadNorm,
+    LayerConfig,
+    Names,
+    Norms,
+    ShortConvolution,
+)
 from workers.checkpoints.architectures.rope import Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
@@ -24,7 +34,7 @@ WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: attention and a gated MLP in every layer, each with a residual connection."""
+    """A decoder: a token mixer, such as attention, and a gated MLP in every layer, each with a residual connection."""
 
     family: str
     hidden_size: int
@@ -70,6 +80,13 @@ class ModelConfig:
     max_positions: int
     dtype: WeightDtype
     quantization: Quantization | None
+    convolution: ShortConvolution | None = None
+    """The short convolution, of layers of the kind `convolution`."""
+    delta: GatedDelta | None = None
+    """The gated delta network, of layers of the kind `gated_delta`."""
+    attention_gate: bool = False
+    """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
+    gate."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -84,7 +101,30 @@ class ModelConfig:
     @property
     def kv_layers(self) -> int:
         """Layers that have keys and values."""
-        return self.layers + self.mtp
+        return self.kv_index(self.layers) + self.mtp
+
+    def kv_index(self, layer: int) -> int:
+        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache."""
+        return sum(each.kind == "attention" for each in self.plan[:layer])
+
+    def state_index(self, layer: int) -> int:
+        """Return how many of the first `layer` layers have a recurrent state."""
+        return layer - self.kv_index(layer)
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that have a recurrent state."""
+        return self.state_index(self.layers)
+
+    @property
+    def state_values(self) -> int:
+        """Values of the recurrent state of one slot, all layers together, which are float32."""
+        sizes = {
+            "attention": 0,
+            "convolution": 0 if self.convolution is None else self.convolution.state_values,
+            "gated_delta": 0 if self.delta is None else self.delta.state_values,
+        }
+        return sum(sizes[layer.kind] for layer in self.plan)
 
     def with_mtp(self) -> "ModelConfig":
         """Return the model with its head for multi-token prediction."""
@@ -122,11 +162,13 @@ class ModelConfig:
 def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     name = _family(fields, families)
     family = families[name]
-    fields = fields.with_defaults(family.defaults)
+    fields = fields.with_defaults(family.defaults, family.aliases)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
     heads, kv_heads, head_dim = _heads(fields, hidden)
-    ropes = read_ropes(fields, head_dim, local=family.local_rope, partial=family.partial_rope)
+    ropes = read_ropes(
+        fields, head_dim, local=family.local_rope, partial=family.partial_rope, sections=family.rope_sections
+    )
     attention_bias = family.biases is None and fields.flag("attention_bias", False)
     experts = _experts(fields, family)
     return ModelConfig(
@@ -135,9 +177,9 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=fields.integer("intermediate_size"),
+        ffn=fields.integer("intermediate_size") if family.read_ffn is None else family.read_ffn(fields),
         vocab_size=fields.integer("vocab_size"),
-        plan=_plan(fields, family, layers),
+        plan=(plan := _plan(fields, family, layers)),
         ropes=ropes,
         experts=experts,
         names=family.names,
@@ -161,6 +203,9 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         max_positions=_max_positions(fields, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
+        convolution=read_convolution(fields, plan),
+        delta=read_delta(fields, plan),
+        attention_gate=family.attention_gate,
     )
 
 
@@ -226,11 +271,13 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
     experts = _layers_with_experts(fields, family, layers)
+    kinds = read_kinds(fields, family, layers)
     return tuple(
         LayerConfig(
             window if windowed[layer] else None,
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             experts[layer],
+            kinds[layer],
         )
         for layer in range(layers)
     )
@@ -238,6 +285,8 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
 
 def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
     """Find the layers with an attention window: by `layer_types` (transformers 5), or by the family's rule."""
+    if family.mixers:
+        return (False,) * layers
     kinds = fields.get("layer_types")
     if kinds is not None and (
         not isinstance(kinds, list)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import Activation, ExpertNames, HeadNorm, Names, Norms
+from workers.checkpoints.architectures.parts import Activation, ExpertNames, HeadNorm, MixerKind, Names, Norms
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
     "attention_out_bias": 0,
     "attn_logit_softcapping": 0,
     "clip_qkv": 0,
+    "conv_bias": 0,
     "embedding_multiplier": 1,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
@@ -83,6 +84,31 @@ def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(mark == 1 for mark in marks[:layers])
 
 
+def attention_where_listed(fields: Fields, layers: int) -> list[str]:
+    """LFM2's rule: layers attend that `full_attn_idxs` lists, or all."""
+    listed = fields.get("full_attn_idxs", list(range(layers)))
+    if not isinstance(listed, list) or any(type(each) is not int or not 0 <= each < layers for each in listed):
+        raise fields.error("full_attn_idxs", f"is not a list of layers below {layers}")
+    return ["full_attention" if layer in listed else "conv" for layer in range(layers)]
+
+
+def attention_every_few(fields: Fields, layers: int) -> list[str]:
+    """Qwen's rule: every `full_attention_interval`-th layer attends."""
+    step = fields.integer("full_attention_interval", 4)
+    return ["linear_attention" if (layer + 1) % step else "full_attention" for layer in range(layers)]
+
+
+def adjusted_ffn(fields: Fields) -> int:
+    """LFM2's width of the MLP: two thirds of the stated one, times a factor, in whole multiples, unless that is
+    switched off."""
+    stated = fields.integer("intermediate_size")
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return stated
+    multiple = fields.integer("block_multiple_of", 256)
+    scaled = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * stated / 3))
+    return -(-scaled // multiple) * multiple
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family: how its models differ from Llama. The defaults of the fields describe Llama."""
@@ -115,6 +141,8 @@ class Family:
     """The field with the RoPE base of windowed layers, where it is a different one."""
     partial_rope: bool = False
     """`partial_rotary_factor` may be below 1."""
+    rope_sections: bool = False
+    """The family is multimodal, with positions in sections, which are the same for text."""
     experts: bool = False
     """Layers have a mixture of experts in place of the MLP."""
     expert_ffn: str = "intermediate_size"
@@ -123,6 +151,18 @@ class Family:
     """The weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
     mtp_heads: bool = False
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
+    mixers: Mapping[str, MixerKind] = field(default_factory=dict)
+    """How layers mix rows, by their names in `layer_types`; empty: by attention in every layer."""
+    mixer_rule: Callable[[Fields, int], list[str]] | None = None
+    """The rule for `layer_types` where config.json leaves it out."""
+    attention_gate: bool = False
+    """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
+    read_ffn: Callable[[Fields], int] | None = None
+    """The rule for the width of the MLP. None: `intermediate_size`."""
+    other_tensors: tuple[str, ...] = ()
+    """Prefixes of tensors that checkpoints may have and that the model's logits do not depend on."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields in the family's config.json, by the usual names."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -277,6 +317,51 @@ FAMILIES: Mapping[str, Family] = {
             "rope_theta": 1000000.0,
             "num_key_value_heads": 8,
             "num_experts_per_tok": 2,
+        },
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        norms=Norms(before_attention="operator_norm", before_mlp="ffn_norm"),
+        head_norm="each",
+        names=Names(
+            gate_up=("feed_forward.w1", "feed_forward.w3"),
+            down="feed_forward.w2",
+            o="self_attn.out_proj",
+            head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+            norm="model.embedding_norm",
+        ),
+        mixers={"full_attention": "attention", "conv": "convolution"},
+        mixer_rule=attention_where_listed,
+        read_ffn=adjusted_ffn,
+        aliases={
+            "intermediate_size": "block_ff_dim",
+            "rms_norm_eps": "norm_eps",
+            "tie_word_embeddings": "tie_embedding",
+        },
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+        },
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        biases=None,
+        norm_offset=1.0,
+        head_norm="each",
+        mixers={"full_attention": "attention", "linear_attention": "gated_delta"},
+        mixer_rule=attention_every_few,
+        attention_gate=True,
+        partial_rope=True,
+        rope_sections=True,
+        other_tensors=("mtp.",),
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "partial_rotary_factor": 0.25,
+            "max_position_embeddings": 32768,
         },
     ),
 }

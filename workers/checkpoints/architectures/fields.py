@@ -1,6 +1,6 @@
 """Typed access to a config.json that names the field in every error."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,45 @@ class Fields:
     """The fields of config.json or of one object in it."""
 
     def __init__(
-        self, file: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, prefix: str = ""
+        self,
+        file: Path,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value."""
+        """`defaults` stand for fields that are missing. A field that is null is not missing: it has no value.
+        `aliases` are other names of fields, by their usual names, under which they are looked up first."""
         self.file = file
         self.values = values
         self._defaults = defaults or {}
         self._prefix = prefix
+        self._aliases = aliases or {}
 
     @classmethod
     def read(cls, file: Path) -> "Fields":
         """Raises `CheckpointError` when there is no JSON object in the file."""
         return cls(file, read_json(file))
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        return Fields(self.file, self.values, defaults, self._prefix)
+    def with_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> "Fields":
+        return Fields(self.file, self.values, defaults, self._prefix, aliases)
+
+    def without(self, names: Container[str]) -> "Fields":
+        values = {name: value for name, value in self.values.items() if name not in names}
+        return Fields(self.file, values, self._defaults, self._prefix, self._aliases)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        return CheckpointError(self.file, self._prefix + name, problem)
+        return CheckpointError(self.file, self._prefix + self._stored_name(name), problem)
+
+    def _stored_name(self, name: str) -> str:
+        """Return the name under which config.json has a field."""
+        alias = self._aliases.get(name)
+        return name if alias is None or alias not in self.values else alias
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field, or `default` where it is missing or null."""
-        value = (self.values if name in self.values else self._defaults).get(name)
+        stored = self._stored_name(name)
+        value = self.values[stored] if stored in self.values else self._defaults.get(name)
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:

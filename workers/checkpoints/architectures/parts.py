@@ -6,6 +6,8 @@ from typing import Literal
 Activation = Literal["silu", "gelu_tanh"]
 HeadNorm = Literal["each", "all"]
 """RMS norm of queries and keys: of each head, or of all heads together."""
+MixerKind = Literal["attention", "convolution", "gated_delta"]
+"""How a layer mixes its rows with earlier ones. All but attention keep a state of constant size for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,12 @@ class Names:
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    o: str = "self_attn.o_proj"
+    head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    """The norms of the heads of queries and of keys."""
+    norm: str = "model.norm"
+    """The norm of the last hidden rows, named within the model."""
     experts: ExpertNames = ExpertNames(
         "mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"
     )
@@ -61,3 +69,55 @@ class LayerConfig:
     """The index of the rotary embedding in `ModelConfig.ropes`; None is no positions."""
     experts: bool = False
     """A mixture of experts replaces the MLP."""
+    kind: MixerKind = "attention"
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A gated causal convolution of each channel, LFM2's (https://arxiv.org/abs/2511.23404): C * conv(B * x), where B,
+    C and x are projections of a row."""
+
+    channels: int
+    taps: int
+    """Rows that a convolution sees, the own included: its state has one less."""
+
+    @property
+    def state_values(self) -> int:
+        """Values of the state of one slot in one layer: [taps - 1, channels]."""
+        return (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A gated delta network (https://arxiv.org/abs/2412.06464): a causal convolution of queries, keys and values, and a
+    matrix for each value head, which decays and is corrected towards each row's value."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: consecutive value heads share a key head."""
+    key_dim: int
+    """Lanes of a query and of a key."""
+    value_dim: int
+    taps: int
+    """As in `ShortConvolution`."""
+
+    @property
+    def keys(self) -> int:
+        """Lanes of all key heads; those of all query heads are as many."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Lanes of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_values(self) -> int:
+        """Values of the state of one slot in one layer: the convolution's [taps - 1, channels], and the matrices
+        [value_heads, key_dim, value_dim]."""
+        return (self.taps - 1) * self.channels + self.values * self.key_dim

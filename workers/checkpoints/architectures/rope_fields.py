@@ -23,15 +23,22 @@ KEYS = {
 }
 """The keys of each kind of scaling, beside `COMMON_KEYS`; another key would mean another formula."""
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+SECTION_KEYS = ("mrope_section", "mrope_interleaved")
+"""The keys of positions that differ between sections of lanes, for images: a text has the same in all of them."""
 
 
-def read_ropes(fields: Fields, head_dim: int, *, local: str | None, partial: bool) -> tuple[Rope, ...]:
+def read_ropes(
+    fields: Fields, head_dim: int, *, local: str | None, partial: bool, sections: bool = False
+) -> tuple[Rope, ...]:
     """Read the model's rotary embeddings.
 
     `local` names the field with the base of a second one, for windowed layers, which an older `rope_scaling` does not
-    scale. `partial` allows a rotation of part of a head. Raises `CheckpointError`.
+    scale. `partial` allows a rotation of part of a head, `sections` the keys of images' positions. Raises
+    `CheckpointError`.
     """
     plan, older = fields.section("rope_parameters"), fields.section("rope_scaling")
+    if sections:
+        plan, older = (None if each is None else each.without(SECTION_KEYS) for each in (plan, older))
     if plan is None:
         plans: tuple[Fields | None, Fields | None] = (older, None)
     elif local is None:

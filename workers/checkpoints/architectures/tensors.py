@@ -5,11 +5,13 @@ Our own names are one word each ("qkv", "down"), in a layer behind its number ("
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.parts import MixerKind
 from workers.checkpoints.json_files import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -45,12 +47,12 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     embedding = (EMBEDDING, (config.vocab_size, config.hidden_size))
     yield Tensor("embedding", (embedding,))
     for number, layer in enumerate(config.plan):
-        for part in _layer(config, experts=layer.experts):
+        for part in _layer(config, layer.kind, experts=layer.experts):
             sources = tuple((f"model.layers.{number}.{name}", shape) for name, shape in part.sources)
             yield Tensor(f"{number}.{part.name}", sources, part.offset)
     if config.mtp:
         yield from mtp_tensors(config)
-    yield Tensor("norm", (("model.norm.weight", (config.hidden_size,)),), config.norm_offset)
+    yield Tensor("norm", ((f"{config.names.norm}.weight", (config.hidden_size,)),), config.norm_offset)
     yield Tensor("head", (embedding if config.tie_embeddings else ("lm_head.weight", embedding[1]),))
 
 
@@ -61,7 +63,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
     for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, experts=False)):
+    for part in (*own, *_layer(config, "attention", experts=False)):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
         yield Tensor(f"{number}.{part.name}", sources, part.offset)
 
@@ -72,23 +74,61 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
-def _layer(config: ModelConfig, *, experts: bool) -> Iterator[Tensor]:
+def _layer(config: ModelConfig, kind: MixerKind, *, experts: bool) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
-    hidden = config.hidden_size
     yield from _norms(config)
+    yield from _MIXERS[kind](config)
+    yield from _experts(config) if experts else _mlp(config)
+
+
+def _attention(config: ModelConfig) -> Iterator[Tensor]:
+    hidden = config.hidden_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = _stacked(config.names.qkv, (queries, keys, keys))
+    sizes = _stacked(config.names.qkv, (queries * (1 + config.attention_gate), keys, keys))
     yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes))
     if config.qkv_bias:
         yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes))
     if config.head_norm is not None:
         shapes = (queries, keys) if config.head_norm == "all" else (config.head_dim,) * 2
-        for x, size in zip("qk", shapes, strict=True):
-            yield Tensor(f"{x}_norm", ((f"self_attn.{x}_norm.weight", (size,)),), config.norm_offset)
-    yield Tensor("o", (("self_attn.o_proj.weight", (hidden, queries)),))
+        for x, name, size in zip("qk", config.names.head_norms, shapes, strict=True):
+            yield Tensor(f"{x}_norm", ((f"{name}.weight", (size,)),), config.norm_offset)
+    yield Tensor("o", ((f"{config.names.o}.weight", (hidden, queries)),))
     if config.o_bias:
-        yield Tensor("o_bias", (("self_attn.o_proj.bias", (hidden,)),))
-    yield from _experts(config) if experts else _mlp(config)
+        yield Tensor("o_bias", ((f"{config.names.o}.bias", (hidden,)),))
+
+
+def _convolution(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projections to B, C and x, one after the other, the weights of the taps, the oldest row's first, and the
+    projection of the output."""
+    hidden, kind = config.hidden_size, config.convolution
+    assert kind is not None  # a layer is a convolution only where the model has them
+    yield Tensor("conv_in", (("conv.in_proj.weight", (3 * kind.channels, hidden)),))
+    yield Tensor("conv_taps", (("conv.conv.weight", (kind.channels, 1, kind.taps)),))
+    yield Tensor("conv_out", (("conv.out_proj.weight", (hidden, kind.channels)),))
+
+
+def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projections to queries, keys and values and to the output's gate, those to the update's strength and to
+    the decay of each head, the convolution's taps, the constants of the decay, and the norm and projection of the
+    output."""
+    hidden, kind = config.hidden_size, config.delta
+    assert kind is not None  # a layer is a gated delta network only where the model has them
+    name, heads = "linear_attn.", kind.value_heads
+    sizes = (("in_proj_qkv", kind.channels), ("in_proj_z", kind.values))
+    yield Tensor("delta_in", tuple((f"{name}{part}.weight", (size, hidden)) for part, size in sizes))
+    yield Tensor("delta_gates", tuple((f"{name}in_proj_{x}.weight", (heads, hidden)) for x in "ba"))
+    yield Tensor("delta_taps", ((f"{name}conv1d.weight", (kind.channels, 1, kind.taps)),))
+    yield Tensor("delta_decay", ((f"{name}A_log", (heads,)),))
+    yield Tensor("delta_bias", ((f"{name}dt_bias", (heads,)),))
+    yield Tensor("delta_norm", ((f"{name}norm.weight", (kind.value_dim,)),))
+    yield Tensor("delta_out", ((f"{name}out_proj.weight", (hidden, kind.values)),))
+
+
+_MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
+    "attention": _attention,
+    "convolution": _convolution,
+    "gated_delta": _gated_delta,
+}
 
 
 def _norms(config: ModelConfig) -> Iterator[Tensor]:
@@ -106,7 +146,7 @@ def _norms(config: ModelConfig) -> Iterator[Tensor]:
 def _mlp(config: ModelConfig) -> Iterator[Tensor]:
     sizes = _stacked(config.names.gate_up, (config.ffn, config.ffn))
     yield Tensor("gate_up", tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in sizes))
-    yield Tensor("down", (("mlp.down_proj.weight", (config.hidden_size, config.ffn)),))
+    yield Tensor("down", ((f"{config.names.down}.weight", (config.hidden_size, config.ffn)),))
 
 
 def _experts(config: ModelConfig) -> Iterator[Tensor]:
@@ -141,12 +181,13 @@ def check_tensors(
     A model without such a tensor would be another model. Raises `CheckpointError` with its name.
     """
     # A head beside tied embeddings is a copy of them, in transformers as well.
+    others = FAMILIES[config.family].other_tensors
     known = {"lm_head.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
     for name in names:
         match = _LAYER.fullmatch(name)
         if name in known or (match and int(match[1]) < config.layers and match[2] == _DERIVED):
             continue
         head = _MTP_LAYER.fullmatch(name)
-        if adds_nothing(name) or (head and int(head[1]) < config.mtp_layers):
+        if adds_nothing(name) or name.startswith(others) or (head and int(head[1]) < config.mtp_layers):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")

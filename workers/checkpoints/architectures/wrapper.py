@@ -27,8 +27,13 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
         ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_"),
     ),
+    "Qwen3_5ForConditionalGeneration": Wrapper(
+        "qwen3_5_text",
+        {"model.language_model.": "model.", "lm_head.": "lm_head.", "mtp.": "mtp."},
+        ("model.visual.",),
+    ),
 }
-"""The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on."""
+"""The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on, Qwen 3.5 in all sizes."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")
 """Fields beside `text_config` that hold for the language model."""
 

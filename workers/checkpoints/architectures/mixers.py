@@ -1,0 +1,51 @@
+"""How the layers of a hybrid model mix rows, as config.json states it: by attention, or by a recurrent network."""
+
+from collections.abc import Sequence
+
+from workers.checkpoints.architectures.families import Family
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.parts import GatedDelta, LayerConfig, MixerKind, ShortConvolution
+
+MAX_TAPS = 64
+"""Above any real number of rows that a short convolution sees."""
+
+
+def read_kinds(fields: Fields, family: Family, layers: int) -> tuple[MixerKind, ...]:
+    """Read how each layer mixes rows: by `layer_types`, or by the family's rule. Raises `CheckpointError`."""
+    if not family.mixers:
+        return ("attention",) * layers
+    if family.attention_gate and not fields.flag("attn_output_gate", True):
+        raise fields.error("attn_output_gate", "false is not supported, only true")
+    names = fields.get("layer_types")
+    if names is None and family.mixer_rule is not None:
+        names = family.mixer_rule(fields, layers)
+    known = family.mixers
+    if not isinstance(names, list) or len(names) != layers or any(str(name) not in known for name in names):
+        expected = " or ".join(map(repr, known))
+        raise fields.error("layer_types", f"is not {expected} for each of {layers} layers")
+    return tuple(known[name] for name in names)
+
+
+def read_convolution(fields: Fields, plan: Sequence[LayerConfig]) -> ShortConvolution | None:
+    """Read the sizes of LFM2's convolution. Raises `CheckpointError`."""
+    if all(layer.kind != "convolution" for layer in plan):
+        return None
+    return ShortConvolution(fields.integer("hidden_size"), _taps(fields, "conv_L_cache", 3))
+
+
+def read_delta(fields: Fields, plan: Sequence[LayerConfig]) -> GatedDelta | None:
+    """Read the sizes of Qwen's gated delta network. Raises `CheckpointError`."""
+    if all(layer.kind != "gated_delta" for layer in plan):
+        return None
+    keys, values = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
+    if values % keys:
+        raise fields.error("linear_num_value_heads", f"{values} is no multiple of linear_num_key_heads, {keys}")
+    key_dim, value_dim = fields.integer("linear_key_head_dim", 128), fields.integer("linear_value_head_dim", 128)
+    return GatedDelta(keys, values, key_dim, value_dim, _taps(fields, "linear_conv_kernel_dim", 4))
+
+
+def _taps(fields: Fields, name: str, default: int) -> int:
+    taps = fields.integer(name, default, most=MAX_TAPS)
+    if taps < 2:
+        raise fields.error(name, f"{taps} is not from 2 to {MAX_TAPS}")
+    return taps
