@@ -21,6 +21,7 @@ from workers.process.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.lone_config import LoneConfig
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax", "llguidance"), "mlx": ("mlx", "mlx-lm", "llguidance")}
 """Distributions that define the arithmetic of a backend, and the tokens that a grammar allows."""
@@ -41,6 +42,8 @@ class Described:
     """Digest of everything that determines the tokens of a sequence."""
     model_digest: str
     """Digest of the checkpoint alone."""
+    slots_bound: str = ""
+    """See `Hello.slots_bound`: the worker has one slot if it is not empty."""
 
 
 def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
@@ -59,12 +62,17 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import config_digest  # slow imports that a script does not need
+    from workers.checkpoints.lone_config import LoneConfig
+    from workers.process.startup.alone import check_alone
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
 
     path = Path(spec.model_path)
     config = served_config(spec)
-    if spec.draft_model:
+    lone = isinstance(config, LoneConfig)
+    if isinstance(config, LoneConfig):
+        check_alone(spec, config)
+    elif spec.draft_model:
         check_draft(spec, backend, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
     context = chosen.context
@@ -82,7 +90,10 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     if (spec.tool_parser, spec.reasoning_parser) != (AUTO, AUTO):
         settings += f" parsers {spec.tool_parser} {spec.reasoning_parser}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
-    return Described(backend, device[:MAX_NAME], context, chosen.model_context, chosen.bound, digest, model)
+    bound = "model" if lone and spec.max_batch_size > 1 else ""
+    return Described(
+        backend, device[:MAX_NAME], context, chosen.model_context, chosen.bound, digest, model, slots_bound=bound
+    )
 
 
 def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
@@ -95,7 +106,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         model=spec.model_name,
         backend=described.backend,
         device=described.device,
-        slots=spec.max_batch_size,
+        slots=1 if described.slots_bound else spec.max_batch_size,
         context=described.context,
         config_digest=described.digest,
         model_digest=described.model_digest,
@@ -103,6 +114,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         context_bound=described.context_bound,
         phases=spec.role,
         draft_model=spec.draft_name,
+        slots_bound=described.slots_bound,
     )
 
 
@@ -123,7 +135,7 @@ def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
     return f"{versions} {sys.platform} {chosen.kind}"
 
 
-def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
+def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> tuple[str, str]:
     """Return the device, as far as it is known without the backend's slow import, and what identifies its arithmetic.
 
     The arithmetic of a GPU is known only once it is opened, so each machine's GPU counts as a kind of its own.

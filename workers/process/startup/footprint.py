@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.memory_estimate import estimate_weights
-from workers.process.backends import choose_backend, served_config
+from workers.process.backends import choose_backend, served_config, slots_of
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, both_row_bytes
 
@@ -23,6 +24,8 @@ class Footprint:
     """Tokens of the least context: the one that is set, or the default where memory is short."""
     most: int
     """Tokens of the largest context; equal to `least` if it is not left open."""
+    alone: bool = False
+    """It computes one sequence at a time, whatever the settings say."""
 
     @classmethod
     def of(cls, spec: WorkerSpec) -> "Footprint":
@@ -40,9 +43,12 @@ class Footprint:
             least = most = ContextChoice.of(spec, backend, config).context
         elif not spec.context and not allocates_cache(spec, backend):
             most = max(least, min(config.max_positions, addressed_rows(spec, one)))
-        rows = spec.max_batch_size * least
-        if spec.kv_bytes:
+        rows = slots_of(spec, config) * least
+        if spec.kv_bytes and one:
             rows = min(rows, spec.kv_bytes // one)
         paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
-        weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-        return cls(weights, one, rows, least, most)
+        if isinstance(config, LoneConfig):
+            weights = config.weight_bytes(path, spec.dtype)
+        else:
+            weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
+        return cls(weights, one, rows, least, most, isinstance(config, LoneConfig))
