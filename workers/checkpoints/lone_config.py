@@ -19,6 +19,14 @@ LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
 KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads", *HEADS)
 WIDTH = ("hidden_size", "n_embd", "d_model", "model_dim")
+LATENT = frozenset(
+    {
+        *("bailing_hybrid", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+        *("joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_k3", "kimi_linear", "kimi_vl", "longcat_flash"),
+        *("longcat_flash_ngram", "mistral4"),
+    }
+)
+"""Families of which mlx-lm keeps the latent vectors of multi-head latent attention."""
 _Result = TypeVar("_Result")
 
 
@@ -61,7 +69,7 @@ class LoneConfig:
             dtype=dtype,
             widths=f"int{bits}" if bits in (4, 8) else "",
             quantized=quantization is not None,
-            row_bytes=_row_bytes(text, ITEM_BYTES[dtype]),
+            row_bytes=_row_bytes(family, text, ITEM_BYTES[dtype]),
         )
 
     def choose_context(self, requested: int) -> int:
@@ -123,10 +131,13 @@ def _number(fields: Fields, names: tuple[str, ...]) -> int:
     return 0
 
 
-def _row_bytes(fields: Fields, itemsize: int) -> int:
+def _row_bytes(family: str, fields: Fields, itemsize: int) -> int:
     layers, heads, width = _number(fields, LAYERS), _number(fields, KV_HEADS), _number(fields, WIDTH)
-    if latent := _number(fields, ("kv_lora_rank",)):
-        return layers * (latent + _number(fields, ("qk_rope_head_dim",))) * itemsize
+    values = _number(fields, ("v_head_dim",))
+    if values and (latent := _number(fields, ("kv_lora_rank",))):
+        # Some modules of mlx-lm keep the latent vector of a token, others its keys and values of all heads.
+        keys = _number(fields, ("qk_nope_head_dim",)) + _number(fields, ("qk_rope_head_dim",))
+        return layers * (latent + keys if family in LATENT else heads * (keys + values)) * itemsize
     lanes = _number(fields, ("head_dim",)) or (width // max(1, _number(fields, HEADS)))
     return 2 * layers * heads * lanes * itemsize
 

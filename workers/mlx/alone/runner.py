@@ -107,6 +107,7 @@ class LoneRunner:
             weight_bytes=weights,
             quantization=config.widths if options.quantize == "none" else options.quantize,
             state_bytes=state_bytes,
+            replays_steps=True,
         )
         return cls(model, caches, capabilities, device)
 
