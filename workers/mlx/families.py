@@ -7,7 +7,7 @@ from pathlib import Path
 BATCHED = frozenset(
     {
         *("llama", "mistral", "qwen2", "mimo", "qwen3", "smollm3", "olmo2", "olmo3", "seed_oss", "phi3", "gemma"),
-        *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral"),
+        *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "lfm2", "qwen3_5_text"),
     }
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""

@@ -30,12 +30,14 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
+from workers.engine.slot_states import SlotStates
 from workers.engine.speculation.mtp.head_rows import HeadRun
 from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenRows
+from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.parts import cast_parameters
@@ -82,6 +84,8 @@ class MlxRunner:
         dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
         width = head_row_bytes(config.head_dim, dtype.size, kv_dtype) // dtype.size
         self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, width, dtype)
+        self._recurrent = RecurrentStates(config, capabilities.slots, getattr(mx, capabilities.dtype))
+        self._states = SlotStates(capabilities)
         self._cpu = device.type == mx.cpu
         self._in_order = adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
@@ -119,11 +123,16 @@ class MlxRunner:
         free = free_bytes()
         weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
-        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
+        state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
+        fixed = weights + options.slots * state_bytes
+        needed = Needed.of(fixed, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
             model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
+            if config.state_layers and name == "cpu":
+                # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
+                mx.disable_compile()
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
             cast_parameters(model, getattr(mx, kind))
@@ -141,13 +150,14 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
-            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" else 0,
+            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" and not state_bytes else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
             rows_format=rows_format(path, kind, quantize, options.kv_dtype, context, name, mtp=config.mtp),
             embedding_width=config.hidden_size if options.embeddings else 0,
+            state_bytes=state_bytes,
         )
         return cls(model, config, capabilities, chosen, options.kv_dtype)
 
@@ -167,7 +177,7 @@ class MlxRunner:
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
-            mx.eval(self._kv.arrays, [hidden] if self._mtp is not None else [])
+            mx.eval(self._kv.arrays, self._recurrent.arrays, [hidden] if self._mtp is not None else [])
             if self._mtp is not None:
                 self._mtp.fill(FILL_ROWS)
             if not wanted:
@@ -229,7 +239,10 @@ class MlxRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owned():
             check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
+            written = self._kv.lengths[source]
             self._kv.copy_prefix(source, target, length)
+            if self.capabilities.state_bytes:
+                self._copy_state(source, target, length, written)
             if self._mtp is not None:
                 self._mtp.rows.copy(source, target, length)
 
@@ -244,27 +257,42 @@ class MlxRunner:
         with self._owned():
             count = check_write(self.capabilities, self._kv.lengths.__getitem__, slot, start, len(rows))
             self._kv.write(slot, count, rows)
+            self._states.rows_written(slot)
             if self._mtp is not None:
                 self._mtp.rows.forget(slot)
 
-    def read_state(self, slot: int) -> bytes | memoryview:
-        """Raise `ValueError`: no model that this runner loads has a recurrent state."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+    def _copy_state(self, source: int, target: int, length: int, written: int) -> None:
+        """Copy the recurrent state, if it goes along with so many of the `written` rows."""
+        goes_along = self._states.copied(source, target, length, written) is not None
+        if goes_along and source != target:
+            self._recurrent.copy(source, target)
+        elif not length:
+            self._recurrent.reset(target)
+
+    def read_state(self, slot: int) -> bytes:
+        with self._owned():
+            self._states.check_read(slot)
+            return self._recurrent.read(slot)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
-        """Raise `ValueError` as `read_state` does."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+        with self._owned():
+            self._states.check_write(slot, len(state))
+            self._recurrent.write(slot, state)
+            self._states.state_written(slot)
 
     def reset(self, slot: int) -> None:
         with self._owned():
             self._kv.reset(slot)
+            if self.capabilities.state_bytes:
+                self._recurrent.reset(slot)
+                self._states.reset(slot)
             if self._mtp is not None:
                 self._mtp.rows.forget(slot)
 
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
-        return {"weights": weights, "kv": self._kv.nbytes}
+        return {"weights": weights, "kv": self._kv.nbytes + self._recurrent.nbytes}
 
     def settle(self) -> None:
         """Return at once: nothing is prepared in the background."""
@@ -287,16 +315,21 @@ class MlxRunner:
                 yield
             except BaseException:
                 self._kv.recover()
+                if not self._recurrent.recover():
+                    self._kv.reset_all()
+                    self._states = SlotStates(self.capabilities)
                 raise
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
+        self._states.check_call(self._kv.lengths, chunks, decode=False)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
         groups, order = self._grouped(chunks)
         hidden = self._hidden([chunks[index] for index in order], groups)
         for chunk in chunks:
             self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+            self._states.prefilled(chunk.slot)
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
@@ -334,7 +367,7 @@ class MlxRunner:
         ordered = [chunks[index] for index in order]
         tokens = mx.array([token for chunk in ordered for token in chunk.tokens], dtype=mx.int32)[:, None]
         offset = _positions(ordered)
-        cache = LayerCache(self._config.layers, groups, offset, cpu=self._cpu)
+        cache = LayerCache(self._config.kv_layers - 1, groups, offset, cpu=self._cpu)
         hidden = mx.concatenate([runs[index].hidden for index in order])[:, None]
         out = self._model.mtp(hidden, self._model.model.embed_tokens(tokens), cache)
         return _as_given(out[:, 0], chunks, order)
@@ -343,7 +376,9 @@ class MlxRunner:
         """Write the KV of chunks in the order of their groups, and return their last hidden states."""
         tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
-            LayerCache(number, groups, offset, layer.window, cpu=self._cpu)
+            LayerCache(self._config.kv_index(number), groups, offset, layer.window, cpu=self._cpu)
+            if layer.kind == "attention"
+            else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
             for number, layer in enumerate(self._config.plan)
         ]
         hidden: mx.array = self._model.model(tokens, cache=caches)
