@@ -27,6 +27,7 @@ LATENT = frozenset(
     }
 )
 """Families of which mlx-lm keeps the latent vectors of multi-head latent attention."""
+CODE = "names code that comes with the checkpoint, which Baton does not run: take another checkpoint"
 _Result = TypeVar("_Result")
 
 
@@ -53,8 +54,7 @@ class LoneConfig:
         of its own, which is never run, and for what is malformed."""
         fields = Fields.read(path / "config.json")
         if fields.get("model_file") is not None:
-            problem = "names code that comes with the checkpoint, which Baton does not run: take another checkpoint"
-            raise fields.error("model_file", problem)
+            raise fields.error("model_file", CODE)
         family = fields.get("model_type")
         if not isinstance(family, str):
             raise fields.error("model_type", f"{family!r} is not the name of a family")
@@ -97,6 +97,13 @@ class LoneConfig:
             raise LoadRefused(f"embeddings: {why}: leave it out")
         if dtype != "auto" and self.quantized:
             raise LoadRefused(f"dtype: {dtype} {why} and is quantized: leave it out")
+
+    def check_code(self, path: Path) -> None:
+        """Raise `CheckpointError` if the model needs code that comes with the checkpoint: mlx-lm has no module for it.
+        Where it has one, code that transformers would run is left alone."""
+        fields = Fields.read(path / "config.json")
+        if fields.get("auto_map") is not None:
+            raise fields.error("auto_map", CODE)
 
     def weight_bytes(self, path: Path, dtype: Dtype) -> int:
         """Return the bytes of the weights: those of their files, wider with a wider `dtype`. Raises `CheckpointError`

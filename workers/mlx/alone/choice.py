@@ -25,6 +25,7 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
     if unknown is not None and config.family in BATCHED:  # such as a classifier
         raise unknown
     if not mlx_lm_has(config.family):
+        config.check_code(path)
         if unknown is not None:
             raise CheckpointError(unknown.file, unknown.field, f"{unknown.problem}; mlx-lm does not have it either")
         problem = f"{config.family!r} is supported neither by the MLX backend nor by mlx-lm: take --backend iree"
