@@ -28,6 +28,7 @@ from workers.mlx.parts import (
     ragged_attention,
 )
 from workers.mlx.rotary import Rotary, no_positions
+from workers.mlx.runtime.adapter import apply_adapter
 from workers.mlx.stored_weights import load_weights
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
@@ -125,32 +126,37 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     return module
 
 
-def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled: bool) -> Any:
-    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows. Weights are read lazily.
+def load_architecture(
+    path: Path, config: ModelConfig, context: int, *, compiled: bool, adapter: Path | None = None
+) -> Any:
+    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows, with a LoRA `adapter`. Weights are read
+    lazily.
 
     Quantized layers stay quantized. Raises `CheckpointError` for a checkpoint that mlx-lm would compute differently or
     whose weights do not fit, `LoadRefused` for a version of mlx-lm that is not supported.
     """
-    adapter = _adapter(path, config)
-    module = bind_module(adapter, compiled=compiled)
+    family = _adapter(path, config)
+    module = bind_module(family, compiled=compiled)
     fields, _ = unwrap(Fields.read(path / "config.json"))
     weights = open_weights(path)
     weights.check_types()
     try:
-        model_class, args_class = (getattr(module, name) for name in adapter.classes)
-        args = args_class.from_dict({**fields.values, **_model_config(config, adapter)})
+        model_class, args_class = (getattr(module, name) for name in family.classes)
+        args = args_class.from_dict({**fields.values, **_model_config(config, family)})
         model = model_class(args)
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config.quantization, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
+    if adapter is not None:  # before modules are wrapped, whose names it has
+        apply_adapter(model, adapter)
     ropes = [Rotary(rope, context) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         if layer.kind == "attention":
             module_layer.self_attn.rope = no_positions if layer.rope is None else ropes[layer.rope]
         else:
-            setattr(module_layer, adapter.mixer, SlotMixer(getattr(module_layer, adapter.mixer)))
-    adapter.adjust(model, config)
+            setattr(module_layer, family.mixer, SlotMixer(getattr(module_layer, family.mixer)))
+    family.adjust(model, config)
     if mtp is not None:
         mtp.block.self_attn.rope = ropes[0]
         model.mtp = mtp

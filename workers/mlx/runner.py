@@ -129,7 +129,7 @@ class MlxRunner:
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
-            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
+            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu, adapter=options.adapter)
             if config.state_layers and name == "cpu":
                 # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
                 mx.disable_compile()
@@ -155,7 +155,9 @@ class MlxRunner:
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
-            rows_format=rows_format(path, kind, quantize, options.kv_dtype, context, name, mtp=config.mtp),
+            rows_format=rows_format(
+                path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
+            ),
             embedding_width=config.hidden_size if options.embeddings else 0,
             state_bytes=state_bytes,
         )

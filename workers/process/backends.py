@@ -173,6 +173,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         kv_bytes=kv_bytes_of(spec, backend, config, context),
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
+        adapter=Path(spec.adapter) if spec.adapter else None,
         embeddings=spec.embeddings,
         workers=spec.workers,
         place=spec.place,

@@ -32,6 +32,7 @@ from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.alone.caches import SequenceCaches
 from workers.mlx.alone.loading import load_lone_model
+from workers.mlx.runtime.adapter import apply_adapter
 from workers.mlx.runtime.device import OwnedDevice, choose_device, evaluate_weights
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.sampling.logprobs import RowLogprobs
@@ -90,6 +91,8 @@ class LoneRunner:
                 # It would run a C++ compiler and load the result from a folder that other users can write to.
                 mx.disable_compile()
             model = load_lone_model(path, options.dtype, options.quantize)
+            if options.adapter is not None:
+                apply_adapter(model, options.adapter)
             evaluate_weights(model, progress)
             caches = SequenceCaches(model)
             logits = config.tried(path, name, lambda: _probe(model, caches))

@@ -80,6 +80,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
     by = _computed_by(backend, spec.cpu, compile_only)
+    if spec.adapter:
+        model = hashlib.sha256(f"{model} {_adapter_digest(spec, backend)}".encode()).hexdigest()[:32]
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
     if spec.kv_dtype != "auto":
         settings += f" kv {spec.kv_dtype}"
@@ -121,6 +123,17 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
 def _scripted_digest(spec: WorkerSpec) -> str:
     """Return the name of the model's directory: a scripted model has no checkpoint."""
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
+
+
+def _adapter_digest(spec: WorkerSpec, backend: str) -> str:
+    """Digest of an adapter. Raises `LoadRefused` for a backend that applies none, and `CheckpointError`."""
+    from workers.checkpoints.adapter_files import read_adapter
+    from workers.checkpoints.checkpoint import config_digest
+
+    if backend != "mlx":
+        raise LoadRefused(f"adapter: the {backend} backend applies none: take --backend mlx, or leave it out")
+    read_adapter(Path(spec.adapter))
+    return config_digest(Path(spec.adapter))
 
 
 def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:

@@ -178,9 +178,7 @@ def test_a_model_that_fails_to_compute_is_refused(falcon: Path, monkeypatch: pyt
         raise ValueError("[gather_mm] not on this device")
 
     monkeypatch.setattr("workers.mlx.alone.runner._probe", fail)
-    with pytest.raises(
-        CheckpointError, match=r"falcon_h1 cannot be computed by mlx-lm on cpu: ValueError: \[gath"
-    ):
+    with pytest.raises(CheckpointError, match=r"falcon_h1 cannot be computed by mlx-lm on cpu: ValueError: \[gath"):
         load_lone(falcon)
 
 
