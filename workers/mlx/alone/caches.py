@@ -11,7 +11,7 @@ from mlx_lm.models import cache as kinds
 UNBOUNDED = 1 << 62
 """The bytes of a state whose bound is not known: more than any store of snapshots has."""
 ROWS = (kinds.KVCache, kinds.ConcatenateKVCache)
-"""Caches with a row for each token, which can be cut back to any number of rows."""
+"""Caches with a row for each token, which can be truncated to any number of rows."""
 _SLACK = 2 * kinds.KVCache.step
 """Rows of a windowed cache that it may have allocated beyond its bound."""
 _BITS = {4: np.uint32, 2: np.uint16, 1: np.uint8}
@@ -74,7 +74,7 @@ class SequenceCaches:
         return total + 64 * len(state)  # the numbers beside the arrays grow
 
     def truncate(self, length: int) -> None:
-        """Cut the rows back to the first `length`. The state is not."""
+        """Truncate the rows to the first `length`. The state is not."""
         for cache in _flat(self.caches):
             if isinstance(cache, ROWS):
                 cache.trim(self.rows - length)

@@ -190,7 +190,7 @@ class LoneRunner:
         check_write(self.capabilities, lambda _: self._caches.rows, slot, start, len(rows))
 
     def read_state(self, slot: int) -> bytes:
-        """The state is that of caches that cannot be cut back, with zeros behind it."""
+        """The state is that of caches that cannot be truncated, with zeros behind it."""
         with self._owner.selected():
             self._states.check_read(slot)
             state = self._caches.state
