@@ -70,7 +70,7 @@ def test_logits_are_those_of_mlx_lm(tmp_path: Path, load: Load, bits: int | None
 
 
 def test_a_hybrid_model_has_one(tmp_path: Path, load: Load) -> None:
-    path = make_checkpoint(tmp_path / "model", family="lfm2", layers=2)
+    path = make_checkpoint(tmp_path / "model", family="lfm2", fields={"block_dim": 64})
     adapter = make_adapter(tmp_path / "adapter", path, keys=["conv.in_proj", "self_attn.v_proj"])
     np.testing.assert_allclose(load(path, adapter=adapter).logits(CHUNK), of_mlx_lm(path, adapter), atol=2e-4)
 

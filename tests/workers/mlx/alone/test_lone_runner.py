@@ -54,7 +54,7 @@ def test_tokens_are_those_of_mlx_lm(tmp_path: Path, family: str) -> None:
     assert len(set(tokens)) > 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mamba2", "deepseek_v2", "falcon_h1", "gpt_oss"])
 def test_prefix_gate(tmp_path: Path, family: str) -> None:
     path = make_lone_checkpoint(tmp_path, family)
     report = run_prefix_gate(lambda: load_lone(path), turns=2, max_tokens=3)
@@ -154,9 +154,10 @@ def test_weights_are_quantized_while_loading(tmp_path: Path) -> None:
         each.close()
 
 
-def test_no_matrix_with_whole_groups_is_refused(falcon: Path) -> None:
+def test_no_matrix_with_whole_groups_is_refused(tmp_path: Path) -> None:
+    narrow = make_lone_checkpoint(tmp_path, "cohere2", intermediate_size=32)
     with pytest.raises(CheckpointError, match="none can be made int4"):
-        load_lone(falcon, quantize="int4")
+        load_lone(narrow, quantize="int4")
 
 
 def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path) -> None:
