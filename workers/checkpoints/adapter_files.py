@@ -14,7 +14,7 @@ KINDS = ("lora", "dora")
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """What adapter_config.json says."""
+    """The description of an adapter, read from adapter_config.json."""
 
     kind: str
     """`lora` or `dora`."""

@@ -1,4 +1,4 @@
-"""What is read from the config.json of a model whose family Baton does not describe."""
+"""Description of a model whose family Baton does not describe, as far as config.json has it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which checkpoints MLX serves, and how, as far as it is known without the import of mlx-lm, which is slow."""
+"""Families that MLX serves, as far as they are known without the import of mlx-lm, which is slow."""
 
 import importlib.util
 import re

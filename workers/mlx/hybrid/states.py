@@ -121,7 +121,7 @@ class StateCache:
 
 
 class ModuleCache:
-    """What a module of mlx-lm needs of its `ArraysCache`, in a call without padding."""
+    """The part of an `ArraysCache` that a module of mlx-lm needs in a call without padding."""
 
     lengths = None
 

@@ -1,1 +1,1 @@
-"""What all runners on MLX share: the device and its thread, and the sampler."""
+"""Parts that all runners on MLX share: the device and its thread, the sampler, and adapters."""

@@ -27,7 +27,7 @@ def apply_adapter(model: Any, path: Path) -> None:
         raise CheckpointError(config, "num_layers", problem)
     try:
         linear_to_lora_layers(model, adapter.layers, adapter.parameters, use_dora=adapter.kind == "dora")
-        tensors = mx.load(str(weights))
+        tensors: dict[str, mx.array] = dict(mx.load(str(weights)))  # type: ignore[arg-type]  # a mapping, of this format
     except Exception as error:  # of any kind, as for `mlx_lm.utils.load_model`
         raise CheckpointError(config, "lora_parameters", f"{type(error).__name__}: {error}") from error
     own = {name: array for name, array in tree_flatten(model.parameters()) if name.rpartition(".")[2] in ADDED}

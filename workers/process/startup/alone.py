@@ -20,7 +20,8 @@ def check_alone(spec: WorkerSpec, config: LoneConfig) -> None:
 def log_alone(spec: WorkerSpec, slots: int) -> None:
     """Log that a runner with so many slots computes requests one after the other, if the settings have more."""
     if slots < spec.max_batch_size:
-        structlog.get_logger().warning(
+        log = structlog.get_logger()
+        log.warning(
             "model_runs_alone",
             model=spec.model_name,
             slots=slots,

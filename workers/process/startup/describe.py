@@ -156,8 +156,10 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") 
     if backend != "iree":
         device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
         return device, device if device == "cpu" else f"{device} {platform.node()}"
+    from workers.checkpoints.checkpoint import ModelConfig
     from workers.iree.device.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
 
+    assert isinstance(config, ModelConfig)  # others are for mlx
     cpus = CpuPlan.of_host(spec.workers, spec.threads, spec.threads_bind).at(spec.place)
     device, _ = choose_device(spec.device, spec.threads, config, cpus.threads)
     if driver_of(device) in LOCAL_DRIVERS:

@@ -57,9 +57,9 @@ def of_mlx_lm(model: Path, adapter: Path) -> Any:
 @pytest.mark.parametrize("keys", [None, ["self_attn.q_proj", "mlp.down_proj"]], ids=["all", "some"])
 @pytest.mark.parametrize("bits", [None, 4])
 def test_logits_are_those_of_mlx_lm(tmp_path: Path, load: Load, bits: int | None, keys: list[str] | None) -> None:
-    quantized = {} if bits is None else {"quantized_bits": bits}
-    path = make_checkpoint(tmp_path / "model", **quantized)
-    adapter = make_adapter(tmp_path / "adapter", path, **({} if keys is None else {"keys": keys}))
+    path = make_checkpoint(tmp_path / "model", quantized_bits=bits)
+    chosen: dict[str, Any] = {} if keys is None else {"keys": keys}
+    adapter = make_adapter(tmp_path / "adapter", path, **chosen)
     plain, runner = load(path), load(path, adapter=adapter)
     actual = runner.logits(CHUNK)
     np.testing.assert_allclose(actual, of_mlx_lm(path, adapter), atol=2e-4)
@@ -110,7 +110,7 @@ def test_one_that_does_not_fit_is_refused(tmp_path: Path, load: Load, change: di
 def test_files_that_are_missing_are_named(tmp_path: Path, load: Load) -> None:
     path = make_checkpoint(tmp_path / "model", layers=2)
     adapter = make_adapter(tmp_path / "adapter", path)
-    tensors = dict(mx.load(str(adapter / "adapters.safetensors")))
+    tensors: dict[str, mx.array] = dict(mx.load(str(adapter / "adapters.safetensors")))  # type: ignore[arg-type]
     name = min(tensors)
     del tensors[name]
     mx.save_safetensors(str(adapter / "adapters.safetensors"), tensors)

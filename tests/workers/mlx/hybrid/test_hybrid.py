@@ -1,6 +1,7 @@
 """Layers with recurrent state in the batched MLX runner."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,12 @@ def test_a_reset_slot_has_the_initial_state(hybrid: Path, load: Load) -> None:
     runner, chunk = load(hybrid, slots=2), Chunk(0, tokens_of(20), 0, 0)
     cold = runner.logits(chunk)
     initial = bytes(len(runner.read_state(0)))
-    for clear in (lambda: runner.reset(0), lambda: runner.copy_prefix(0, 0, 0), lambda: runner.copy_prefix(1, 0, 0)):
+    clears: list[Callable[[], None]] = [
+        lambda: runner.reset(0),
+        lambda: runner.copy_prefix(0, 0, 0),
+        lambda: runner.copy_prefix(1, 0, 0),
+    ]
+    for clear in clears:
         assert runner.read_state(0) != initial
         clear()
         assert runner.read_state(0) == initial
