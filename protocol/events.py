@@ -65,8 +65,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes`, `others` and `stored_bytes`
-    only grow within one incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes`, `others`, `stored_bytes` and
+    `state_cache_bytes` only grow within one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -121,6 +121,12 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Those of them that became tokens of answers."""
     drafters_failed: Count = 0
     """Draft models that have failed, and draft nothing any more."""
+    state_cache_bytes: Count = 0
+    """Bytes of the snapshots of recurrent states that the worker keeps."""
+    state_cache_hits: Count = 0
+    """Sequences that started with such a snapshot."""
+    state_cache_evictions: Count = 0
+    """Snapshots that were dropped for others."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

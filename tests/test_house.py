@@ -136,7 +136,17 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "graph_registry": {"device", "build"},
         "sampler": {"device", "build", "graph_registry"},
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
-        "runner": {"device", "model", "build", "kv_memory", "batch_inputs", "graph_registry", "sampler"}
+        "slot_state_buffer": {"device", "build"},
+        "runner": {
+            "device",
+            "model",
+            "build",
+            "kv_memory",
+            "batch_inputs",
+            "graph_registry",
+            "sampler",
+            "slot_state_buffer",
+        }
         | {"rows_format", "mtp"},
     },
     "workers.iree.kernels": {
@@ -144,6 +154,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "rowwise": {"ir"},
         "matmul": {"ir", "rowwise"},
         "attention": {"ir", "rowwise"},
+        "recurrent": {"ir", "rowwise"},
         "moe": {"ir", "rowwise", "matmul"},
         "sampling": {"ir"},
         "fused_layer": {"ir", "rowwise", "matmul", "attention"},

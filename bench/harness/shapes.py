@@ -4,7 +4,9 @@
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
 positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the
 first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048,
-vocabulary 262144), and tiny is for `--smoke`.
+vocabulary 262144), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8 heads, MLP 4608, vocabulary
+65536), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584) with
+a vocabulary of 65536, and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -54,6 +56,39 @@ SHAPES: dict[str, dict[str, Any]] = {
         "ffn": 2048,
         "vocab": 262144,
         "fields": {"query_pre_attn_scalar": 256, "sliding_window": 512, "sliding_window_pattern": 6},
+    },
+    "lfm2-350m": {
+        "family": "lfm2",
+        "layers": 16,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "ffn": 6656,
+        "vocab": 65536,
+        "fields": {
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        },
+    },
+    "qwen3.5-0.8b": {
+        "family": "qwen3_5_text",
+        "layers": 24,
+        "hidden": 1024,
+        "heads": 8,
+        "kv_heads": 2,
+        "head_dim": 256,
+        "ffn": 3584,
+        "vocab": 65536,
+        "fields": {
+            "layer_types": ["linear_attention" if layer % 4 < 3 else "full_attention" for layer in range(24)],
+            "partial_rotary_factor": 0.25,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+        },
     },
     "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},
 }

@@ -144,6 +144,14 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         "Directory of the prefixes of --prefix-cache-bytes; they outlive the server there. Empty keeps them in memory.",
         "DIR",
     )
+    state_cache_bytes: int = setting(
+        1_000_000_000,
+        ENGINE,
+        "Maximum bytes of recurrent states that a worker keeps for prefixes, if its model has any; unless it is set, "
+        "fewer where memory is short. 0 keeps none.",
+        ge=0,
+        le=MAX_COUNT,
+    )
     enable_prompt_embeds: bool = setting(
         False,
         ENGINE,

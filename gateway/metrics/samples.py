@@ -23,6 +23,7 @@ class WorkerSample:
     memory_bytes: int
     retained_tokens: int
     stored_bytes: int
+    state_cache_bytes: int
     prefix_digests: int
     live: int
     ready: bool

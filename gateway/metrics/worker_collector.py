@@ -26,6 +26,8 @@ _COUNTS = (
     ("baton_prefix_tier_hits", "stored_hits", "counter", "Sequences that took KV from the prefix tier"),
     ("baton_prefix_tier_tokens", "stored_tokens", "counter", "Prompt tokens whose KV came from the prefix tier"),
     ("baton_prefix_tier_failures", "stored_failures", "counter", "Blocks that were not written, or were damaged"),
+    ("baton_state_cache_hits", "state_cache_hits", "counter", "Sequences that began with a kept recurrent state"),
+    ("baton_state_cache_evictions", "state_cache_evictions", "counter", "Kept recurrent states dropped for others"),
     ("baton_preemptions", "preemptions", "counter", "Times that a sequence gave its slot or room to another one"),
     ("baton_spec_decode_num_drafts", "drafts", "counter", "Drafts of tokens that a step verified"),
     ("baton_spec_decode_num_draft_tokens", "draft_tokens", "counter", "Drafted tokens that were verified"),
@@ -95,6 +97,7 @@ class WorkerCollector(Collector):
         yield families.gauge("baton_kv_capacity_tokens", "KV rows that sequences can have", lambda s: s.kv_capacity)
         yield families.gauge("baton_kv_retained_tokens", "KV rows of ended sequences", lambda s: s.retained_tokens)
         yield families.gauge("baton_prefix_tier_bytes", "Bytes of the machine's prefix tier", lambda s: s.stored_bytes)
+        yield families.gauge("baton_state_cache_bytes", "Bytes of kept recurrent states", lambda s: s.state_cache_bytes)
         yield families.gauge(
             "baton_prefix_digests", "Digests of prefixes that the worker is known to hold", lambda s: s.prefix_digests
         )

@@ -22,6 +22,8 @@ COUNTED = (
     "draft_tokens",
     "accepted_tokens",
     "drafters_failed",
+    "state_cache_hits",
+    "state_cache_evictions",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

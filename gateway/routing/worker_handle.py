@@ -309,6 +309,7 @@ class WorkerHandle:
             memory_bytes=status.gauges.memory_bytes,
             retained_tokens=status.gauges.retained_tokens,
             stored_bytes=status.gauges.stored_bytes,
+            state_cache_bytes=status.gauges.state_cache_bytes,
             prefix_digests=self.prefix_digests(),
             live=len(self.live),
             ready=ready,

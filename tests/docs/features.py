@@ -38,7 +38,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 BEGIN, END = "<!-- made by `python -m tests.docs.features` -->\n", "<!-- end -->\n"
 BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
-DENSE = [name for name, family in FAMILIES.items() if not family.experts]
+HYBRID = [name for name, family in FAMILIES.items() if family.mixers]
+DENSE = [name for name, family in FAMILIES.items() if not family.experts and not family.mixers]
 MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
 MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
 ALIGNED: Mapping[str, Any] = {"fields": {"moe_intermediate_size": 64, "intermediate_size": 64}}
@@ -138,6 +139,7 @@ LLAMA = [family("llama")]
 WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
     Feature(f"Dense models: {', '.join(DENSE)}", [family(name) for name in DENSE]),
+    Feature(f"Hybrid models: {', '.join(HYBRID)}", [family(name) for name in HYBRID]),
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),

@@ -255,6 +255,7 @@ EVENTS: dict[str, Event] = {
     "beat_preemptions": Heartbeat(Gauges(preemptions=3)),
     "beat_stored": Heartbeat(Gauges(stored_hits=2, stored_tokens=96, stored_bytes=1 << 20, stored_failures=1)),
     "beat_drafts": Heartbeat(Gauges(drafts=4, draft_tokens=20, accepted_tokens=11)),
+    "beat_states": Heartbeat(Gauges(state_cache_bytes=1 << 20, state_cache_hits=3, state_cache_evictions=2)),
     "bye": Bye(ByeReason.STEPS_FAILED, "10 steps in a row failed"),
 }
 

@@ -1,5 +1,6 @@
 """In bfloat16 a runner's logits are as near to those in float32 as transformers' own in bfloat16."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ ROOM = 1.3
 """Rounding differs from order to order: transformers' own error may be exceeded by this factor."""
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "granite"])
-@pytest.mark.parametrize("backend", BACKENDS)
+PAIRS = [*product(BACKENDS, ("llama", "gemma", "granite")), ("iree", "qwen3_5_text")]
+
+
+@pytest.mark.parametrize(("backend", "family"), PAIRS)
 def test_logits(torch: Any, tmp_path: Path, cache_dir: Path, backend: str, family: str) -> None:
     path = make_checkpoint(tmp_path, family, dtype="bfloat16")
     expected = Reference(path).logits(TOKENS)

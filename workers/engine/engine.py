@@ -133,6 +133,7 @@ class BatchEngine:
             self._runner.graphs_failed,
             self._tier,
             0 if self._speculator is None else self._speculator.failures,
+            self.snapshots,
         )
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
@@ -343,7 +344,8 @@ class BatchEngine:
     ) -> None:
         sequence = scheduled.sequence
         self._scheduler.prefilled(scheduled)
-        self._snapshots.take(sequence)
+        if scheduled.sample is None or token is not None:
+            self._snapshots.take(sequence)
         self._forget(sequence)
         if scheduled.sample is None:
             return

@@ -111,6 +111,7 @@ class EngineSequence:
         self.slot, self.reserved = -1, 0
         self.reused = self.inherited = self.source = self.digests = self.snapshot = None
         self.shared_ends.clear()
+        self.unproven.clear()
         self.searched, self.restored_from, self.restores_to = False, 0, 0
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protocol.bounds import MAX_MILLISECONDS
 from protocol.events import Gauges
 from workers.engine.kv_slots import SlotTable
+from workers.engine.states.snapshot_store import SnapshotStore
 from workers.engine.tier.prefix_tier import PrefixTier
 
 
@@ -57,6 +58,7 @@ class EngineStats:
         graphs_failed: int,
         tier: PrefixTier | None = None,
         drafters_failed: int = 0,
+        snapshots: SnapshotStore | None = None,
     ) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
@@ -84,4 +86,7 @@ class EngineStats:
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
             drafters_failed=drafters_failed,
+            state_cache_bytes=0 if snapshots is None else snapshots.used_bytes,
+            state_cache_hits=0 if snapshots is None else snapshots.hits,
+            state_cache_evictions=0 if snapshots is None else snapshots.evictions,
         )

@@ -33,6 +33,8 @@ class Needed:
     slots: int
     context: int
     """Tokens of a slot."""
+    states: int = 0
+    """Bytes of the recurrent states of all slots."""
 
     @classmethod
     def of(
@@ -44,25 +46,26 @@ class Needed:
         kv_bytes: int,
         free: int | None,
         workers: int = 1,
+        states: int = 0,
     ) -> "Needed":
-        """Compute the need from `row_bytes` per token and slot, with at most `kv_bytes` for the KV cache.
+        """Compute the need from `row_bytes` per token and slot, with at most `kv_bytes` for the KV cache, and `states`.
 
-        If `kv_bytes` is 0, the KV cache is limited to what remains beside the weights of this worker's part of `SHARE`
-        of the free memory, but at least one context. Pages are allocated when they are written, so all `workers` see
-        the same memory as free. Raises `MemoryRefused` if `kv_bytes` hold less than one context.
+        If `kv_bytes` is 0, the KV cache is limited to what remains beside weights and states of this worker's part of
+        `SHARE` of the free memory, but at least one context. Pages are allocated when they are written, so all
+        `workers` see the same memory as free. Raises `MemoryRefused` if `kv_bytes` hold less than one context.
         """
         bound = kv_bytes
         if kv_bytes:
             rows_of(kv_bytes, row_bytes, context)
         if not kv_bytes and free is not None:
-            bound = max(kv_share(free, workers, weights), row_bytes * context)
+            bound = max(kv_share(free, workers, weights + states), row_bytes * context)
         full = row_bytes * slots * context
-        return cls(weights, min(full, bound) if bound else full, slots, context)
+        return cls(weights, min(full, bound) if bound else full, slots, context, states)
 
     @property
     def total(self) -> int:
-        """Bytes of weights and KV cache."""
-        return self.weights + self.kv
+        """Bytes of weights, KV cache and recurrent states."""
+        return self.weights + self.kv + self.states
 
     def check(self, free: int | None, quantize: Quantize, *, quantizable: bool, leaving: int = 0) -> None:
         """Log the need; raise `MemoryRefused` if the weights exceed `free`, or all exceeds it and what is `leaving`.
@@ -78,8 +81,9 @@ class Needed:
             changes.append("lower --context, --max-batch-size or --kv-bytes")
         if quantizable and quantize != "int4":
             changes.append("set --quantize int4" if quantize == "int8" else "set --quantize int8 or int4")
+        states = f"{self.states / GB:.2f} GB of recurrent states and " if self.states else ""
         raise MemoryRefused(
-            f"the model needs {self.total / GB:.2f} GB of memory, {self.weights / GB:.2f} GB of weights and "
+            f"the model needs {self.total / GB:.2f} GB of memory, {self.weights / GB:.2f} GB of weights and {states}"
             f"{self.kv / GB:.2f} GB of KV cache for {self.slots} slots of {self.context} tokens, and "
             f"{free / GB:.2f} GB are free: {', or '.join(changes) or 'free some, or take a smaller model'}"
         )

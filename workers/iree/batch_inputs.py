@@ -94,8 +94,10 @@ class DecodeInputs:
     and each of numpy's operations takes many times as long as a number.
     """
 
-    def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int) -> None:
-        """`spare_row` is the cache row of padding rows."""
+    def __init__(
+        self, device: Device, batch: int, angles: RopeTable, spare_row: int, *, has_places: bool = False
+    ) -> None:
+        """`spare_row` is the cache row of padding rows. With `has_places` there are the places of recurrent states."""
         self._angles = angles
         self._spare_row = spare_row
         self._width = angles.width
@@ -105,6 +107,9 @@ class DecodeInputs:
         self._tokens, self._cos, self._sin, self._kv_rows, self._slots = flat
         self._used: Sequence[int] = range(batch)
         """The rows of the graph that may hold those of the last step."""
+        self.places = device.input((2, batch), "int32") if has_places else None
+        """The places of the states before and after each row, which follow what stays on the device: int32 [2,
+        batch]."""
         greedy = device.input((batch,), "int32") if device.local else None
         self.results = () if greedy is None else (greedy.ready(),)
         """The arguments after the cache: the buffer for greedy tokens, where the host can read it."""

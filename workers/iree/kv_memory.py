@@ -1,5 +1,7 @@
 """Memory of the KV cache: its bytes, and the cache as the host sees it."""
 
+import math
+
 from workers.host.memory import Needed
 from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.buffers import DeviceBuffer
@@ -18,9 +20,11 @@ def row_bytes(plan: GraphPlan) -> int:
 
 
 def needed(plan: GraphPlan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
-    """Return the memory of a plan's weights, and of its KV cache when it is as full as it may get."""
+    """Return the memory of a plan's weights, of its KV cache when it is as full as it may get, and of its recurrent
+    states."""
     weights = sum(stored.nbytes for stored in plan.weights)
-    return Needed.of(weights, row_bytes(plan), plan.cache.slots, context, kv_bytes, free, workers)
+    slots, states = plan.cache.slots, 4 * math.prod(plan.state_shape)
+    return Needed.of(weights, row_bytes(plan), slots, context, kv_bytes, free, workers, states)
 
 
 def host_kv(plan: GraphPlan, kv: DeviceBuffer) -> HostKv | None:

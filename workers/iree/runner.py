@@ -27,6 +27,7 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
+from workers.engine.slot_states import SlotStates
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
@@ -47,6 +48,7 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
+from workers.iree.slot_state_buffer import SlotStateBuffer
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
@@ -69,6 +71,7 @@ class IreeRunner:
         self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._kv = device.zeros(plan.cache.shape, plan.cache.dtype(plan.ops.dtype))
         self._host_kv = host_kv(plan, self._kv)
+        self._states = SlotStateBuffer(device, plan) if plan.config.state_values else None
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
         self._width = plan.config.hidden_size
         """Values of a row of embeddings, those of padding included."""
@@ -102,7 +105,10 @@ class IreeRunner:
             kv_rows=kv_rows,
             rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
             embedding_width=plan.embedding_width,
+            state_bytes=0 if self._states is None else self._states.state_bytes,
+            rollback_rows=plan.state_versions - 1,
         )
+        self._known = SlotStates(self.capabilities)
 
     @classmethod
     def load(
@@ -159,9 +165,10 @@ class IreeRunner:
         return self._mtp
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
-        check_chunks(self.capabilities, self._written.__getitem__, chunks)
+        self._check_chunks(chunks)
         check_specs(self.capabilities, chunks, specs)
         self._sampler.forget()
+        self._prefilled(chunks)
         wanted = [spec for spec in specs if spec is not None]
         embedded = self.capabilities.embedding_width > 0 and any(has_rows(chunk.tokens) for chunk in chunks)
         if not embedded and not self._has_prompt_graphs(head=bool(wanted)):
@@ -186,6 +193,23 @@ class IreeRunner:
         tokens = self._sample_last(last_rows, with_masks(wanted))
         return [None if index < 0 else tokens[index] for index in output_indices]
 
+    def _check_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Raise `ValueError` for chunks that the slots cannot take."""
+        check_chunks(self.capabilities, self._written.__getitem__, chunks)
+        self._known.check_call(self._written, chunks, decode=False)
+        self._take_back(chunks)
+
+    def _take_back(self, chunks: Sequence[Chunk]) -> None:
+        """Take the rows back from recurrent states that chunks begin before."""
+        for chunk in chunks if self._states is not None else ():
+            if (back := self._written[chunk.slot] - chunk.start) > 0:
+                self.copy_prefix(chunk.slot, chunk.slot, chunk.start)
+                assert self._known.known(chunk.slot), f"checked: {back} rows can be taken back"
+
+    def _prefilled(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._known.prefilled(chunk.slot)
+
     def _has_prompt_graphs(self, *, head: bool) -> bool:
         """Return whether a prefill graph is ready, and with `head` an LM head for all rows that it leaves."""
         sizes = self._plan.prefill_sizes
@@ -205,7 +229,7 @@ class IreeRunner:
         most = self._plan.buckets[-1]
         for at in range(0, len(before), most):
             self._decode_rows(before[at : at + most])
-        tokens = iter(self.decode(lasts))
+        tokens = iter(self._decode(lasts, prompt=True))
         return [None if spec is None else next(tokens) for spec in specs]
 
     def _calls(
@@ -237,9 +261,20 @@ class IreeRunner:
         return self._call(f"head_{size}", rows, count)
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        check_rows(self.capabilities, self._written, rows)
+        if self._states is not None:
+            chunks = chunks_of(rows)
+            self._known.check_call(self._written, chunks, decode=True)
+            self._take_back(chunks)
+            for chunk in chunks:
+                self._known.decoded(chunk.slot, len(chunk.tokens))
+        return self._decode(rows, prompt=False)
+
+    def _decode(self, rows: Sequence[DecodeRow], *, prompt: bool) -> list[int | None]:
+        """Like `decode`, for rows that were checked, or those of prompts."""
         if not rows:
             return []
-        result, output_indices, batch, greedy = self._step(rows)
+        result, output_indices, batch, greedy = self._decode_rows(rows, prompt=prompt)
         specs: list[SampleSpec | None] = [None] * batch
         for index, spec in zip(output_indices, with_masks(row.sample for row in rows), strict=True):
             specs[index] = spec
@@ -259,24 +294,33 @@ class IreeRunner:
     def prefill_reported(
         self, chunk: Chunk, spec: SampleSpec | None, targets: Sequence[int]
     ) -> tuple[int | None, list[RowLogprobs]]:
-        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+        self._check_chunks([chunk])
         check_targets(self.capabilities, chunk, targets)
         self._sampler.forget()
+        self._prefilled([chunk])
         exact, length = self.capabilities.exact_rows, len(chunk.tokens)
         size = self._plan.score_chunk
         if (exact and length <= self._few_rows) or not self.graphs.covering("score", (size,), size):
             size = self._few_rows
         reports: list[RowLogprobs] = []
-        for at in range(0, length, size):
-            part = _part(chunk, at, size)
+        # Another graph may have rounded otherwise: unless rows are exact, all are computed again as without a report.
+        again = 0 if not exact else length - 1
+        starts = list(range(0, length, size))
+        before = None
+        if self._states is not None and spec is not None:
+            starts = sorted({*starts, again})
+        for at, end in zip(starts, [*starts[1:], length], strict=True):
+            if self._states is not None and at == again:
+                before = self._states.read(chunk.slot)
+            part = _part(chunk, at, end - at)
             result = self._few_logits(part) if size == self._few_rows else self._score_logits(part, size)
-            reports += self._sampler.reports_of(result, len(part.tokens), targets[at : at + size])
-        if not exact:  # another graph may have rounded otherwise: the rows are computed again as without a report
-            (token,) = self.prefill([chunk], [spec])
-        elif spec is not None:
-            (token,) = self.prefill([_part(chunk, length - 1, 1)], [spec])
-        else:
-            token = None
+            reports += self._sampler.reports_of(result, len(part.tokens), targets[at:end])
+        if exact and spec is None:
+            return None, reports
+        if self._states is not None and before is not None:
+            self._states.write(chunk.slot, before)
+            self._written[chunk.slot] = chunk.start + again
+        (token,) = self.prefill([_part(chunk, again, length - again)], [spec])
         return token, reports
 
     @property
@@ -297,7 +341,8 @@ class IreeRunner:
         return self._head_logits(result[0], len(chunk.tokens))
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
-        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+        self._check_chunks([chunk])
+        self._prefilled([chunk])
         size = self._plan.score_chunk
         if self.graphs.covering("score", (size,), size):
             parts = [self._score(chunk, at, size) for at in range(0, len(chunk.tokens), size)]
@@ -321,10 +366,11 @@ class IreeRunner:
         return result
 
     def _computed(self, runs: Sequence[SlotRun], size: int, result: Results, index: int) -> None:
-        """Give the hidden rows of a graph of `size` rows, the result at `index`, to the head that drafts."""
+        """Give the hidden rows of a graph of `size` rows to the head that drafts: the result at `index`, behind the
+        recurrent states if there are any."""
         if self._mtp is None:
             return
-        view = result[index]
+        view = result[index + len(self._kept) - 1]
         hidden = self._device.window(view)
         block = self._plan.block or size
         for at, run in enumerate(runs):
@@ -332,21 +378,19 @@ class IreeRunner:
             self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        result, (index,), _, _ = self._step(_rows_of(_part(chunk, at, 1)))
+        result, (index,), _, _ = self._decode_rows(_rows_of(_part(chunk, at, 1)))
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[index : index + 1]
 
-    def _step(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
-        """Run the cheapest decode graph that is ready and holds the rows.
+    def _decode_rows(
+        self, rows: Sequence[DecodeRow], *, prompt: bool = True
+    ) -> tuple[Results, Sequence[int], int, list[int] | None]:
+        """Run the cheapest decode graph that is ready and holds the rows, which were checked. Several may be of one
+        slot where rows are exact: the KV of all of them is written in each layer before any of them attends, and a
+        recurrent state takes them in order; those of prompts change it in place.
 
         Returns its results, the index of each row among its outputs, how many rows it has, and `DecodeInputs.greedy`.
         """
-        check_rows(self.capabilities, self._written, rows)
-        return self._decode_rows(rows)
-
-    def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
-        """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact: the KV of all of
-        them is written in each layer before any of them attends."""
         batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
@@ -354,13 +398,17 @@ class IreeRunner:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
-            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
+            places = self._plan.has_places
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row, has_places=places)
             self._decode_inputs[batch] = inputs
-        arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
+        arguments = [*inputs.write(output_indices, rows), *self._kept]
+        if self._states is not None:
+            arguments += self._states.decode_places([row.slot for row in rows], inputs.places, in_place=prompt)
+        arguments += inputs.results
         result = self._call(f"decode_{batch}", *arguments)
         greedy = inputs.greedy
         if self._mtp is not None:
-            view, first = result[3], 0
+            view, first = result[2 + len(self._kept)], 0
             hidden = self._device.window(view)
             for chunk in chunks_of(rows):
                 count = len(chunk.tokens)
@@ -372,6 +420,12 @@ class IreeRunner:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
         held = self._written[target]
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
+        if self._states is not None:
+            back = self._known.copied(source, target, length, self._written[source])
+            if back is None:
+                self._states.clear(target)
+            else:
+                self._states.copy(source, target, back)
         if self._host_kv is None:
             self._call("copy", self._kv.view, source, target, length)
         else:
@@ -393,17 +447,21 @@ class IreeRunner:
         count = check_write(self.capabilities, self._written.__getitem__, slot, start, len(rows))
         self._written[slot] = start + count  # if the write fails half-way, a reset clears all of it
         assert self._host_kv is not None, "checked"
+        self._known.rows_written(slot)
         self._host_kv.write(slot, start, start + count, rows)
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
 
     def read_state(self, slot: int) -> bytes | memoryview:
-        """Raise `ValueError`: no model that this runner loads has a recurrent state."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+        self._known.check_read(slot)
+        assert self._states is not None, "checked"
+        return self._states.read(slot)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
-        """Raise `ValueError` as `read_state` does."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+        self._known.check_write(slot, len(state))
+        assert self._states is not None, "checked"
+        self._states.write(slot, state)
+        self._known.state_written(slot)
 
     def reset(self, slot: int) -> None:
         if not 0 <= slot < self._cache.slots:
@@ -411,16 +469,22 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
         rows, self._written[slot] = self._written[slot], 0
+        self._known.reset(slot)
         if not rows:
             return
+        if self._states is not None:
+            self._states.clear(slot)
         if self._host_kv is None:
             self._call("copy", self._kv.view, slot, slot, 0)
         else:
             self._host_kv.forget(slot, rows)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of packed weights, KV cache, and all buffers that the device's allocator has allocated."""
-        return {"weights": self._archive.nbytes, "kv": self._kv.nbytes, "allocated": self._device.allocated}
+        """Return the bytes of packed weights, KV cache, recurrent states if there are any, and all buffers that the
+        device's allocator has allocated."""
+        states = {} if self._states is None else {"states": self._states.nbytes}
+        kept = {"weights": self._archive.nbytes, "kv": self._kv.nbytes} | states
+        return kept | {"allocated": self._device.allocated}
 
     def settle(self) -> None:
         self.graphs.settle()
@@ -433,7 +497,7 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.close()
             self._mtp = None
-        del self._host_kv, self._kv, self._no_rows
+        del self._host_kv, self._kv, self._states, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.
         self._archive.close()
@@ -473,7 +537,15 @@ class IreeRunner:
         if tokens.shape not in self._inputs_of:
             self._inputs_of[tokens.shape] = [self._device.input(each.shape, each.dtype.name) for each in values]
         given = zip(self._inputs_of[tokens.shape], values, strict=True)
-        return [*(each.put(value) for each, value in given), self._kv.view]
+        arguments = [*(each.put(value) for each, value in given), *self._kept]
+        if self._states is not None:
+            arguments += self._states.prompt_places(slots, kv_rows < self._cache.attended)
+        return arguments
+
+    @property
+    def _kept(self) -> list[rt.HalBufferView]:
+        """The buffers that stay on the device, as graphs take them."""
+        return [self._kv.view] if self._states is None else [self._kv.view, self._states.view]
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         return self.graphs[name].call(name, *arguments)

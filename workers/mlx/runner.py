@@ -124,8 +124,8 @@ class MlxRunner:
         weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
-        fixed = weights + options.slots * state_bytes
-        needed = Needed.of(fixed, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
+        states = options.slots * state_bytes
+        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):

@@ -18,7 +18,7 @@ from workers.faults.plan import fail_load
 from workers.host.memory import leaving_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.process.spec import WorkerSpec
-from workers.scripted.runner import ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
@@ -239,12 +239,15 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
     for tick in range(1, LOAD_TICKS + 1 if spec.scripted.load_seconds else 1):
         time.sleep(spec.scripted.load_seconds / LOAD_TICKS)
         progress("load", tick, LOAD_TICKS)
+    rows = spec.max_batch_size + SCRIPTED_DRAFTS if spec.scripted.drafts else 0
     return ScriptedRunner(
         slots=spec.max_batch_size,
         context=spec.context or SCRIPTED_CONTEXT,
         tokens_per_second=spec.scripted.tokens_per_second,
         prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
-        decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS if spec.scripted.drafts else 0,
+        decode_rows=rows,
+        state_bytes=STATE_BYTES if spec.scripted.recurrent else 0,
+        rollback_rows=rows if spec.scripted.recurrent else 0,
         embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
     )
 

@@ -25,7 +25,7 @@ from workers.errors import LoadRefused, name_source
 from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.vocabulary import tokenizer_vocabulary
-from workers.host.memory import rows_of
+from workers.host.memory import rows_of, spare_bytes
 from workers.load_options import Progress
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
@@ -34,6 +34,7 @@ from workers.process.backends import load_runner
 from workers.process.draft_loading import drafting_by, load_draft, plan_draft
 from workers.process.spec import WorkerSpec
 from workers.process.startup.alone import log_alone
+from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
@@ -57,7 +58,8 @@ class Loaded:
     formats: ChosenFormats = NO_FORMATS
     """Notations of the model's tool calls and reasoning."""
     memory_bytes: int = 0
-    """Bytes of the weights, and of the KV cache when it is full, with those of a draft model; 0 if unknown."""
+    """Bytes of the weights, of the KV cache when it is full and of recurrent states, with those of a draft model; 0 if
+    unknown."""
     mtp: bool = False
     """The model's head for multi-token prediction drafts tokens."""
 
@@ -107,6 +109,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             policy=spec.scheduler_policy,
             tier=prefix_tier(spec, served),
             speculator=speculator,
+            state_cache_bytes=state_cache_bytes(spec, runner.capabilities, spare_bytes()),
         )
         undo.pop_all()  # the engine owns the runners now
     vocab_size = runner.capabilities.vocab_size
@@ -115,6 +118,8 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, vocab_size))
     context, mtp = runner.capabilities.context, speculator is not None and runner.draft_head is not None
     held = memory_bytes(runner.capabilities, engine.kv_capacity)
+    if held and engine.snapshots is not None:
+        held += engine.snapshots.max_bytes
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)
     return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp)
@@ -135,8 +140,12 @@ def kv_tokens(
 
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
-    """Return the bytes of the weights and of a KV cache with so many tokens; 0 if those of the weights are unknown."""
-    return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes if capabilities.weight_bytes else 0
+    """Return the bytes of the weights, of a KV cache with so many tokens and of the recurrent states of all slots; 0 if
+    those of the weights are unknown."""
+    if not capabilities.weight_bytes:
+        return 0
+    states = capabilities.slots * capabilities.state_bytes
+    return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes + states
 
 
 def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixPolicy:

@@ -28,6 +28,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt tokens computed per second; 0 is unlimited."""
     drafts: bool = False
     """A step has room for drafted tokens. Without, the pace of answers is that of the steps."""
+    recurrent: bool = False
+    """The model has a recurrent state beside its rows."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +83,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum bytes of the prefix tier, which all workers of this user on the machine share; 0 is no tier."""
     prefix_cache_dir: str = ""
     """Directory of the prefix tier; empty means one in memory, which ends with its last user."""
+    state_cache_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 1_000_000_000
+    """Maximum bytes of recurrent states that are kept for prefixes, if the model has any; 0 keeps none."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     parse_special: bool = False

@@ -54,11 +54,11 @@ class PlannedModel:
         found, count = self.footprint, self._count
         rows, least, most = found.rows, found.least, found.most
         if self.wanted.memory_bytes and least < most:
-            left = (self.wanted.memory_bytes - found.weights) // found.row_bytes
+            left = (self.wanted.memory_bytes - found.fixed) // found.row_bytes
             least = most = left if left >= most else max(least, rounded(max(0, left)))
             rows = max(left, least)
         at_start = self.wanted.load == "start"
-        return ModelMemory(count * found.weights, count * found.row_bytes, rows, least, most, at_start)
+        return ModelMemory(count * found.fixed, count * found.row_bytes, rows, least, most, at_start)
 
     def spec_with(self, context: int) -> WorkerSpec:
         """The spec of a worker with this context, unless another one is set."""

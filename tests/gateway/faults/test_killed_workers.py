@@ -127,6 +127,22 @@ async def test_streams_with_a_draft_model_go_on_with_another_worker(whole: list[
     assert not sum(each.drafters_failed for each in gauges)
 
 
+async def test_streams_with_a_recurrent_state_go_on_with_another_worker() -> None:
+    """The other worker computes the state again, from its own snapshots of the prompts where it has some."""
+    async with real_gateway(*(launch(name, rate=300, recurrent=True) for name in "ab")) as real:
+        whole = await ask_all(real)
+
+        async def kill() -> None:
+            await real.until(
+                lambda: PHASES["decoding"](real, 0), lambda: os.kill(pid_of(real.status()), signal.SIGKILL)
+            )
+
+        again, _ = await gather(lambda: ask_all(real), kill)
+        assert again == whole
+        await real.until(lambda: real.status().incarnation == 2)
+        assert any(handle.status.gauges.state_cache_bytes for handle in real.router.handles())
+
+
 async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:
     """Eight streams, and among them a request that ends every worker that computes it, which alone fails; what the
     others got."""

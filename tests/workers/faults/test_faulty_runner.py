@@ -9,7 +9,7 @@ from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
 from workers.sampling.sample_spec import SampleSpec
-from workers.scripted.runner import ContractError, ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
 
@@ -124,3 +124,16 @@ def test_rows_of_a_failed_call_stay_corrupted_where_they_are_written() -> None:
     one.write_rows(2, 0, one.read_rows(0, 0, 4))
     assert fill(one, 1, (6,), 3) == fill(scripted(), 0, (1, 2, 3, 6))
     assert fill(one, 2, (6,), 4) is None, "it has a row of the call that failed"
+
+
+def test_a_state_after_a_failed_call_stays_corrupted_where_it_is_written() -> None:
+    one = with_faults(scripted(state_bytes=STATE_BYTES), raising((2,)))
+    fill(one, 0, (1, 2, 3))
+    right, kept = one.read_state(0), one.read_rows(0, 0, 3)
+    with pytest.raises(PlannedFault):
+        one.prefill([Chunk(0, (4, 5), 3, 3)], [None])
+    for slot, state in ((1, right), (2, one.read_state(0))):
+        one.write_rows(slot, 0, kept)
+        one.write_state(slot, state)
+    assert fill(one, 1, (6,), 3) == fill(scripted(state_bytes=STATE_BYTES), 0, (1, 2, 3, 6))
+    assert fill(one, 2, (6,), 3) is None, "its state has NaN"

@@ -66,6 +66,13 @@ def test_workers_of_one_machine_share_its_free_memory() -> None:
     assert Needed.of(50, 10, 9, 100, 4000, 12_000, 4).kv == 4000, "what is said is for each"
 
 
+def test_recurrent_states_leave_less_for_rows() -> None:
+    needed = Needed.of(50, 10, 90, 100, 0, 10_000, states=400)
+    assert (needed.kv, needed.total) == (9000 - 450, 9000)
+    with pytest.raises(MemoryRefused, match=r"0\.00 GB of recurrent states and "):
+        needed.check(8999, "none", quantizable=False)
+
+
 def system(root: Path, available_kib: int, **files: str) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")

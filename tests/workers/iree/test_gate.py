@@ -319,6 +319,9 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         runner.reset(slot)
         for at, token in enumerate(TOKENS[:40]):
             rows = [DecodeRow(slot, token, at, at, GREEDY)]
+            if at % 3 == 1:
+                for other in neighbours:
+                    runner.reset(other)
             if at % 3:  # the neighbours come and go
                 rows += [DecodeRow(other, at, at % 3 - 1, at, GREEDY) for other in neighbours]
             runner.decode(rows)
@@ -333,9 +336,10 @@ def check_logits(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.float32]) -> None:
     """Chunks of several slots in one call: at their starts, behind other rows, without a sample, and of one row."""
-    for slot in (1, 4, 6):
+    for slot in (1, 4, 6, 7):
         runner.reset(slot)
     runner.prefill([Chunk(4, TOKENS[:13], 0, 0)], [None])
+    runner.prefill([Chunk(7, TOKENS[:40], 0, 0)], [None])
     parts = [(1, 0, 21), (4, 13, 30), (6, 0, 9), (7, 40, 41)]
     chunks = [Chunk(slot, TOKENS[start:end], start, start) for slot, start, end in parts]
     tokens = runner.prefill(chunks, [GREEDY, GREEDY, None, GREEDY])

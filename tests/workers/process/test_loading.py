@@ -13,13 +13,15 @@ from tests.workers.process.harness.gateway_peer import scripted
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
+from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
 from workers.process import loading
 from workers.process.loading import kv_tokens, load, make_speculator, prefix_tier, warm_up
 from workers.process.spec import ScriptedSpec, WorkerSpec
+from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
-from workers.scripted.runner import ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
 
 
@@ -122,6 +124,42 @@ def test_a_tier_too_small_for_a_block_is_refused_if_it_was_set_and_off_otherwise
     assert [(log["event"], log["log_level"]) for log in logs] == [("prefix_tier_off", "info")]
 
 
+def test_states_take_a_share_of_the_free_memory_unless_their_bytes_are_set() -> None:
+    stateful = capabilities(state_bytes=1000)
+    least = 1000 + OVERHEAD_BYTES
+    assert state_cache_bytes(scripted(), capabilities(), 1 << 40) == 0
+    assert state_cache_bytes(structs.replace(scripted(), prefix_cache=False), stateful, 1 << 40) == 0
+    assert state_cache_bytes(structs.replace(scripted(), state_cache_bytes=0), stateful, 1 << 40) == 0
+    assert state_cache_bytes(scripted(), stateful, 1 << 40) == 1_000_000_000
+    assert state_cache_bytes(structs.replace(scripted(), workers=2), stateful, 32 * least) == least
+    with capture_logs() as logs:
+        assert state_cache_bytes(structs.replace(scripted(), workers=2), stateful, 32 * least - 32) == 0
+    assert [(log["event"], log["log_level"]) for log in logs] == [("state_cache_off", "info")]
+
+
+def test_a_state_cache_too_small_for_a_state_is_refused_if_it_was_set() -> None:
+    stateful, least = capabilities(state_bytes=1000), 1000 + OVERHEAD_BYTES
+    asked = scripted(state_cache_bytes=least, sources={"state_cache_bytes": "--state-cache-bytes"})
+    with capture_logs() as logs:
+        assert state_cache_bytes(asked, stateful, 0) == least
+    assert [(log["event"], log["bytes"], log["states"]) for log in logs] == [("state_cache", least, 1)]
+    with pytest.raises(LoadRefused, match=f"^state_cache_bytes: .* takes {least}, more than {least - 1}: set {least}"):
+        state_cache_bytes(structs.replace(asked, state_cache_bytes=least - 1), stateful, 0)
+
+
+def test_a_draft_model_with_a_recurrent_state_is_refused() -> None:
+    draft = ScriptedRunner(decode_rows=4, state_bytes=STATE_BYTES, rollback_rows=4)
+    with pytest.raises(LoadRefused, match="draft_model: it has a recurrent state"):
+        make_speculator(scripted(), capabilities(exact_rows=True, decode_rows=8), draft)
+
+
+def test_a_tier_that_keeps_no_recurrent_state_is_off(tmp_path: Path) -> None:
+    spec = scripted(prefix_cache_bytes=1 << 20, prefix_cache_dir=str(tmp_path / "prefixes"))
+    with capture_logs() as logs:
+        assert prefix_tier(spec, ScriptedRunner(state_bytes=STATE_BYTES)) is None
+    assert [log["reason"] for log in logs] == ["the model has a recurrent state, which the tier does not keep"]
+
+
 @pytest.mark.parametrize(("sources", "level"), [({}, "info"), ({"prefix_cache_bytes": "a file"}, "warning")])
 def test_a_tier_that_cannot_be_is_a_warning_only_if_it_was_set(
     tmp_path: Path, sources: dict[str, str], level: str
@@ -140,8 +178,12 @@ def test_a_tier_that_cannot_be_is_a_warning_only_if_it_was_set(
     [
         ({}, "on gpu a row of several in a step may have other bits than one alone"),
         ({"exact_rows": True, "decode_rows": 1}, "a step has one row for each sequence"),
+        (
+            {"exact_rows": True, "decode_rows": 8, "state_bytes": 16, "rollback_rows": 1},
+            "the model has a recurrent state, from which rejected drafts cannot be taken back",
+        ),
     ],
-    ids=["rows are not exact", "a single row"],
+    ids=["rows are not exact", "a single row", "a recurrent state"],
 )
 def test_nothing_drafts_where_drafts_cannot_be_verified(fields: dict[str, Any], reason: str) -> None:
     with structlog.testing.capture_logs() as logs:

@@ -12,7 +12,7 @@ from tests.sampled import sampled
 from tests.workers.rows_gate import run_rows_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
-from workers.scripted.runner import ALPHABET, ContractError, ScriptedRunner
+from workers.scripted.runner import ALPHABET, ROW_BYTES, STATE_BYTES, ContractError, ScriptedRunner
 
 GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)
@@ -186,3 +186,63 @@ def test_a_broken_slot_is_not_read() -> None:
         one.read_rows(0, 0, 2)
     with pytest.raises(ContractError, match="slot 0 is used after a failure"):
         one.write_rows(0, 2, bytes(8))
+
+
+def stateful(**options: Any) -> ScriptedRunner:
+    return ScriptedRunner(slots=3, state_bytes=STATE_BYTES, rollback_rows=3, decode_rows=6, **options)
+
+
+@pytest.mark.parametrize("row_bytes", [0, ROW_BYTES])
+def test_tokens_depend_on_the_recurrent_state(row_bytes: int) -> None:
+    """A slot with the rows of one prompt and the state of another has other tokens."""
+
+    def after(prompt: tuple[int, ...], state: bytes | None) -> int | None:
+        runner = stateful(row_bytes=row_bytes, alphabet=range(257))
+        runner.prefill([Chunk(0, prompt, 0, 0)], [None])
+        if state is not None:
+            runner.write_state(0, state)
+        (token,) = runner.prefill([Chunk(0, (9,), 3, 3)], [SampleSpec(Sampling(), 4)])
+        return token
+
+    one = stateful(row_bytes=row_bytes)
+    one.prefill([Chunk(0, (1, 2, 3), 0, 0)], [None])
+    state = one.read_state(0)
+    assert len(state) == STATE_BYTES
+    assert after((1, 2, 3), state) == after((1, 2, 3), None)
+    assert after((3, 2, 1), state) != after((3, 2, 1), None)
+    assert (after((3, 2, 1), state) == after((1, 2, 3), None)) == (row_bytes == 0)
+
+
+# No scheduler takes back the first row of a step by another step: its token is right in any case.
+@pytest.mark.parametrize(("copied", "back"), [(False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 3)])
+def test_rows_of_the_last_step_are_taken_back_from_the_state(copied: bool, back: int) -> None:
+    """By a copy, or by a step that begins before them."""
+
+    def rows(start: int, *tokens: int) -> list[DecodeRow]:
+        return [DecodeRow(0, token, at, at, SampleSpec(Sampling(), at + 1)) for at, token in enumerate(tokens, start)]
+
+    runner, plain = stateful(alphabet=range(257)), stateful(alphabet=range(257))
+    for each in (runner, plain):
+        each.prefill([Chunk(0, (1, 2), 0, 0)], [None])
+    runner.decode(rows(2, 3, 4, 5))
+    if kept := (3, 4, 5)[: 3 - back]:
+        plain.decode(rows(2, *kept))
+    if copied:
+        runner.copy_prefix(0, 0, 5 - back)
+        assert runner.read_state(0) == plain.read_state(0)
+    assert runner.decode(rows(5 - back, 7)) == plain.decode(rows(5 - back, 7))
+    assert runner.violations == []
+
+
+def test_a_slot_without_a_state_is_not_computed_further() -> None:
+    runner = stateful()
+    runner.prefill([Chunk(0, (1, 2, 3), 0, 0)], [None])
+    runner.copy_prefix(0, 1, 2)
+    with pytest.raises(ContractError, match="slot: 1 has rows without a recurrent state"):
+        runner.prefill([Chunk(1, (3,), 2, 2)], [None])
+    with pytest.raises(ContractError, match="slot: 1 has rows without a recurrent state"):
+        runner.read_state(1)
+    with pytest.raises(ContractError, match="state: 3 bytes"):
+        runner.write_state(1, b"abc")
+    runner.copy_prefix(0, 2, 3)
+    assert runner.read_state(2) == runner.read_state(0)

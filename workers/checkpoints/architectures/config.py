@@ -125,12 +125,21 @@ class ModelConfig:
     @property
     def state_values(self) -> int:
         """Values of the recurrent state of one slot, all layers together, which are float32."""
+        return self.state_offset(self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one slot, in float32."""
+        return 4 * self.state_values
+
+    def state_offset(self, layer: int) -> int:
+        """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {
             "attention": 0,
             "convolution": 0 if self.convolution is None else self.convolution.state_values,
             "gated_delta": 0 if self.delta is None else self.delta.state_values,
         }
-        return sum(sizes[layer.kind] for layer in self.plan)
+        return sum(sizes[each.kind] for each in self.plan[:layer])
 
     def with_mtp(self) -> "ModelConfig":
         """Return the model with its head for multi-token prediction."""

@@ -13,7 +13,8 @@ MAX_TAPS = 64
 def read_kinds(fields: Fields, family: Family, layers: int) -> tuple[MixerKind, ...]:
     """Read how each layer mixes rows: by `layer_types`, or by the family's rule. Raises `CheckpointError`."""
     if not family.mixers:
-        return ("attention",) * layers
+        attention: tuple[MixerKind, ...] = ("attention",) * layers
+        return attention
     if family.attention_gate and not fields.flag("attn_output_gate", True):
         raise fields.error("attn_output_gate", "false is not supported, only true")
     names = fields.get("layer_types")
@@ -23,7 +24,10 @@ def read_kinds(fields: Fields, family: Family, layers: int) -> tuple[MixerKind, 
     if not isinstance(names, list) or len(names) != layers or any(str(name) not in known for name in names):
         expected = " or ".join(map(repr, known))
         raise fields.error("layer_types", f"is not {expected} for each of {layers} layers")
-    return tuple(known[name] for name in names)
+    kinds = tuple(known[name] for name in names)
+    if "attention" not in kinds:
+        raise fields.error("layer_types", "a model in which no layer attends is not supported")
+    return kinds
 
 
 def read_convolution(fields: Fields, plan: Sequence[LayerConfig]) -> ShortConvolution | None:

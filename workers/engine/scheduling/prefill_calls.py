@@ -92,7 +92,7 @@ class PrefillCalls:
         for candidate in candidates:
             length = min(candidate.rest, room, self._budget_left) if call else min(candidate.rest, room)
             if self._states is not None and self._exact and length > 0:
-                length = self._states.cut(candidate.sequence, candidate.start, length)
+                length = self._states.chunk_length(candidate.sequence, candidate.start, length)
             cost = length + (length == candidate.rest)
             if length < 1 or (self._has_call and cost > self._budget_left):
                 break

@@ -1,7 +1,7 @@
 """Names the prefixes of a sequence by a digest of tenant and tokens, at any length. Pure."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -21,11 +21,26 @@ class PrefixDigests:
         self._chunk_ends = chunk_ends
         self._hashes = {0: hashlib.blake2b(f"{len(tenant)}\0{tenant}".encode(), digest_size=DIGEST_BYTES)}
         self._digests: dict[int, bytes] = {}
+        self._matching: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
+        """The last answer of `matching`, and for what it holds."""
+
+    @property
+    def most(self) -> int:
+        """The length of the longest prefix: that of the sequence."""
+        return len(self._tokens)
+
+    def matching(self, version: int, find: Callable[[], list[int]]) -> list[int]:
+        """Return what `find` returns: the lengths of prefixes that some store holds. It is called again only for
+        another version of that, or if the sequence has grown."""
+        key = (version, len(self._tokens))
+        if self._matching[0] != key:
+            self._matching = (key, find())
+        return self._matching[1]
 
     def compute(self, lengths: Iterable[int]) -> None:
-        """Compute the digests of these lengths in one pass. There are tokens for all of them."""
+        """Compute the digests of these lengths, in rising order, in one pass. There are tokens for all of them."""
         at = 0
-        for length in sorted(set(lengths)):
+        for length in lengths:
             if length not in self._hashes:
                 running = self._hashes[at].copy()
                 running.update(np.asarray(self._tokens[at:length], np.int64).tobytes())

@@ -8,7 +8,7 @@ from workers.engine.prefix_match import CachedRows, common_prefix
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
 from workers.engine.states.prefix_digests import PrefixDigests
-from workers.engine.states.snapshot_store import Snapshot, SnapshotStore
+from workers.engine.states.snapshot_store import OVERHEAD_BYTES, Snapshot, SnapshotStore
 
 SHARE_OF_PROMPT = 4
 """The snapshots of one prompt, at regular lengths, take one part in so many of the store at most."""
@@ -23,7 +23,8 @@ class PrefixStates:
         self._exact = capabilities.exact_rows
         self._spacing = capabilities.prefill_chunks[-1]
         self._enabled = store.fits(capabilities.state_bytes)
-        self._most_regular = max(1, store.max_bytes // max(1, capabilities.state_bytes) // SHARE_OF_PROMPT)
+        one = capabilities.state_bytes + OVERHEAD_BYTES
+        self._most_regular = max(1, store.max_bytes // one // SHARE_OF_PROMPT)
 
     def usable(self, sequence: EngineSequence, source: CachedRows, length: int) -> int:
         """Return how many of `length` rows of `source` a sequence can start with."""
@@ -43,7 +44,7 @@ class PrefixStates:
             sequence.snapshot = found
         return sequence.snapshot
 
-    def cut(self, sequence: EngineSequence, start: int, length: int) -> int:
+    def chunk_length(self, sequence: EngineSequence, start: int, length: int) -> int:
         """Return the tokens of a chunk of up to `length`, which ends where a snapshot is to be taken."""
         if not self._enabled:
             return length

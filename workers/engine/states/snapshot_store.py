@@ -15,8 +15,8 @@ from workers.engine.states.prefix_digests import PrefixDigests
 
 OVERHEAD_BYTES = 1024
 """Counted for each snapshot beside its state: its digest, and its places in the store and in the digests of others."""
-MAX_SNAPSHOTS = 4096
-"""Most snapshots, however small: a look-up compares those of a tenant that are not longer than the prompt."""
+MAX_SNAPSHOTS = 1024
+"""Most snapshots, however small: each change lets the prompts that wait look up all those of their tenant again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,8 @@ class Snapshot:
     state: bytes = field(repr=False)
     worth: int
     """Tokens that are computed again without it."""
-    priority: float = 0.0
+    entry: int = 0
+    """The number of its entry in the queue, which has its priority."""
     proven: bool = False
     """A token was sampled by a state that follows from it: its logits would not be finite if this state was not."""
 
@@ -54,7 +55,9 @@ class SnapshotStore:
         self._lengths: dict[str, list[int]] = {}
         """The lengths of the snapshots of each tenant in order, one for each snapshot."""
         self._queue: list[tuple[float, int, Snapshot]] = []
-        """By priority, with entries of snapshots whose priority has changed since."""
+        """Entries of snapshots by priority, then by their numbers; also old ones, of snapshots that were renewed."""
+        self._version = 0
+        """Changes with what is held."""
         self._entries = 0
         self._floor = 0.0
         """The priority of the snapshot that was evicted last."""
@@ -69,19 +72,19 @@ class SnapshotStore:
 
     def nearest(self, tenant: str, digests: PrefixDigests, most: int) -> Snapshot | None:
         """Return the snapshot of the longest prefix of a sequence with at most `most` tokens."""
-        lengths = self._lengths.get(tenant)
-        if not lengths or not (count := bisect_right(lengths, most)):
+        if tenant not in self._lengths:
             return None
-        digests.compute(lengths[:count])
-        last = -1
-        for length in reversed(lengths[:count]):
-            if length == last:
-                continue
-            last = length
-            digest = digests.of(length)
-            if digest is not None and (found := self._held.get(digest)) is not None:
-                return found
-        return None
+        matching = digests.matching(self._version, lambda: self._matching(tenant, digests))
+        count = bisect_right(matching, most)
+        digest = digests.of(matching[count - 1]) if count else None
+        return None if digest is None else self._held[digest]
+
+    def _matching(self, tenant: str, digests: PrefixDigests) -> list[int]:
+        """Return the lengths of the snapshots of a sequence's prefixes, in order."""
+        lengths = self._lengths[tenant]
+        lengths = sorted(set(lengths[: bisect_right(lengths, digests.most)]))
+        digests.compute(lengths)
+        return [length for length in lengths if digests.of(length) in self._held]
 
     def holds(self, digest: bytes) -> bool:
         """Return whether there is a snapshot with this digest."""
@@ -102,6 +105,7 @@ class SnapshotStore:
         while self.used_bytes + snapshot.size > self.max_bytes or len(self._held) >= self._most:
             self._evict()
         self._held[digest] = snapshot
+        self._version += 1
         insort(self._lengths.setdefault(tenant, []), length)
         self.used_bytes += snapshot.size
         self._renew(snapshot)
@@ -124,16 +128,17 @@ class SnapshotStore:
             self._remove(snapshot)
 
     def _renew(self, snapshot: Snapshot) -> None:
-        snapshot.priority = self._floor + snapshot.worth / snapshot.size
+        priority = self._floor + snapshot.worth / snapshot.size
         self._entries += 1
-        heapq.heappush(self._queue, (snapshot.priority, self._entries, snapshot))
+        snapshot.entry = self._entries
+        heapq.heappush(self._queue, (priority, self._entries, snapshot))
         if len(self._queue) > 2 * len(self._held) + MAX_SNAPSHOTS:
             self._queue = [entry for entry in self._queue if self._is_current(entry)]
             heapq.heapify(self._queue)
 
     def _is_current(self, entry: tuple[float, int, Snapshot]) -> bool:
-        priority, _, snapshot = entry
-        return self._held.get(snapshot.digest) is snapshot and snapshot.priority == priority
+        _, number, snapshot = entry
+        return self._held.get(snapshot.digest) is snapshot and snapshot.entry == number
 
     def _evict(self) -> None:
         while not self._is_current(self._queue[0]):
@@ -145,6 +150,7 @@ class SnapshotStore:
 
     def _remove(self, snapshot: Snapshot) -> None:
         del self._held[snapshot.digest]
+        self._version += 1
         lengths = self._lengths[snapshot.tenant]
         del lengths[bisect_right(lengths, snapshot.length) - 1]
         if not lengths:

@@ -22,6 +22,7 @@ from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.mtp import mtp_cache, mtp_forward
 from workers.iree.model.ops import StepRows
 from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
+from workers.iree.model.state_versions import state_versions
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 from workers.sampling import logit_edits as edits
@@ -50,8 +51,9 @@ ON_DEMAND = (("edit", "mask"), ("report",))
 WIDE_SAMPLING = (("filter",), ("full",))
 """The graphs that sample on other devices if the top candidates do not contain all tokens that the filters keep, and if
 a row has typical_p or XTC."""
-ROWS, KV, GREEDY = 3, 5, 6
-"""The positions of the cache rows, of the KV cache and of the buffer for greedy tokens among a step's inputs."""
+ROWS, KV = 3, 5
+"""The positions of the cache rows and of the KV cache among a step's inputs. The recurrent states follow the cache, if
+the model has them, and on a CPU their places; the buffer for greedy tokens is behind all of them."""
 FEW_ROWS = 4
 """The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 
@@ -219,7 +221,33 @@ class GraphPlan:
     def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
-        return (rows, angles, angles, rows, slots, self._kv)
+        places = [struct((2, batch * tokens), "int32")] if self.has_places else []
+        return (rows, angles, angles, rows, slots, *self._kept, *places)
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """The shape of the recurrent states, float32, those of a slot one after the other; of 0 values if the model has
+        none."""
+        return self.cache.slots * self.state_versions, self.config.state_values
+
+    @property
+    def state_versions(self) -> int:
+        """Recurrent states of a slot."""
+        return state_versions(self.config, self.cache.slots) if isinstance(self.ops, TiledOps) else 1
+
+    @property
+    def has_places(self) -> bool:
+        """Steps take the places of the states before and after each row, behind what stays on the device."""
+        return self.config.state_values > 0 and isinstance(self.ops, TiledOps)
+
+    @property
+    def _kept(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The types of what stays on the device: the KV cache, and the recurrent states if there are any."""
+        return (self._kv, struct(self.state_shape, "float32")) if self.config.state_values else (self._kv,)
+
+    def _kept_in_place(self, first: int) -> tuple[tuple[int, int], ...]:
+        """Return the places of what stays among a step's inputs and, from `first` on, among the results."""
+        return tuple((KV + number, first + number) for number in range(len(self._kept)))
 
     @property
     def _kv(self) -> jax.ShapeDtypeStruct:
@@ -232,13 +260,13 @@ class GraphPlan:
         weights: Parameters,
         live: jax.Array | None = None,
         embeddings: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
-        """Return the normed hidden rows, the cache, and further results of a graph: what a head for multi-token
-        prediction starts from."""
-        tokens, cos, sin, rows, slots, kv = values
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Return the normed hidden rows, and further results of a graph: the cache, the recurrent states, and what a
+        head for multi-token prediction starts from."""
+        tokens, cos, sin, rows, slots, *kept = values
         inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
-        hidden, kv, x = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv)
-        return hidden, kv, (x,) if self.config.mtp else ()
+        hidden, kv, x, states = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, *kept)
+        return hidden, (kv, *(() if states is None else (states,)), *((x,) if self.config.mtp else ()))
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
         """Return the parameters with quantized matrices as such."""
@@ -271,16 +299,17 @@ class GraphPlan:
         """
 
         def decode(*values: Any) -> tuple[jax.Array, ...]:
-            dynamic, weights = values[: KV + 1], values[-1]
+            dynamic, weights = values[: len(inputs)], values[-1]
             live = self._live(dynamic[ROWS])
-            hidden, kv, more = self._run(dynamic, weights, live)
+            hidden, kept = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, kv, *more
+            return sampling.greedy(self._numpy, logits), logits, *kept
 
         inputs = self._step_inputs(batch, 1)
         if isinstance(self.ops, PlainOps):
-            return Graph(name, decode, inputs, in_place=((KV, 2),))
-        return Graph(name, decode, (*inputs, struct((batch,), "int32")), in_place=((KV, 2), (GREEDY, 0)))
+            return Graph(name, decode, inputs, in_place=self._kept_in_place(2))
+        in_place = (*self._kept_in_place(2), (len(inputs), 0))
+        return Graph(name, decode, (*inputs, struct((batch,), "int32")), in_place=in_place)
 
     def _prefill(self, name: str, chunk: int, *, embedded: bool = False) -> Graph:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
@@ -292,16 +321,16 @@ class GraphPlan:
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, lasts, before, weights = values if not embedded else (*values[:-2], values[-1])
             given = values[-2] if embedded else None
-            hidden, kv, more = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
+            hidden, kept = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
-            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), kv, *more
+            return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), *kept
 
         lasts = struct(self.last_rows.shape[:1], "int32")
         inputs = (*self._block_inputs(chunk), lasts, self.last_rows)
         if embedded:
             block = self.block or chunk
             inputs = (*inputs, struct((chunk // block, block, self.config.hidden_size), "float32"))
-        return Graph(name, prefill, inputs, in_place=((KV, 1),))
+        return Graph(name, prefill, inputs, in_place=self._kept_in_place(1))
 
     def _last_head(self, name: str, rows: int) -> Graph:
         """Hidden rows that prefill graphs left, and how many -> greedy tokens [rows] and logits [rows, vocab]."""
@@ -320,11 +349,11 @@ class GraphPlan:
         def score(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
             live = self._live(dynamic[ROWS])
-            hidden, kv, more = self._run(dynamic, weights, live)
+            hidden, kept = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, kv, *more
+            return sampling.greedy(self._numpy, logits), logits, *kept
 
-        return Graph(name, score, self._block_inputs(chunk), in_place=((KV, 2),))
+        return Graph(name, score, self._block_inputs(chunk), in_place=self._kept_in_place(2))
 
     def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         block = self.block or chunk
@@ -346,7 +375,7 @@ class GraphPlan:
             logits = self._head(normed, weights, live)
             return sampling.greedy(self._numpy, logits), logits, kv, x
 
-        return Graph(name, mtp, (*self._step_inputs(rows, 1), self._hidden(rows)), in_place=((KV, 2),))
+        return Graph(name, mtp, (*self._step_inputs(rows, 1)[: KV + 1], self._hidden(rows)), in_place=((KV, 2),))
 
     def _mtp_rows(self, name: str, rows: int) -> Graph:
         """Like `_mtp`, but the cache alone."""
@@ -357,7 +386,7 @@ class GraphPlan:
             typed = self._typed(weights)
             return (mtp_cache(self.config, self.ops, self.cache, typed, inputs, hidden, kv),)
 
-        return Graph(name, mtp_rows, (*self._step_inputs(rows, 1), self._hidden(rows)), in_place=((KV, 0),))
+        return Graph(name, mtp_rows, (*self._step_inputs(rows, 1)[: KV + 1], self._hidden(rows)), in_place=((KV, 0),))
 
     def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
         return struct((rows, self.config.hidden_size), "float32")

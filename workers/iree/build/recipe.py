@@ -85,6 +85,11 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only: take a CPU or --backend mlx"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
+        for name in ("key", "value"):
+            lanes = 0 if config.delta is None else getattr(config.delta, f"{name}_dim")
+            if tiled and lanes % LANES:
+                problem = f"{lanes} is no multiple of {LANES}, which the kernels for CPUs need: take --backend mlx"
+                raise CheckpointError(Path(self.model) / "config.json", f"linear_{name}_head_dim", problem)
         stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)

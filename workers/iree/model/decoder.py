@@ -6,7 +6,7 @@ its slot up to that row and on nothing else: not on the other rows of the step, 
 the same step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,10 +18,13 @@ from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.ops import DenseWeights, LayerState, Ops, RopeAngles, Shape, StepRows
+from workers.iree.model.ops import DenseWeights, LayerState, Ops, Recurrence, RopeAngles, Shape, StepRows
 
 ROUTER = "router"
-"""Never quantized: it is small, and an error changes which experts it chooses."""
+PRECISE = (ROUTER, "delta_gates")
+"""Never quantized: they are small, and an error changes which experts are chosen or how long a state is kept."""
+TAPS = ("conv_taps", "delta_taps")
+"""Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """The matrices of a layer's mixture of experts."""
 Parameters = dict[str, Any]
@@ -43,6 +46,11 @@ class Parameter:
     """Added to every value."""
 
     @property
+    def taps(self) -> bool:
+        """It has the weights of a convolution's taps, see `TAPS`."""
+        return self.name.rpartition(".")[2] in TAPS
+
+    @property
     def rows(self) -> int:
         return sum(shape[0] for _, shape in self.sources)
 
@@ -53,7 +61,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     for tensor in tensors(config):
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
-        quantizable = tensor.matrix and tensor.name.rpartition(".")[2] != ROUTER
+        quantizable = tensor.matrix and tensor.name.rpartition(".")[2] not in PRECISE
         out.append(Parameter(tensor.name, tensor.sources, matrix, kind, quantizable, tensor.offset))
     return out
 
@@ -91,18 +99,34 @@ class StepInputs:
 
 
 def forward(
-    config: ModelConfig, ops: Ops, cache: KvLayout, w: Parameters, inputs: StepInputs, kv: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, and
-    the hidden rows before the norm, float32 [rows, hidden]."""
+    config: ModelConfig,
+    ops: Ops,
+    cache: KvLayout,
+    w: Parameters,
+    inputs: StepInputs,
+    kv: jax.Array,
+    states: jax.Array | None = None,
+    places: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, the
+    hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
+
+    `states` are float32 [states, values], where the model has layers with a state, and `places` as in `Recurrence`.
+    """
     x, h = ops.norm(
         embed(config, ops, w, inputs), None, None, w.get("0.norm_attention"), config.rms_eps, live=inputs.step.live
     )
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
         following = w["norm"] if number == config.layers - 1 else w.get(f"{number + 1}.norm_attention")
-        state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
-    return state[1], state[2], state[0]
+        if states is not None and layer.kind != "attention":
+            x, h, *others = state
+            recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
+            delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
+            state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
+        else:
+            state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
+    return state[1], state[2], state[0], states
 
 
 def layer_of(
@@ -118,7 +142,7 @@ def layer_of(
 ) -> LayerState:
     """Compute a layer, by one kernel if there is one."""
     fused = None
-    if not config.plan[number].experts:
+    if not config.plan[number].experts and not config.attention_gate:
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
     return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
@@ -159,9 +183,23 @@ def queries_and_cache(
     step: StepRows,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the queries of normed rows, an operand, and the cache with their keys and values in a layer."""
-    name, width = f"{number}.", (config.heads + 2 * config.kv_heads) * config.head_dim
-    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), step.live)
-    return ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
+    qkv, _ = projected(config, ops, w, number, h, step.live)
+    return ops.rope_and_cache(qkv, angles, head_norms(config, w, f"{number}."), kv, cache, number, config, step)
+
+
+def projected(
+    config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], and the gate of attention's
+    output, float32 [rows, query heads * head_dim], if the model has one."""
+    name, queries = f"{number}.", config.heads * config.head_dim
+    width = (config.heads * (1 + config.attention_gate) + 2 * config.kv_heads) * config.head_dim
+    qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
+    if not config.attention_gate:
+        return qkv, None
+    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, config.head_dim)
+    query, gate = (both[:, :, part].reshape(-1, queries) for part in range(2))
+    return jnp.concatenate([query, qkv[:, 2 * queries :]], axis=1), gate
 
 
 def unfused_layer(
@@ -177,15 +215,49 @@ def unfused_layer(
 ) -> LayerState:
     """Compute a layer, one operation after the other."""
     x, h, kv, counters = state
-    name, layer, live, eps = f"{number}.", config.plan[number], step.live, config.rms_eps
-    q, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, step)
+    name, live = f"{number}.", step.live
+    qkv, gate = projected(config, ops, w, number, h, live)
+    q, kv = ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
     mixed = ops.attend(q, kv, cache, number, config, step)
+    if gate is not None:
+        mixed = ops.output_gate(mixed, gate, live)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
-    multiplier = config.residual_multiplier
+    return *after_mixer(config, ops, w, number, x, delta, following, live), kv, counters
+
+
+def recurrent_mixer(
+    config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, recurrence: Recurrence, step: StepRows
+) -> tuple[jax.Array, jax.Array]:
+    """Return what a layer with a recurrent state adds to normed rows, float32 [rows, hidden], and the states."""
+    name, live, sizes = f"{number}.", step.live, config.delta
+    if config.plan[number].kind == "convolution" or sizes is None:
+        inputs = ops.linear(h, w[name + "conv_in"], 3 * config.hidden_size, None, live)
+        mixed, states = ops.convolution(inputs, w[name + "conv_taps"], recurrence, step, gated=True)
+        return ops.linear(mixed, w[name + "conv_out"], config.hidden_size, None, live), states
+    inputs = ops.linear(h, w[name + "delta_in"], sizes.channels + sizes.values, None, live)
+    gates = ops.linear(h, w[name + "delta_gates"], 2 * sizes.value_heads, None, live)
+    x, states = ops.convolution(inputs, w[name + "delta_taps"], recurrence, step, gated=False)
+    constants = (w[name + "delta_decay"], w[name + "delta_bias"])
+    read, states = ops.gated_delta(x, gates, constants, sizes, replace(recurrence, states=states), step)
+    mixed = ops.gated_norm(read, inputs, w[name + "delta_norm"], sizes, config.rms_eps, live)
+    return ops.linear(mixed, w[name + "delta_out"], config.hidden_size, None, live), states
+
+
+def after_mixer(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    x: jax.Array,
+    delta: jax.Array,
+    following: jax.Array | None,
+    live: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Add what a layer's mixer gives and compute the layer's MLP: the hidden rows, and their norm as an operand."""
+    name, eps, multiplier = f"{number}.", config.rms_eps, config.residual_multiplier
     x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), w.get(name + "norm_mlp"), eps, multiplier, live)
-    delta = mlp(config, ops, w, name, layer, h, live)
-    x, h = ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
-    return x, h, kv, counters
+    delta = mlp(config, ops, w, name, config.plan[number], h, live)
+    return ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
 
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> jax.Array:

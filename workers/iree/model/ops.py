@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import Activation
+from workers.checkpoints.architectures.parts import Activation, GatedDelta
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.packed_matrix import Weight
@@ -58,6 +58,22 @@ class DenseWeights:
     down: Weight
     after_mlp: jax.Array | None
     following: jax.Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The recurrent states, float32 [states, values], and where the state of a layer begins in each.
+
+    On a CPU every row has the places of the states before and after it; on other devices the number of a slot is the
+    place of its state.
+    """
+
+    states: jax.Array
+    offset: int
+    attended: int
+    """`KvLayout.attended`: rows from here on are padding, which changes no state."""
+    places: jax.Array | None = None
+    """int32 [2, rows], negative for padding."""
 
 
 LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
@@ -168,6 +184,47 @@ class Ops(Protocol):
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
         """Attend from queries to the cache, within the layer's window -> an operand of width heads * head_dim."""
+
+    def convolution(
+        self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Convolve the channels of rows with `taps`, float32 [taps, channels], the oldest row's first.
+
+        Gated, as in LFM2, rows are B, C and x, and the result is C * conv(B * x) as an operand; otherwise it is
+        silu(conv(x)) of the first channels of a row, float32 [rows, channels]. Also returns the states, of which a
+        layer has the last taps - 1 inputs. Rows of one slot are in order. Padding rows are undefined.
+        """
+
+    def gated_delta(
+        self,
+        x: jax.Array,
+        gates: jax.Array,
+        constants: tuple[jax.Array, jax.Array],
+        sizes: GatedDelta,
+        recurrence: Recurrence,
+        step: StepRows,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Apply the gated delta rule to rows of queries, keys and values -> float32 [rows, values], and the states.
+
+        `gates` are float32 [rows, 2 * value_heads], those of the updates first; `constants` are the logarithms of the
+        decays and their biases, float32 [value_heads] each. Padding rows are undefined.
+        """
+
+    def gated_norm(
+        self,
+        x: jax.Array,
+        projected: jax.Array,
+        weight: jax.Array,
+        sizes: GatedDelta,
+        eps: float,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the RMS norm of the heads of x, float32 [rows, values], times `weight` and silu of the last values of
+        `projected` as an operand. Padding rows are undefined."""
+
+    def output_gate(self, x: jax.Array, gate: jax.Array, live: jax.Array | None = None) -> jax.Array:
+        """Multiply an operand by the sigmoid of a gate, float32 [rows, width] -> an operand. Padding rows are
+        undefined."""
 
     def fused_layer(
         self,

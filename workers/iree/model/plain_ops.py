@@ -14,6 +14,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
+from workers.iree.model.plain_recurrence import PlainRecurrence
 from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 NEGATIVE = np.float32(-1e30)
@@ -41,7 +42,7 @@ class MaterializingNumpy:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainOps:
+class PlainOps(PlainRecurrence):
     """`workers.iree.model.ops.Ops` with weights [outputs, inputs] and the rows of the KV cache in order."""
 
     dtype: str
@@ -151,7 +152,7 @@ class PlainOps:
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.row_width)
         for part, new in enumerate((k, v)):
-            base = (2 * layer + part) * cache.slots * cache.heads
+            base = (2 * config.kv_index(layer) + part) * cache.slots * cache.heads
             at = (base + head[:, None, :]) * cache.capacity + step.rows[:, :, None]
             # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
             at, rows = lax.optimization_barrier((at.reshape(-1), self._stored(new, cache)))
@@ -176,7 +177,7 @@ class PlainOps:
     ) -> jax.Array:
         batch, tokens = step.rows.shape
         group = config.heads // cache.heads
-        mine = kv[layer]
+        mine = kv[config.kv_index(layer)]
         if batch == 1:
             # Behind a barrier: SPIR-V cannot be made of a product that reads through the slot's number.
             mine = lax.optimization_barrier(lax.dynamic_slice_in_dim(mine, step.slots[0], 1, axis=1))

@@ -75,6 +75,8 @@ def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:
     parameter, packing = stored.parameter, stored.packing
     if packing is None:
         whole = _padded(_whole(parameter, weights, parameter.dtype), stored.axes)
+        if parameter.taps:
+            return np.ascontiguousarray(whole.reshape(len(whole), -1).T)
         return ops.store(whole) if parameter.matrix else whole
     out, done = np.empty(stored.shape, np.int8), 0
     # Each by itself, for each is whole tiles: a layer's experts take several times the memory before they are packed.
@@ -107,6 +109,8 @@ def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) ->
         return Stored(parameter, packing.stored_shape(*shape), "int8", packing, axes)
     if parameter.matrix:
         shape = ops.stored_shape(*shape)
+    if parameter.taps:
+        shape = (shape[2], shape[0])
     return Stored(parameter, shape, parameter.dtype, None, axes)
 
 

@@ -21,7 +21,7 @@ from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
-from workers.iree.model.tiled_matmuls import TiledMatmuls
+from workers.iree.model.tiled_recurrence import TiledRecurrence
 from workers.iree.model.width_padding import WidthPadding
 
 FUSED_MAX_ROWS = 64
@@ -29,7 +29,7 @@ FUSED_MAX_ROWS = 64
 
 
 @dataclass(slots=True)
-class TiledOps(TiledMatmuls):
+class TiledOps(TiledRecurrence):
     """`workers.iree.model.ops.Ops` with packed weights and KV cache, for weights that are whole vectors wide."""
 
     pause: str = ""
@@ -104,7 +104,8 @@ class TiledOps(TiledMatmuls):
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
         rope = (None, None) if angles is None else self._padded_angles(angles)
-        operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows, _layer_of(number, cache)]
+        operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows]
+        operands.append(_layer_of(number, cache, config))
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
         operands.append(jnp.zeros((kind.barrier_counters,), jnp.int32) if counters is None else counters)
         results = [
@@ -157,7 +158,8 @@ class TiledOps(TiledMatmuls):
         name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
         self.add_kernel(name, rope_and_cache, kind, live=step.live is not None)
         rope = () if angles is None else self._padded_angles(angles)
-        operands = (qkv, *rope, step.slots, step.rows, _layer_of(layer, cache), *(norms or ()), kv, step.live)
+        place = _layer_of(layer, cache, config)
+        operands = (qkv, *rope, step.slots, step.rows, place, *(norms or ()), kv, step.live)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
@@ -169,7 +171,7 @@ class TiledOps(TiledMatmuls):
         kind, live = self._attention(shape, layer, config), step.live is not None
         name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}", live=step.live)
         result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
-        operands = (q, step.slots, step.rows, _layer_of(layer, cache), kv, step.live)
+        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, step.live)
         if not kind.split:
             self.add_kernel(name, attention, kind, live=live)
             out: jax.Array = call(name, result, *operands)
@@ -231,6 +233,6 @@ def _packing(matrix: Weight) -> Packing | None:
     return matrix.packing if isinstance(matrix, PackedMatrix) else None
 
 
-def _layer_of(number: int, cache: KvLayout) -> jax.Array:
-    """Return the number of a layer and of all layers, for kernels that they share."""
-    return jnp.asarray([number, cache.layers], jnp.int32)
+def _layer_of(number: int, cache: KvLayout, config: ModelConfig) -> jax.Array:
+    """Return the place of a layer in the cache and the number of layers in it, for kernels that they share."""
+    return jnp.asarray([config.kv_index(number), cache.layers], jnp.int32)

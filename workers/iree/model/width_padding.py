@@ -42,6 +42,16 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "router": (None, "hidden"),
     "experts_gate_up": ("expert_ffn", "hidden"),
     "experts_down": ("hidden", "expert_ffn"),
+    "conv_in": ("hidden", "hidden"),
+    "conv_taps": ("hidden", None, None),
+    "conv_out": ("hidden", "hidden"),
+    "delta_in": (None, "hidden"),
+    "delta_gates": (None, "hidden"),
+    "delta_taps": (None, None, None),
+    "delta_decay": (None,),
+    "delta_bias": (None,),
+    "delta_norm": (None,),
+    "delta_out": ("hidden", None),
 }
 """The widths that the axes of each tensor consist of, by its name within a layer. None is an axis that is not padded:
 outputs of a matrix that are missing in its last tile are zeros already."""
@@ -129,6 +139,9 @@ class WidthPadding:
             ffn=self.ffn.padded,
             head_dim=self.head.padded,
             experts=experts,
+            convolution=None
+            if config.convolution is None
+            else replace(config.convolution, channels=self.hidden.padded),
         )
 
     def axes(self, tensor: str) -> Axes:

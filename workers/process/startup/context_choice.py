@@ -12,6 +12,7 @@ from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.iree.model.state_versions import state_versions
 from workers.iree.model.width_padding import WidthPadding
 from workers.precision import head_row_bytes
 from workers.process.spec import WorkerSpec
@@ -69,11 +70,18 @@ class ContextChoice:
 def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     if isinstance(config, LoneConfig):
-        return config.row_bytes
+        return max(1, config.row_bytes)
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
     head = head_row_bytes(lanes, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
     return 2 * config.kv_layers * config.kv_heads * head
+
+
+def state_bytes(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> int:
+    """Return the bytes of the recurrent states of all slots: on a CPU, as elsewhere there are fewer."""
+    if isinstance(config, LoneConfig):  # known when it is loaded
+        return 0
+    return spec.max_batch_size * state_versions(config, spec.max_batch_size) * config.state_bytes
 
 
 def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
@@ -121,6 +129,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int
         weights = config.weight_bytes(path, spec.dtype)
     else:
         weights = weight_bytes(open_weights(path), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+    weights += state_bytes(spec, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))

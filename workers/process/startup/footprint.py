@@ -3,11 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.memory_estimate import estimate_weights
 from workers.process.backends import choose_backend, served_config, slots_of
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import ContextChoice, addressed_rows, allocates_cache, both_row_bytes
+from workers.process.startup.context_choice import (
+    ContextChoice,
+    addressed_rows,
+    allocates_cache,
+    both_row_bytes,
+    state_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +31,15 @@ class Footprint:
     """Tokens of the least context: the one that is set, or the default where memory is short."""
     most: int
     """Tokens of the largest context; equal to `least` if it is not left open."""
+    states: int = 0
+    """Bytes of the recurrent states of all slots, of the draft model as well."""
     alone: bool = False
     """It computes one sequence at a time, whatever the settings say."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that a worker takes whatever its context is."""
+        return self.weights + self.states
 
     @classmethod
     def of(cls, spec: WorkerSpec) -> "Footprint":
@@ -48,7 +62,8 @@ class Footprint:
             rows = min(rows, spec.kv_bytes // one)
         paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
         if isinstance(config, LoneConfig):
-            weights = config.weight_bytes(path, spec.dtype)
+            weights, states = config.weight_bytes(path, spec.dtype), 0
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-        return cls(weights, one, rows, least, most, isinstance(config, LoneConfig))
+            states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
+        return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoints.architectures.parts import Experts
+from workers.checkpoints.architectures.parts import Experts, GatedDelta
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.quantized_matrix import GroupFormat
 from workers.iree import kernels
@@ -34,6 +34,10 @@ from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
 from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantized_experts_down, quantized_experts_up
 from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.kernels.recurrent.convolution import Convolution, convolution
+from workers.iree.kernels.recurrent.gated_delta import DeltaRule, gated_delta
+from workers.iree.kernels.recurrent.gates import gated_norm, output_gate
+from workers.iree.kernels.recurrent.state_rows import StateShape
 from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.kernels.sampling.sample import sampling_module
@@ -44,6 +48,7 @@ from workers.precision import Quantize
 
 PAGE = Path(__file__).parents[4] / "docs" / "kernels.md"
 ROWS, HIDDEN, FFN = 6, 64, 96
+DELTA = GatedDelta(key_heads=1, value_heads=2, key_dim=32, value_dim=16, taps=4)
 AARCH64: tuple[set[str], ...] = ({"neon", "dotprod", "i8mm"}, {"neon", "dotprod"}, {"neon"})
 PACKING = Packing(GroupFormat(4, 32, "bias", "float16"))
 WRITERS = {
@@ -112,6 +117,16 @@ SYMBOLS: dict[str, object] = {
     **{"query_heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dims": 8, "q_norm_heads": 4, "k_norm_heads": 2},
     **{"layers": 3, "slots": 5, "capacity": 192, "kv_blocks": 2, "vocab": 5003, "max": max},
     **{
+        "channels": HIDDEN,
+        "taps": 3,
+        "keys": 32,
+        "values": 32,
+        "value_heads": 2,
+        "value_dim": 16,
+        "states": 5,
+        "state_values": 7000,
+    },
+    **{
         "experts": 10,
         "per_token": 3,
         "pairs": ROWS * 3,
@@ -174,6 +189,12 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
     yield "attention", made(attention, "attention", Attention(blocks, kind), symbols=in_blocks, live=True)
     yield "attention_split", made(split_attention, "attention_split", split, symbols=alone, live=True)
     yield "attention_merge", made(merge_attention, "attention_merge", split, symbols=alone, live=True)
+    step_states = StateShape(ROWS, 5, 7000)
+    short = Convolution(step_states, kind, HIDDEN, 3, 3 * HIDDEN, gated=True, threads=2)
+    yield "convolution", made(convolution, "convolution", short, live=True)
+    yield "gated_delta", made(gated_delta, "gated_delta", DeltaRule(step_states, DELTA, 2), live=True)
+    yield "gated_norm", made(gated_norm, "gated_norm", ROWS, DELTA, kind, 1e-5, live=True)
+    yield "output_gate", made(output_gate, "output_gate", ROWS, HIDDEN, kind, live=True)
     yield "experts_route", made(route, "experts_route", mixture, live=True)
     yield "experts_group", made(group, "experts_group", mixture, live=True)
     yield "experts_up", made(experts_up, "experts_up", mixture, kind, "silu")
@@ -292,6 +313,7 @@ def test_the_page_lists_the_names_that_models_call(tmp_path: Path) -> None:
 def plans(folder: Path) -> Iterator[GraphPlan]:
     """Models that use all kernels between them."""
     kinds: list[tuple[str, Quantize]] = [(each, bits) for each in ("llama", "mixtral") for bits in get_args(Quantize)]
+    kinds.append(("qwen3_5_text", "none"))
     for family, quantize in kinds:
         path = make_checkpoint(folder / f"{family}-{quantize}", family)
         dots = choose_integer_dots({"avx512vnni"})

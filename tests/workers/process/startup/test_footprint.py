@@ -8,7 +8,8 @@ import pytest
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
 from tests.workers.process.harness.gateway_peer import scripted
-from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
+from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, ModelConfig
+from workers.iree.model.state_versions import state_versions
 from workers.process.loading import load, memory_bytes
 from workers.process.spec import WorkerSpec
 from workers.process.startup import context_choice
@@ -73,3 +74,12 @@ def test_a_worker_reports_no_more_and_about_as_much(quantize: Any) -> None:
     estimated = expected.weights + rows * expected.row_bytes
     assert reported <= estimated
     assert reported == pytest.approx(estimated, rel=0.25)
+
+
+def test_recurrent_states_are_fixed(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "qwen3_5_text")
+    found = footprint(path)
+    convolution, matrices = 3 * (2 * 2 * 32 + 4 * 16), 4 * 32 * 16
+    assert found.states == 4 * state_versions(ModelConfig.from_dir(path), 4) * 4 * (convolution + matrices)
+    assert found.fixed == found.weights + found.states
+    assert found.row_bytes == 2 * 2 * 16 * 2, "one of the two layers attends"

@@ -10,6 +10,11 @@ def exp(x: Value) -> Value:
     return _unary("exp", x)
 
 
+def log1p(x: Value) -> Value:
+    """Return log(1 + x)."""
+    return _unary("log1p", x)
+
+
 def tanh(x: Value) -> Value:
     return _unary("tanh", x)
 

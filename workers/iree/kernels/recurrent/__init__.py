@@ -1,0 +1,1 @@
+"""Layers with a recurrent state: short convolutions and gated delta networks, row after row."""
