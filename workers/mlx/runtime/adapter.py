@@ -61,11 +61,8 @@ def apply_adapter(model: Any, path: Path) -> None:
             if f"{module}.{other}" not in tensors:
                 raise CheckpointError(file, f"{module}.{other}", "the tensor is missing")
         changed[module] = linear
-    model.update_modules(
-        tree_unflatten(
-            [
-                (name, AdaptedLinear(linear, *(tensors[f"{name}.{part}"] for part in PARTS), adapter.scale))
-                for name, linear in changed.items()
-            ]
-        )
-    )
+    adapted = [
+        (name, AdaptedLinear(linear, tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"], adapter.scale))
+        for name, linear in changed.items()
+    ]
+    model.update_modules(tree_unflatten(adapted))
