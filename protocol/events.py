@@ -160,6 +160,9 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     """The gateway lets a `prefill` worker compute long prompts, and others the tokens after them."""
     draft_model: Label = ""
     """The name of the model that drafts tokens for it, in speculative decoding; empty if there is none."""
+    slots_bound: Label = ""
+    """Why `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; empty if they are
+    not."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

@@ -43,6 +43,8 @@ class LoadOptions:
     """Bytes that will be free when the server has ended whose place is taken over: the KV cache may count on them."""
     reserved_bytes: int = 0
     """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
+    adapter: Path | None = None
+    """The directory of a LoRA adapter."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     workers: int = 1

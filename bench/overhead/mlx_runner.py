@@ -35,7 +35,7 @@ from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.load_options import LoadOptions
-from workers.mlx.parts import cast_parameters
+from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.runner import MlxRunner
 from workers.sampling.sample_spec import SampleSpec
 

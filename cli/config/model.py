@@ -84,6 +84,7 @@ def worker_spec(
         speculate=settings.speculate,
         draft_model=str(draft.path) if draft else "",
         draft_name=draft.name if draft else "",
+        adapter=str(Path(settings.adapter).expanduser().absolute()) if settings.adapter else "",
         prefix_cache=settings.prefix_cache,
         prefix_bytes=settings.prefix_bytes,
         prefix_cache_bytes=tier_bytes(settings),

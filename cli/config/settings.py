@@ -116,6 +116,12 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         "auto on a CPU; empty for none.",
         "MODEL",
     )
+    adapter: str = setting(
+        "",
+        ENGINE,
+        "Directory of a LoRA adapter of mlx-lm, which is applied to the model on MLX; empty for none.",
+        "DIR",
+    )
     prefix_cache: bool = setting(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
     prefix_bytes: int = setting(
         0,

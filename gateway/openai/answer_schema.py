@@ -201,6 +201,10 @@ class Model(Struct, forbid_unknown_fields=True):
     """Type of the KV cache, likewise; `auto` is the model's."""
     draft_model: str | None
     """The model that drafts tokens for it; null if there is none."""
+    slots: int | None
+    """Requests that one worker computes at once."""
+    slots_bound: str | None
+    """By what `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; otherwise null."""
     capabilities: ModelCapabilities | None
 
 

@@ -57,6 +57,8 @@ class Models:
             "quantization": described.quantization,
             "kv_dtype": described.kv_dtype,
             "draft_model": described.draft_model,
+            "slots": described.slots,
+            "slots_bound": described.slots_bound,
             "capabilities": _capabilities(self._router.capabilities(name)),
         }
 

@@ -37,6 +37,10 @@ class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """Type of the KV cache, likewise; `auto` is the model's."""
     draft_model: str | None
     """The model that drafts tokens for it, on any of its workers."""
+    slots: int | None
+    """Sequences that one of its workers computes at once; null before the first worker."""
+    slots_bound: str | None
+    """By what `slots` are fewer than the settings have; null if they are not."""
 
 
 def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
@@ -62,6 +66,8 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
         quantization=entry.quantization,
         kv_dtype=entry.kv_dtype,
         draft_model=next((hello.draft_model for hello in hellos if hello.draft_model), None),
+        slots=min((hello.slots for hello in hellos), default=None),
+        slots_bound=next((hello.slots_bound for hello in hellos if hello.slots_bound), None),
     )
 
 

@@ -69,7 +69,7 @@ class Column:
         with (
             mock.patch.multiple(GraphRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(iree_runner, "Building"),
-            mock.patch.object(mlx_runner, "_choose_device", return_value=named),
+            mock.patch.object(mlx_runner, "choose_device", return_value=named),
             mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
         ):
             yield

@@ -54,6 +54,9 @@ class RunnerCapabilities:
     state_bytes: int = 0
     """Bytes of the recurrent state of one slot; 0 if all state of a slot is its rows. Such a model may have no rows at
     all: `row_bytes` is 0 then. With `exact_rows` the state is bitwise identical as well, in any chunks and steps."""
+    replays_steps: bool = False
+    """Tokens after a prompt are computed again one by one, as they were decoded, where an answer is taken up again: for
+    a runner whose bits depend on the number of rows of a call, and on nothing else."""
     rollback_rows: int = 0
     """Rows of the last decode step of a slot that can be taken back from its recurrent state without `write_state`; 0
     if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""

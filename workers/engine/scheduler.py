@@ -229,7 +229,8 @@ class Scheduler:
         """Return the chunk ends of a prompt and the tokens after it. They are split separately, so that the prompt has
         the same chunks as in the first run."""
         sizes = self._capabilities.prefill_chunks
-        return tuple(accumulate(chunk_lengths(prompt, sizes) + chunk_lengths(after, sizes)))
+        again = (1,) * after if self._capabilities.replays_steps else chunk_lengths(after, sizes)
+        return tuple(accumulate(chunk_lengths(prompt, sizes) + again))
 
     def _running(self) -> Iterator[EngineSequence]:
         """The sequences that have a slot."""

@@ -16,7 +16,8 @@ from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
-from workers.mlx.dense_parts import (
+from workers.mlx.hybrid.states import SlotMixer
+from workers.mlx.modules.dense_parts import (
     ArceeMlp,
     CohereHeadNorm,
     NeoxArgs,
@@ -28,8 +29,7 @@ from workers.mlx.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
-from workers.mlx.mtp import LaterNorm, MtpLayer
-from workers.mlx.parts import (
+from workers.mlx.modules.parts import (
     CappedAttention,
     PlainExperts,
     PlainGelu,
@@ -39,9 +39,11 @@ from workers.mlx.parts import (
     plain_swiglu,
     ragged_attention,
 )
+from workers.mlx.modules.ungated import relu2, ungated
+from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.rotary import Rotary, no_positions
+from workers.mlx.runtime.adapter import apply_adapter
 from workers.mlx.stored_weights import load_weights
-from workers.mlx.ungated import relu2, ungated
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -63,6 +65,12 @@ class Adapter:
     """Reads `head_dim`. Without it a head has hidden_size / num_attention_heads lanes."""
     layer_types: bool = False
     """Needs `layer_types`, with both kinds of layers in it."""
+    classes: tuple[str, str] = ("Model", "ModelArgs")
+    """The classes of the model and of its fields."""
+    takes: Mapping[str, tuple["Adapter", str]] = field(default_factory=dict)
+    """Names in it that it has imported from other modules of mlx-lm, in which names are replaced in turn."""
+    mixer: str = ""
+    """The attribute of a layer that has a recurrent state; empty if all have attention."""
     adjust: Callable[[Any, ModelConfig], None] = lambda model, config: None
     """Replaces modules of the loaded model that round a factor more than transformers does, or compute otherwise."""
     fixed_biases: bool = False
@@ -76,6 +84,7 @@ class Adapter:
 
 
 LLAMA = Adapter("llama", biases=True)
+QWEN3_NEXT = Adapter("qwen3_next")
 ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -101,6 +110,15 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
+    "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
+    "qwen3_5_text": Adapter(
+        "qwen3_5",
+        always={},
+        uncompiled={},
+        classes=("TextModel", "TextModelArgs"),
+        takes={"Attention": (QWEN3_NEXT, "Qwen3NextAttention"), "MLP": (QWEN3_NEXT, "Qwen3NextMLP")},
+        mixer="linear_attn",
+    ),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
     "starcoder2": Adapter(
         "starcoder2", uncompiled={}, fixed_biases=True, free_head_dim=False, adjust=ungated("c_fc", "c_proj")
@@ -173,6 +191,8 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     spec.loader.exec_module(module)
     replacements = dict(adapter.always) if compiled else {**adapter.always, **adapter.uncompiled}
     replacements |= {key: bind_module(inner, compiled=compiled) for key, inner in adapter.submodules.items()}
+    for key, (inner, taken) in adapter.takes.items():
+        replacements[key] = getattr(bind_module(inner, compiled=compiled), taken)
     for attribute, replacement in replacements.items():
         if not hasattr(module, attribute):
             raise LoadRefused(f"mlx_lm.models.{name} has no {attribute}: {OTHER_VERSION}")
@@ -180,30 +200,40 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     return module
 
 
-def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled: bool) -> Any:
-    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows. Weights are read lazily.
+def load_architecture(
+    path: Path, config: ModelConfig, context: int, *, compiled: bool, adapter: Path | None = None
+) -> Any:
+    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows, with a LoRA `adapter`. Weights are read
+    lazily.
 
     Quantized layers stay quantized. Raises `CheckpointError` for a checkpoint that mlx-lm would compute differently or
     whose weights do not fit, `LoadRefused` for a version of mlx-lm that is not supported.
     """
-    adapter = _adapter(path, config)
-    module = bind_module(adapter, compiled=compiled)
+    family = _adapter(path, config)
+    module = bind_module(family, compiled=compiled)
     fields, _ = unwrap(Fields.read(path / "config.json"))
     weights = open_weights(path)
     weights.check_types(lambda name: is_derived(name, config))
     try:
-        args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})
-        model = module.Model(args)
-        if config.tie_embeddings and adapter.head == "removed":
+        model_class, args_class = (getattr(module, name) for name in family.classes)
+        args = args_class.from_dict({**fields.values, **_model_config(config, family)})
+        model = model_class(args)
+        if config.tie_embeddings and family.head == "removed":
             del model.lm_head
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
+    if adapter is not None:  # before modules are wrapped, whose names it has
+        apply_adapter(model, adapter)
     ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
-        getattr(module_layer, adapter.attention).rope = no_positions if layer.rope is None else ropes[layer.rope]
-    adapter.adjust(model, config)
+        if layer.kind == "attention":
+            rope = no_positions if layer.rope is None else ropes[layer.rope]
+            getattr(module_layer, family.attention).rope = rope
+        else:
+            setattr(module_layer, family.mixer, SlotMixer(getattr(module_layer, family.mixer)))
+    family.adjust(model, config)
     if mtp is not None:
         mtp.block.self_attn.rope = ropes[0]
         model.mtp = mtp
@@ -251,6 +281,9 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         )
     if not adapter.free_head_dim and config.head_dim * config.heads != config.hidden_size:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
+    if adapter.mixer == "linear_attn" and _attention_interval(config) is None:
+        problem = "is supported by the MLX backend with attention in every nth layer only"
+        raise CheckpointError(file, "layer_types", problem)
     if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
     if config.tie_embeddings and adapter.head == "kept":
@@ -258,6 +291,40 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     if config.o_bias and not (adapter.biases or adapter.fixed_biases):
         raise CheckpointError(file, "attention_bias", f"is not supported by the MLX backend for {config.family}")
     return adapter
+
+
+def _attention_interval(config: ModelConfig) -> int | None:
+    """Return n if every nth layer has attention, and no other; None otherwise."""
+    found = [number + 1 for number, layer in enumerate(config.plan) if layer.kind == "attention"]
+    if not found or found != list(range(found[0], config.layers + 1, found[0])):
+        return None
+    return found[0]
+
+
+def _hybrid_config(config: ModelConfig) -> dict[str, Any]:
+    """Fields of hybrid models, see `_model_config`."""
+    if config.delta is not None:
+        return {
+            "full_attention_interval": _attention_interval(config),
+            "linear_num_value_heads": config.delta.value_heads,
+            "linear_num_key_heads": config.delta.key_heads,
+            "linear_key_head_dim": config.delta.key_dim,
+            "linear_value_head_dim": config.delta.value_dim,
+            "linear_conv_kernel_dim": config.delta.taps,
+        }
+    if config.convolution is None:
+        return {}
+    return {
+        "norm_eps": config.rms_eps,
+        "conv_bias": False,
+        "conv_L_cache": config.convolution.taps,
+        "block_dim": config.hidden_size,
+        "block_ff_dim": config.ffn,
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [number for number, layer in enumerate(config.plan) if layer.kind == "attention"],
+    }
 
 
 def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
@@ -280,44 +347,48 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
             "mlp_only_layers": [number for number, layer in enumerate(config.plan) if not layer.experts],
         }
     )
-    return mixture | {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "vocab_size": config.vocab_size,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_eps,
-        "norm_epsilon": config.rms_eps,
-        "layer_norm_eps": config.rms_eps,
-        "norm_eps": config.rms_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": config.qkv_bias,
-        "max_position_embeddings": config.max_positions,
-        "rope_theta": config.ropes[0].theta,
-        "rope_scaling": None,
-        "rope_parameters": None,
-        "rope_traditional": False,
-        "partial_rotary_factor": 1.0,
-        "no_rope_layers": None,
-        "layer_types": kinds if adapter.layer_types else None,
-        "sliding_window": None,
-        "sliding_window_pattern": adapter.window_pattern,
-        "query_pre_attn_scalar": config.attention_scale**-2,
-        "attn_logit_softcapping": config.attention_cap,
-        "final_logit_softcapping": config.logit_cap,
-        "attention_multiplier": config.attention_scale,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "mlp_bias": config.mlp_bias,
-        "use_bias": config.qkv_bias,
-        "use_qkv_bias": config.qkv_bias,
-        "use_parallel_residual": config.parallel,
-        "qk_layernorm": config.head_norm is not None,
-        "use_qk_norm": config.head_norm is not None,
-        "layer_norm_bias": config.norm_biases,
-        "rotary_pct": 1.0,
-        "rotary_emb_base": config.ropes[0].theta,
-    }
+    return (
+        mixture
+        | _hybrid_config(config)
+        | {
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.ffn,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "vocab_size": config.vocab_size,
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_dim,
+            "rms_norm_eps": config.rms_eps,
+            "norm_epsilon": config.rms_eps,
+            "layer_norm_eps": config.rms_eps,
+            "norm_eps": config.rms_eps,
+            "tie_word_embeddings": config.tie_embeddings,
+            "attention_bias": config.qkv_bias,
+            "max_position_embeddings": config.max_positions,
+            "rope_theta": config.ropes[0].theta,
+            "rope_scaling": None,
+            "rope_parameters": None,
+            "rope_traditional": False,
+            "partial_rotary_factor": 1.0,
+            "no_rope_layers": None,
+            "layer_types": kinds if adapter.layer_types else None,
+            "sliding_window": None,
+            "sliding_window_pattern": adapter.window_pattern,
+            "query_pre_attn_scalar": config.attention_scale**-2,
+            "attn_logit_softcapping": config.attention_cap,
+            "final_logit_softcapping": config.logit_cap,
+            "attention_multiplier": config.attention_scale,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "mlp_bias": config.mlp_bias,
+            "use_bias": config.qkv_bias,
+            "use_qkv_bias": config.qkv_bias,
+            "use_parallel_residual": config.parallel,
+            "qk_layernorm": config.head_norm is not None,
+            "use_qk_norm": config.head_norm is not None,
+            "layer_norm_bias": config.norm_biases,
+            "rotary_pct": 1.0,
+            "rotary_emb_base": config.ropes[0].theta,
+        }
+    )

@@ -5,7 +5,7 @@ from typing import Any, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from workers.mlx.parts import ExactlyScaled, Multiplied
+from workers.mlx.modules.parts import ExactlyScaled, Multiplied
 
 
 class GivenRows(nn.Module):  # type: ignore[misc]

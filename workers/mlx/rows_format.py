@@ -14,7 +14,15 @@ LAYOUT = 1
 
 
 def rows_format(
-    path: Path, dtype: str, quantize: Quantize, kv_dtype: KvDtype, context: int, device: str, *, mtp: bool = False
+    path: Path,
+    dtype: str,
+    quantize: Quantize,
+    kv_dtype: KvDtype,
+    context: int,
+    device: str,
+    *,
+    adapter: Path | None = None,
+    mtp: bool = False,
 ) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
@@ -23,6 +31,8 @@ def rows_format(
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
     parts = [LAYOUT, config_digest(path), dtype, quantize, kv_dtype, context, computes, *versions]
+    if adapter is not None:
+        parts.append(config_digest(adapter))
     if mtp:
         parts.append("mtp")
     return rows_format_name("mlx", parts)

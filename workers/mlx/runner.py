@@ -1,7 +1,5 @@
 """The MLX runner: mlx-lm's models and loaders, a KV cache per slot, and one ragged forward for all rows of a step."""
 
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -32,27 +30,25 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
+from workers.engine.slot_states import SlotStates
 from workers.engine.speculation.mtp.head_rows import HeadRun
-from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenRows
+from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache
+from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
-from workers.mlx.parts import cast_parameters
-from workers.mlx.probe import gpu_advice
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
+from workers.mlx.runtime.device import OwnedDevice, adds_in_order, choose_device, evaluate_weights
+from workers.mlx.runtime.sampler import MlxSampler
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import KvDtype, Quantize, head_row_bytes, level_bits
-from workers.sampling.logit_edits import process_logits
-from workers.sampling.logprobs import RowLogprobs, decode_report, report
-from workers.sampling.sample import greedy, needs_filters, needs_rare_filters, needs_sampling, sample
+from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
-from workers.sampling.sampling_arrays import SamplingArrays, sampling_arrays
-from workers.sampling.top_candidates import UNDECIDED, sample_top_candidates
 
 PREFILL_CHUNKS = (32, 128, 512)
 DRAFTED_ROWS = 8
@@ -62,7 +58,6 @@ REPORTED_ROWS = 32
 CPU_PADDING = 64
 """Most rows by which the lengths of decode rows that attend together may differ on a CPU, where a masked key costs as
 much as any other. On a GPU a call costs more than the keys of a whole step of growth. 0 if sums are not in order."""
-TENSORS_PER_STEP = 16
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
 
@@ -84,24 +79,25 @@ class MlxRunner:
         self.capabilities = capabilities
         self._model = model
         self._config = config
-        self._device = device
+        self._owner = OwnedDevice(device)
         self._kv_bits = level_bits(kv_dtype)
         dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
         width = head_row_bytes(config.head_dim, dtype.size, kv_dtype) // dtype.size
         self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, width, dtype)
+        self._recurrent = RecurrentStates(config, capabilities.slots, getattr(mx, capabilities.dtype))
+        self._states = SlotStates(capabilities)
         self._cpu = device.type == mx.cpu
-        self._in_order = _adds_in_order(device)
+        self._in_order = adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
         self._rows = GivenRows.under(model.model) if capabilities.embedding_width else None
-        self._thread = threading.get_ident()
         self._steps = 0
-        self._sampled: tuple[mx.array, list[int]] | None = None
+        self._sampler = MlxSampler(capabilities.vocab_size)
         self._mtp = None
         if config.mtp:
             self._mtp = MlxMtpHead(
                 capabilities.slots,
                 self._mtp_hidden,
-                lambda hidden, specs: self._sample(self._logits(hidden), specs),
+                lambda hidden, specs: self._sampler.sample(self._logits(hidden), specs),
                 self._kv,
                 self._owned,
             )
@@ -115,7 +111,7 @@ class MlxRunner:
         what cannot be served, `LoadRefused` for a device that is not there.
         """
         context, quantize = config.choose_context(options.context), options.quantize
-        name, chosen = _choose_device(options.device)
+        name, chosen = choose_device(options.device)
         if name != "cpu":  # drafts of the head could not be verified
             config = config.without_mtp()
         if name == "gpu":
@@ -127,17 +123,22 @@ class MlxRunner:
         free = free_bytes()
         weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
-        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
+        state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
+        states = options.slots * state_bytes
+        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
-            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
+            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu, adapter=options.adapter)
+            if config.state_layers and name == "cpu":
+                # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
+                mx.disable_compile()
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
             cast_parameters(model, getattr(mx, kind))
-            if _adds_in_order(chosen):
+            if adds_in_order(chosen):
                 transpose_matrices(model)
-            _evaluate_weights(model, progress)
+            evaluate_weights(model, progress)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,
@@ -149,13 +150,16 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
-            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" else 0,
+            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" and not state_bytes else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(config, quantize),
-            rows_format=rows_format(path, kind, quantize, options.kv_dtype, context, name, mtp=config.mtp),
+            rows_format=rows_format(
+                path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
+            ),
             embedding_width=config.hidden_size if options.embeddings else 0,
+            state_bytes=state_bytes,
         )
         return cls(model, config, capabilities, chosen, options.kv_dtype)
 
@@ -170,18 +174,18 @@ class MlxRunner:
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_specs(self.capabilities, chunks, specs)
-        self._sampled = None
+        self._sampler.forget()
         with self._owned():
             hidden = self._forward(chunks)
             ends = accumulate(len(chunk.tokens) for chunk in chunks)
             wanted = [(end - 1, spec) for end, spec in zip(ends, specs, strict=True) if spec is not None]
-            mx.eval(self._kv.arrays, [hidden] if self._mtp is not None else [])
+            mx.eval(self._kv.arrays, self._recurrent.arrays, [hidden] if self._mtp is not None else [])
             if self._mtp is not None:
                 self._mtp.fill(FILL_ROWS)
             if not wanted:
                 return [None] * len(chunks)
             rows = mx.array([row for row, _ in wanted], dtype=mx.int32)
-            tokens = iter(self._sample(self._head(hidden[rows]), with_masks(spec for _, spec in wanted)))
+            tokens = iter(self._sampler.sample(self._head(hidden[rows]), with_masks(spec for _, spec in wanted)))
             return [None if spec is None else next(tokens) for spec in specs]
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
@@ -193,18 +197,14 @@ class MlxRunner:
             logits, specs = self._head(hidden), [row.sample for row in rows]
             if any(spec.late_mask is not None for spec in specs):
                 mx.async_eval(logits)  # type: ignore[no-untyped-call]  # while the masks are computed
-            tokens = self._sample(logits, with_masks(specs))
+            tokens = self._sampler.sample(logits, with_masks(specs))
             if self._mtp is not None:
                 self._mtp.fill(FILL_ROWS)
             return tokens
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
-        if self._sampled is None:
-            raise RuntimeError("no token was sampled by the last call")
-        logits, tokens = self._sampled
         with self._owned():
-            wanted = list(rows)
-            return self._reports(logits[mx.array(wanted)], [tokens[row] for row in wanted])
+            return self._sampler.logprobs(rows)
 
     @property
     def reported_rows(self) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ class MlxRunner:
         self, chunk: Chunk, spec: SampleSpec | None, targets: Sequence[int]
     ) -> tuple[int | None, list[RowLogprobs]]:
         check_targets(self.capabilities, chunk, targets)
-        self._sampled = None
+        self._sampler.forget()
         reports: list[RowLogprobs] = []
         with self._owned():
             hidden = self._forward([chunk])
@@ -224,17 +224,12 @@ class MlxRunner:
                 if not mx.isfinite(logits.max(axis=-1)).all().item():
                     raise NotFiniteError
                 if some := targets[at : at + REPORTED_ROWS]:
-                    reports += self._reports(logits[: len(some)], some)
+                    reports += self._sampler.reports(logits[: len(some)], some)
             mx.eval(self._kv.arrays)
             # By a call of one row, as `prefill` makes it.
             last = mx.array([len(chunk.tokens) - 1], dtype=mx.int32)
-            (token,) = [None] if spec is None else self._sample(self._head(hidden[last]), with_masks([spec]))
+            (token,) = [None] if spec is None else self._sampler.sample(self._head(hidden[last]), with_masks([spec]))
         return token, reports
-
-    def _reports(self, logits: mx.array, tokens: Sequence[int]) -> list[RowLogprobs]:
-        """Return the log-probabilities of a token for each row of logits."""
-        ids, distance, mass = map(np.array, report(mx, logits, mx.array(list(tokens), dtype=mx.int32)))
-        return decode_report(ids, distance, mass, self.capabilities.vocab_size)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
@@ -246,7 +241,10 @@ class MlxRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owned():
             check_copy(self.capabilities, self._kv.lengths.__getitem__, source, target, length)
+            written = self._kv.lengths[source]
             self._kv.copy_prefix(source, target, length)
+            if self.capabilities.state_bytes:
+                self._copy_state(source, target, length, written)
             if self._mtp is not None:
                 self._mtp.rows.copy(source, target, length)
 
@@ -261,27 +259,42 @@ class MlxRunner:
         with self._owned():
             count = check_write(self.capabilities, self._kv.lengths.__getitem__, slot, start, len(rows))
             self._kv.write(slot, count, rows)
+            self._states.rows_written(slot)
             if self._mtp is not None:
                 self._mtp.rows.forget(slot)
 
-    def read_state(self, slot: int) -> bytes | memoryview:
-        """Raise `ValueError`: no model that this runner loads has a recurrent state."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+    def _copy_state(self, source: int, target: int, length: int, written: int) -> None:
+        """Copy the recurrent state, if it goes along with so many of the `written` rows."""
+        goes_along = self._states.copied(source, target, length, written) is not None
+        if goes_along and source != target:
+            self._recurrent.copy(source, target)
+        elif not length:
+            self._recurrent.reset(target)
+
+    def read_state(self, slot: int) -> bytes:
+        with self._owned():
+            self._states.check_read(slot)
+            return self._recurrent.read(slot)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
-        """Raise `ValueError` as `read_state` does."""
-        raise ValueError(f"slot: {slot} has no recurrent state")
+        with self._owned():
+            self._states.check_write(slot, len(state))
+            self._recurrent.write(slot, state)
+            self._states.state_written(slot)
 
     def reset(self, slot: int) -> None:
         with self._owned():
             self._kv.reset(slot)
+            if self.capabilities.state_bytes:
+                self._recurrent.reset(slot)
+                self._states.reset(slot)
             if self._mtp is not None:
                 self._mtp.rows.forget(slot)
 
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
-        return {"weights": weights, "kv": self._kv.nbytes}
+        return {"weights": weights, "kv": self._kv.nbytes + self._recurrent.nbytes}
 
     def settle(self) -> None:
         """Return at once: nothing is prepared in the background."""
@@ -289,33 +302,36 @@ class MlxRunner:
     def close(self) -> None:
         with self._owned():
             self._model = None
-            self._sampled = self._mtp = None
+            self._owner.closed = True
+            self._mtp = None
+            self._sampler.forget()
             self._kv.reset_all()
             mx.clear_cache()
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
-        """Check the thread and select the device. MLX ties lazy arrays and streams to a thread: another one would hang
-        or read unfinished work. Slots whose rows a failed call has lost are empty afterwards."""
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("an MLX runner is used only by the thread that loaded it")
-        if self._model is None:
-            raise RuntimeError("the runner is closed")
-        with mx.stream(self._device):
+        """Select the device, for the thread that owns it. Slots whose rows a failed call has lost are empty
+        afterwards."""
+        with self._owner.selected():
             try:
                 yield
             except BaseException:
                 self._kv.recover()
+                if not self._recurrent.recover():
+                    self._kv.reset_all()
+                    self._states = SlotStates(self.capabilities)
                 raise
 
     def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
         """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
+        self._states.check_call(self._kv.lengths, chunks, decode=False)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
         groups, order = self._grouped(chunks)
         hidden = self._hidden([chunks[index] for index in order], groups)
         for chunk in chunks:
             self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+            self._states.prefilled(chunk.slot)
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
@@ -353,7 +369,7 @@ class MlxRunner:
         ordered = [chunks[index] for index in order]
         tokens = mx.array([token for chunk in ordered for token in chunk.tokens], dtype=mx.int32)[:, None]
         offset = _positions(ordered)
-        cache = LayerCache(self._config.layers, groups, offset, cpu=self._cpu)
+        cache = LayerCache(self._config.kv_layers - 1, groups, offset, cpu=self._cpu)
         hidden = mx.concatenate([runs[index].hidden for index in order])[:, None]
         out = self._model.mtp(hidden, self._model.model.embed_tokens(tokens), cache)
         return _as_given(out[:, 0], chunks, order)
@@ -362,7 +378,9 @@ class MlxRunner:
         """Write the KV of chunks in the order of their groups, and return their last hidden states."""
         tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
-            LayerCache(number, groups, offset, layer.window, cpu=self._cpu)
+            LayerCache(self._config.kv_index(number), groups, offset, layer.window, cpu=self._cpu)
+            if layer.kind == "attention"
+            else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
             for number, layer in enumerate(self._config.plan)
         ]
         hidden: mx.array = self._model.model(tokens, cache=caches)
@@ -403,25 +421,6 @@ class MlxRunner:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _sample(self, logits: mx.array, specs: Sequence[SampleSpec]) -> list[int | None]:
-        """Sample one token per row; None for a row with non-finite logits."""
-        self._sampled = None
-        if needs_sampling(specs):
-            changed = process_logits(mx, logits, specs)
-            given, filters, rare = sampling_arrays(specs), needs_filters(specs), needs_rare_filters(specs)
-            arrays = SamplingArrays(*map(mx.array, (given if rare else given.common).given))
-            if not filters or rare:
-                sampled = sample(mx, changed, arrays, filters=filters)
-            else:
-                sampled = sample_top_candidates(mx, changed, arrays)
-                if (sampled == UNDECIDED).any().item():
-                    sampled = sample(mx, changed, arrays)
-        else:
-            sampled = greedy(mx, logits)
-        tokens: list[int] = np.array(sampled).tolist()
-        self._sampled = logits, tokens
-        return [token if token >= 0 else None for token in tokens]
-
 
 def _positions(chunks: Sequence[Chunk]) -> mx.array:
     """Return the positions of the rows of chunks, int32 [rows]."""
@@ -440,38 +439,3 @@ def _quantization(config: ModelConfig, quantize: Quantize) -> str:
     if config.quantization is not None:
         return config.quantization.widths
     return "" if quantize == "none" else quantize
-
-
-def _choose_device(device: str) -> tuple[str, mx.Device]:
-    """Find "cpu", "gpu" (Metal or CUDA) or, for "", the best device: its name and MLX's device.
-
-    Raises `LoadRefused` when this machine does not have it.
-    """
-    available = {"cpu": mx.Device(mx.cpu)}
-    if mx.is_available(mx.Device(mx.gpu)):
-        available["gpu"] = mx.Device(mx.gpu)
-    name = device or list(available)[-1]
-    if name not in available:
-        advice = f"; {advice}" if name == "gpu" and (advice := gpu_advice()) else ""
-        raise LoadRefused(
-            f"device: {device!r} is not a device of MLX on this machine, which has {' and '.join(available)}: set "
-            f"--device {list(available)[-1]}{advice}. `baton doctor` shows which devices work here"
-        )
-    return name, available[name]
-
-
-def _adds_in_order(device: mx.Device) -> bool:
-    """Return whether MLX adds one term after the other there, so that neither zeros nor another layout change a sum.
-
-    On macOS its CPU backend adds in SIMD lanes, and which terms share a lane depends on the number of keys.
-    """
-    return bool(device.type == mx.cpu) and sys.platform != "darwin"
-
-
-def _evaluate_weights(model: Any, progress: Progress) -> None:
-    """Read the weights into memory, a few tensors at a time."""
-    arrays = [array for _, array in tree_flatten(model.parameters())]
-    for first in range(0, len(arrays), TENSORS_PER_STEP):
-        progress("weights", first, len(arrays))
-        mx.eval(arrays[first : first + TENSORS_PER_STEP])
-    progress("weights", len(arrays), len(arrays))

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,8 @@ from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.lone_config import LoneConfig
     from workers.iree.build.compile_client import Built
-
-    Loader = Callable[[Path, ModelConfig, LoadOptions, Progress], Runner]
 
 PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
 """Modules that each backend needs."""
@@ -88,18 +88,21 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = open_checkpoint(spec)
-    return _loader(backend)(path, config, options_of(spec, backend, config), progress)
+    return _load_on(backend, path, config, options_of(spec, backend, config), progress)
 
 
-def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig]":
+def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]":
     """Return the directory and the description of a checkpoint, all of whose tensors are used. Reads the headers of its
-    weight files. Raises `CheckpointError`."""
+    weight files, unless only mlx-lm describes them. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import check_tensors, is_derived
     from workers.checkpoints.checkpoint import open_weights
+    from workers.checkpoints.lone_config import LoneConfig
 
-    path = Path(spec.model_path)
+    path, config = Path(spec.model_path), served_config(spec)
+    if isinstance(config, LoneConfig):
+        config.weight_bytes(path, spec.dtype)
+        return path, config
     weights = open_weights(path)
-    config = served_config(spec)
     check_tensors(weights, config, path, weights.adds_nothing)
     weights.check_types(lambda name: is_derived(name, config))
     if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
@@ -124,19 +127,31 @@ def _may_verify_drafts(spec: WorkerSpec) -> bool:
     return spec.device == "cpu" or (not spec.device and sys.platform != "darwin")
 
 
-def served_config(spec: WorkerSpec) -> "ModelConfig":
-    """Return the description of a checkpoint, with its head for multi-token prediction if that drafts tokens. Raises
-    `CheckpointError`."""
+def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
+    """Return the description of a checkpoint, with its head for multi-token prediction if that drafts tokens; a
+    `LoneConfig` for a model that only mlx-lm describes. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import has_mtp
     from workers.checkpoints.checkpoint import ModelConfig, open_weights
 
     path = Path(spec.model_path)
+    if choose_backend(spec) == "mlx":
+        from workers.mlx.alone.choice import lone_config
+
+        if (lone := lone_config(path, spec.context)) is not None:
+            return lone
     config = ModelConfig.from_dir(path)
     wanted = drafts_by_head(spec) and config.mtp_layers
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 
-def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOptions:
+def slots_of(spec: WorkerSpec, config: "ModelConfig | LoneConfig") -> int:
+    """Return the sequences that a worker computes at once: one of a model that only mlx-lm describes."""
+    from workers.checkpoints.lone_config import LoneConfig
+
+    return 1 if isinstance(config, LoneConfig) else spec.max_batch_size
+
+
+def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
     # Slow imports, which a script does not need.
     from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
@@ -149,7 +164,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         quantize=config.choose_quantization(spec.quantize),
         kv_dtype=spec.kv_dtype,
         cpu=spec.cpu,
-        slots=spec.max_batch_size,
+        slots=slots_of(spec, config),
         context=context,
         cache_dir=cache_dir(spec),
         threads=spec.threads,
@@ -158,6 +173,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         kv_bytes=kv_bytes_of(spec, backend, config, context),
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
+        adapter=Path(spec.adapter) if spec.adapter else None,
         embeddings=spec.embeddings,
         workers=spec.workers,
         place=spec.place,
@@ -172,26 +188,39 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     backend = choose_backend(spec)
     if backend != "iree":
         raise NothingToCompile(f"the {backend} backend compiles nothing ahead of time")
+    from workers.checkpoints.checkpoint import ModelConfig
     from workers.iree.build.ahead_of_time import compile_ahead
 
     path, config = open_checkpoint(spec)
+    assert isinstance(config, ModelConfig)  # others are for mlx
     return compile_ahead(path, config, options_of(spec, backend, config), progress)
 
 
-def _loader(backend: str) -> "Loader":
+def _load_on(
+    backend: str, path: Path, config: "ModelConfig | LoneConfig", options: LoadOptions, progress: Progress
+) -> Runner:
     """Raises `BackendMissing` when an installed package cannot be imported, as MLX without its library."""
+    from workers.checkpoints.lone_config import LoneConfig
+
+    load: Callable[[], Runner]
     try:
-        if backend == "mlx":
+        if isinstance(config, LoneConfig):
+            from workers.mlx.alone.runner import LoneRunner
+
+            load = partial(LoneRunner.load, path, config, options, progress)
+        elif backend == "mlx":
             from workers.mlx.runner import MlxRunner
 
-            return MlxRunner.load
-        from workers.iree.runner import IreeRunner
+            load = partial(MlxRunner.load, path, config, options, progress)
+        else:
+            from workers.iree.runner import IreeRunner
 
-        return IreeRunner.load
+            load = partial(IreeRunner.load, path, config, options, progress)
     except ImportError as error:
         raise BackendMissing(
             f"the {backend} backend cannot be imported: {error}: pip install 'baton-serve[{backend}]'"
         ) from error
+    return load()
 
 
 def cache_dir(spec: WorkerSpec) -> Path:

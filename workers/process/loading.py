@@ -33,6 +33,7 @@ from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
 from workers.process.draft_loading import drafting_by, load_draft, plan_draft
 from workers.process.spec import WorkerSpec
+from workers.process.startup.alone import log_alone
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
 from workers.text.byte_tokenizer import ByteTokenizer
@@ -84,6 +85,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     progress("start backend", 0, 1)  # slow imports, before the backend can report progress itself
     planned = plan_draft(spec)
     runner = load_runner(spec, progress)
+    log_alone(spec, runner.capabilities.slots)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
         draft = None if planned is None else load_draft(planned, progress)

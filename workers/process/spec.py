@@ -69,6 +69,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Directory of a smaller model with the same tokenizer, which drafts tokens; empty for none."""
     draft_name: Label = ""
     """The name under which it is shown."""
+    adapter: str = ""
+    """Directory of a LoRA adapter of mlx-lm, which is applied to the model; empty for none."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0

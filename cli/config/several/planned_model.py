@@ -69,8 +69,9 @@ class PlannedModel:
     def filling(self, budget: int, context: int) -> Self:
         """This model with a KV cache that has all of a budget, up to the whole context of every slot."""
         memory = self.memory
+        slots = 1 if self.footprint.alone else self.spec.max_batch_size
         room = (budget - memory.fixed) // memory.row_bytes if memory.row_bytes else 0
-        rows = max(memory.rows(context), min(self.spec.max_batch_size * context, room))
+        rows = max(memory.rows(context), min(slots * context, room))
         return self if self.spec.kv_bytes else replaced(self, footprint=replaced(self.footprint, rows=rows))
 
     def specs(self, context: int, first: int) -> list[WorkerSpec]:

@@ -21,7 +21,7 @@ from workers.engine.runner import Chunk
 from workers.errors import LoadRefused
 from workers.mlx import architecture
 from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load_architecture
-from workers.mlx.parts import Multiplied, ragged_attention
+from workers.mlx.modules.parts import Multiplied, ragged_attention
 
 TOKENS = tuple(range(3, 90))
 

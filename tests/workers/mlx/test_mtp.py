@@ -96,7 +96,7 @@ def test_a_worker_drafts_with_the_head(tmp_path: Path) -> None:
 def test_a_gpu_leaves_the_head_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its drafts could not be verified there."""
     path = make_checkpoint(tmp_path, "mimo")
-    monkeypatch.setattr(runner_module, "_choose_device", lambda _: ("gpu", mx.Device(mx.cpu)))
+    monkeypatch.setattr(runner_module, "choose_device", lambda _: ("gpu", mx.Device(mx.cpu)))
     monkeypatch.setattr(runner_module, "maybe_set_recommended_wired_limit", lambda: None)
     runner = load_with_head(path)
     assert runner.draft_head is None

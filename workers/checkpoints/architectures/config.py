@@ -119,6 +119,12 @@ class ModelConfig:
         fields, _ = unwrap(Fields.read(path / "config.json"))
         return _read(fields, families)
 
+    @classmethod
+    def family_of(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> str:
+        """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes."""
+        fields, _ = unwrap(Fields.read(path / "config.json"))
+        return _family(fields, families)
+
     @property
     def layers(self) -> int:
         return len(self.plan)

@@ -29,8 +29,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "Qwen3_5ForConditionalGeneration": Wrapper(
         "qwen3_5_text",
-        {"model.language_model.": "model.", "lm_head.": "lm_head.", "mtp.": "mtp."},
-        ("model.visual.",),
+        # As published, and as mlx-lm writes them.
+        {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head.", "mtp.": "mtp."},
+        ("model.visual.", "vision_tower."),
     ),
 }
 """The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on, Qwen 3.5 in all sizes."""

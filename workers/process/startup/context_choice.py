@@ -8,6 +8,7 @@ from typing import Literal
 from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
@@ -34,7 +35,7 @@ class ContextChoice:
     """The bound of the context; empty if it is the model's own."""
 
     @classmethod
-    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig) -> "ContextChoice":
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> "ContextChoice":
         """Choose the context of the checkpoint of `spec`. Raises `CheckpointError` and `LoadRefused` for one that was
         asked for.
 
@@ -58,26 +59,32 @@ class ContextChoice:
         if spec.chosen_context:
             context = min(spec.chosen_context, most)
             return cls(context, most, "memory" if context < most else "")
+        if isinstance(config, LoneConfig) and not config.row_bytes:
+            return cls(least, most, "memory")
         rows = _rows(spec, backend, config)
         if rows >= most:
             return cls(most, most, "")
         return cls(max(least, _rounded(rows)), most, "memory")
 
 
-def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the bytes of the KV cache of one token."""
+    if isinstance(config, LoneConfig):
+        return max(1, config.row_bytes)
     padding = WidthPadding.of(config) if backend == "iree" else None
     lanes = config.head_dim if padding is None else padding.head.padded
     head = head_row_bytes(lanes, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
     return 2 * config.kv_layers * config.kv_heads * head
 
 
-def state_bytes(spec: WorkerSpec, config: ModelConfig) -> int:
+def state_bytes(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> int:
     """Return the bytes of the recurrent states of all slots: on a CPU, as elsewhere there are fewer."""
+    if isinstance(config, LoneConfig):  # known when it is loaded
+        return 0
     return spec.max_batch_size * state_versions(config, spec.max_batch_size) * config.state_bytes
 
 
-def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the bytes of the KV caches of one token: of the model, and of its draft model if there is one."""
     own = row_bytes(spec, backend, config)
     if not spec.draft_model:
@@ -87,7 +94,7 @@ def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
 
 def addressed_rows(spec: WorkerSpec, row_bytes_: int) -> int:
     """Return the tokens of a slot for which a process has addresses."""
-    return ADDRESS_BYTES // (row_bytes_ * spec.max_batch_size)
+    return ADDRESS_BYTES // (max(1, row_bytes_) * spec.max_batch_size)
 
 
 def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
@@ -95,7 +102,7 @@ def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
     return backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS
 
 
-def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: int) -> int:
+def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, context: int) -> int:
     """Return the bytes of KV cache for a load with this context: those of the setting, or with `kv_most` as many as
     memory allows up to that, but at least one context; 0 without either. Beside a draft model they are never 0, and
     those of the model itself. For a worker, whose parent is the server."""
@@ -110,14 +117,18 @@ def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig, context: in
     return one * (rows if spec.kv_bytes else max(context, rows))
 
 
-def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
+def kind_of(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> WeightDtype:
     """Return the type of the weights and of the KV cache of a checkpoint."""
     return config.dtype if spec.dtype == "auto" else spec.dtype
 
 
-def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
+def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
-    weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+    path = Path(spec.model_path)
+    if isinstance(config, LoneConfig):
+        weights = config.weight_bytes(path, spec.dtype)
+    else:
+        weights = weight_bytes(open_weights(path), kind_of(spec, config), spec.quantize, mtp=config.mtp)
     weights += state_bytes(spec, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
@@ -128,7 +139,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     return max(0, kv_share(free, spec.workers, weights))
 
 
-def _rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
+def _rows(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the rows that the KV cache can have. For the server itself: its workers get their context."""
     one = both_row_bytes(spec, backend, config)
     free = spec.kv_bytes or _free_for_kv(spec, config, os.getpid())

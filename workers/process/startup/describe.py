@@ -21,6 +21,7 @@ from workers.process.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.lone_config import LoneConfig
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax", "llguidance"), "mlx": ("mlx", "mlx-lm", "llguidance")}
 """Distributions that define the arithmetic of a backend, and the tokens that a grammar allows."""
@@ -41,6 +42,8 @@ class Described:
     """Digest of everything that determines the tokens of a sequence."""
     model_digest: str
     """Digest of the checkpoint alone."""
+    slots_bound: str = ""
+    """See `Hello.slots_bound`: the worker has one slot if it is not empty."""
 
 
 def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
@@ -59,12 +62,17 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import config_digest  # slow imports that a script does not need
+    from workers.checkpoints.lone_config import LoneConfig
+    from workers.process.startup.alone import check_alone
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
 
     path = Path(spec.model_path)
     config = served_config(spec)
-    if spec.draft_model:
+    lone = isinstance(config, LoneConfig)
+    if isinstance(config, LoneConfig):
+        check_alone(spec, config)
+    elif spec.draft_model:
         check_draft(spec, backend, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
     context = chosen.context
@@ -72,6 +80,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     # Batch size and number of threads do not affect the tokens of a sequence.
     model = config_digest(path)
     by = _computed_by(backend, spec.cpu, compile_only)
+    if spec.adapter:
+        model = hashlib.sha256(f"{model} {_adapter_digest(spec, backend)}".encode()).hexdigest()[:32]
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
     if spec.kv_dtype != "auto":
         settings += f" kv {spec.kv_dtype}"
@@ -82,7 +92,10 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     if (spec.tool_parser, spec.reasoning_parser) != (AUTO, AUTO):
         settings += f" parsers {spec.tool_parser} {spec.reasoning_parser}"
     digest = hashlib.sha256(settings.encode()).hexdigest()[:32]
-    return Described(backend, device[:MAX_NAME], context, chosen.model_context, chosen.bound, digest, model)
+    bound = "model" if lone and spec.max_batch_size > 1 else ""
+    return Described(
+        backend, device[:MAX_NAME], context, chosen.model_context, chosen.bound, digest, model, slots_bound=bound
+    )
 
 
 def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
@@ -95,7 +108,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         model=spec.model_name,
         backend=described.backend,
         device=described.device,
-        slots=spec.max_batch_size,
+        slots=1 if described.slots_bound else spec.max_batch_size,
         context=described.context,
         config_digest=described.digest,
         model_digest=described.model_digest,
@@ -103,12 +116,24 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         context_bound=described.context_bound,
         phases=spec.role,
         draft_model=spec.draft_name,
+        slots_bound=described.slots_bound,
     )
 
 
 def _scripted_digest(spec: WorkerSpec) -> str:
     """Return the name of the model's directory: a scripted model has no checkpoint."""
     return Path(spec.model_path).name[:MAX_NAME] or "scripted"
+
+
+def _adapter_digest(spec: WorkerSpec, backend: str) -> str:
+    """Digest of an adapter. Raises `LoadRefused` for a backend that applies none, and `CheckpointError`."""
+    from workers.checkpoints.adapter_files import read_adapter
+    from workers.checkpoints.checkpoint import config_digest
+
+    if backend != "mlx":
+        raise LoadRefused(f"adapter: the {backend} backend applies none: take --backend mlx, or leave it out")
+    read_adapter(Path(spec.adapter))
+    return config_digest(Path(spec.adapter))
 
 
 def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
@@ -123,7 +148,7 @@ def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
     return f"{versions} {sys.platform} {chosen.kind}"
 
 
-def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str, str]:
+def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> tuple[str, str]:
     """Return the device, as far as it is known without the backend's slow import, and what identifies its arithmetic.
 
     The arithmetic of a GPU is known only once it is opened, so each machine's GPU counts as a kind of its own.
@@ -131,8 +156,10 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig") -> tuple[str,
     if backend != "iree":
         device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
         return device, device if device == "cpu" else f"{device} {platform.node()}"
+    from workers.checkpoints.checkpoint import ModelConfig
     from workers.iree.device.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
 
+    assert isinstance(config, ModelConfig)  # others are for mlx
     cpus = CpuPlan.of_host(spec.workers, spec.threads, spec.threads_bind).at(spec.place)
     device, _ = choose_device(spec.device, spec.threads, config, cpus.threads)
     if driver_of(device) in LOCAL_DRIVERS:

@@ -91,6 +91,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         spec,
         model_path=spec.draft_model,
         draft_model="",
+        adapter="",
         speculate="off",
         embeddings=False,
         chosen_context=0,

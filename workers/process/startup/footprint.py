@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.memory_estimate import estimate_weights
-from workers.process.backends import choose_backend, served_config
+from workers.process.backends import choose_backend, served_config, slots_of
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import (
     ContextChoice,
@@ -32,6 +33,8 @@ class Footprint:
     """Tokens of the largest context; equal to `least` if it is not left open."""
     states: int = 0
     """Bytes of the recurrent states of all slots, of the draft model as well."""
+    alone: bool = False
+    """It computes one sequence at a time, whatever the settings say."""
 
     @property
     def fixed(self) -> int:
@@ -54,10 +57,13 @@ class Footprint:
             least = most = ContextChoice.of(spec, backend, config).context
         elif not spec.context and not allocates_cache(spec, backend):
             most = max(least, min(config.max_positions, addressed_rows(spec, one)))
-        rows = spec.max_batch_size * least
-        if spec.kv_bytes:
+        rows = slots_of(spec, config) * least
+        if spec.kv_bytes and one:
             rows = min(rows, spec.kv_bytes // one)
         paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
-        weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-        states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
-        return cls(weights, one, rows, least, most, states)
+        if isinstance(config, LoneConfig):
+            weights, states = config.weight_bytes(path, spec.dtype), 0
+        else:
+            weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
+            states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
+        return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_map_with_path, tree_unflatten
 from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.checkpoints.checkpoint import ModelConfig
@@ -165,13 +165,19 @@ class Float32Scales(nn.Module):  # type: ignore[misc]
 
 
 def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Cast the floating-point parameters of a model, except scales that `dtype` would round: those become float32."""
+    """Cast the floating-point parameters of a model, except those that it keeps as they are, and scales that `dtype`
+    would round: those become float32."""
     wide = {
         name: (module, module.scales.astype(mx.float32), module.biases.astype(mx.float32))
         for name, module in model.named_modules()
         if "scales" in module and module.scales.dtype != dtype
     }
-    model.apply(lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array)
+    casts = getattr(model, "cast_predicate", lambda name: True)
+
+    def cast(name: str, array: mx.array) -> mx.array:
+        return array.astype(dtype) if casts(name) and mx.issubdtype(array.dtype, mx.floating) else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
     if dtype == mx.float32:
         return
     for module, scales, biases in wide.values():

@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx_lm.models import gpt_neox, phi, stablelm
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.mlx.ungated import ungated
+from workers.mlx.modules.ungated import ungated
 
 
 def _attend(attention: Any, x: mx.array, cache: Any) -> mx.array:

@@ -1,0 +1,1 @@
+"""Hybrid models in the batched runner: layers with recurrent state beside attention."""

@@ -1,0 +1,1 @@
+"""Parts that all runners on MLX share: the device and its thread, the sampler, and adapters."""
