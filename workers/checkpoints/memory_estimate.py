@@ -21,7 +21,7 @@ def estimate_weights(path: Path, *, dtype: Dtype, quantize: Quantize) -> int:
 
     Raises `CheckpointError`.
     """
-    config, weights, total = ModelConfig.from_dir(path), open_weights(path), 0.0
+    config, weights, total = ModelConfig.from_dir(path), open_weights(path, quantize), 0.0
     itemsize = 4 if dtype == "float32" or (dtype == "auto" and config.dtype == "float32") else 2
     for name in weights:
         own, shape = weights.format(name), weights.shape(name)

@@ -10,9 +10,9 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.models import gemma2
 
-from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
 from workers.mlx.mtp import LaterNorm, MtpLayer
@@ -28,6 +28,7 @@ from workers.mlx.parts import (
 )
 from workers.mlx.rotary import Rotary, no_positions
 from workers.mlx.stored_weights import load_weights
+from workers.precision import Quantize
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -106,16 +107,17 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     return module
 
 
-def load_architecture(path: Path, config: ModelConfig, context: int, *, compiled: bool) -> Any:
+def load_architecture(path: Path, config: ModelConfig, context: int, quantize: Quantize, *, compiled: bool) -> Any:
     """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows. Weights are read lazily.
 
-    Quantized layers stay quantized. Raises `CheckpointError` for a checkpoint that mlx-lm would compute differently or
-    whose weights do not fit, `LoadRefused` for a version of mlx-lm that is not supported.
+    Quantized layers stay quantized, unless a GGUF file is to be quantized anew by `quantize`. Raises `CheckpointError`
+    for a checkpoint that mlx-lm would compute differently or whose weights do not fit, `LoadRefused` for a version of
+    mlx-lm that is not supported.
     """
     adapter = _adapter(path, config)
     module = bind_module(adapter, compiled=compiled)
-    fields, _ = unwrap(Fields.read(path / "config.json"))
-    weights = open_weights(path)
+    fields, _ = unwrap(read_fields(path))
+    weights = open_weights(path, quantize)
     weights.check_types()
     try:
         args = module.ModelArgs.from_dict({**fields.values, **_model_config(config, adapter)})

@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
+from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
@@ -125,13 +126,13 @@ class MlxRunner:
         head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
         row_bytes = 2 * config.kv_layers * config.kv_heads * head
         free = free_bytes()
-        weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
+        weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
-            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu)
+            model = load_architecture(path, config, context, quantize, compiled=chosen.type != mx.cpu)
             if quantize != "none":
                 quantize_matrices(path, model, 8 if quantize == "int8" else 4)
             cast_parameters(model, getattr(mx, kind))
@@ -153,7 +154,7 @@ class MlxRunner:
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
-            quantization=_quantization(config, quantize),
+            quantization=_quantization(open_weights(path, quantize), config, quantize),
             rows_format=rows_format(path, kind, quantize, options.kv_dtype, context, name, mtp=config.mtp),
             embedding_width=config.hidden_size if options.embeddings else 0,
         )
@@ -428,7 +429,9 @@ def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -
     return hidden[mx.array(rows_as_given([len(chunk.tokens) for chunk in chunks], order), dtype=mx.int32)]
 
 
-def _quantization(config: ModelConfig, quantize: Quantize) -> str:
+def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:
+    if isinstance(weights, GgufWeights) and quantize == "none":
+        return weights.widths()
     if config.quantization is not None:
         return config.quantization.widths
     return "" if quantize == "none" else quantize

@@ -6,9 +6,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
-from workers.checkpoints.weights import Weights
+from workers.checkpoints.weights import SafetensorsWeights, Weights
+from workers.mlx.gguf_tensors import Groups, read_gguf
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -20,7 +22,12 @@ def load_weights(model: Any, weights: Weights, quantization: Quantization | None
 
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
-    tensors = _read(weights)
+    groups: Groups | None = None
+    if isinstance(weights, GgufWeights):
+        tensors, groups = read_gguf(weights)
+    else:
+        assert isinstance(weights, SafetensorsWeights)  # there is no third kind
+        tensors = _read(weights)
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:
@@ -29,11 +36,13 @@ def load_weights(model: Any, weights: Weights, quantization: Quantization | None
         tensors = model.sanitize(tensors)
     if quantization is not None:
         _quantize_modules(model, tensors, quantization)
+    if groups is not None:
+        _quantize_groups(model, groups)
     model.eval()
     model.load_weights(list(tensors.items()), strict=True)
 
 
-def _read(weights: Weights) -> dict[str, mx.array]:
+def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
     """Open the tensors where `weights` has found them; other files of the folder are left alone."""
     files: dict[str, Any] = {}
     tensors = {}
@@ -54,6 +63,18 @@ def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization:
         return {"group_size": module.weight.shape[-1] if group == -1 else group, "bits": bits}
 
     nn.quantize(model, class_predicate=groups)
+
+
+def _quantize_groups(model: Any, groups: Groups) -> None:
+    """Replace the modules that have groups by quantized ones."""
+
+    def group(name: str, module: Any) -> bool | dict[str, int]:
+        if name not in groups:
+            return False
+        size, bits = groups[name]
+        return {"group_size": size, "bits": bits}
+
+    nn.quantize(model, class_predicate=group)
 
 
 def _from_awq(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:

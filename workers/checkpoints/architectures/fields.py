@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoints.json_files import CheckpointError, read_json
+from workers.checkpoints.json_files import CheckpointError
 
 MAX_SIZE = 1 << 24
 """Above any real width, vocabulary or number of positions: a hostile config must not allocate absurd memory."""
@@ -25,11 +25,6 @@ class Fields:
         self.values = values
         self._defaults = defaults or {}
         self._prefix = prefix
-
-    @classmethod
-    def read(cls, file: Path) -> "Fields":
-        """Raises `CheckpointError` when there is no JSON object in the file."""
-        return cls(file, read_json(file))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
         return Fields(self.file, self.values, defaults, self._prefix)

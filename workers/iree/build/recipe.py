@@ -85,7 +85,7 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only: take a CPU or --backend mlx"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
+        stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         if tiled and self.kv_dtype == "int4" and config.head_dim % (2 * LANES):

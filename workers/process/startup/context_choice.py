@@ -111,11 +111,13 @@ def kind_of(spec: WorkerSpec, config: ModelConfig) -> WeightDtype:
 
 def _free_for_kv(spec: WorkerSpec, config: ModelConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
-    weights = weight_bytes(open_weights(Path(spec.model_path)), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+    weights = weight_bytes(
+        open_weights(Path(spec.model_path), spec.quantize), kind_of(spec, config), spec.quantize, mtp=config.mtp
+    )
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))
-        weights += weight_bytes(open_weights(draft), kind, spec.quantize)
+        weights += weight_bytes(open_weights(draft, spec.quantize), kind, spec.quantize)
     reserved = tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir)
     free = spare_bytes() + leaving_bytes(spec.predecessor, server) - reserved
     return max(0, kv_share(free, spec.workers, weights))
