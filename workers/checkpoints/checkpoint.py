@@ -91,4 +91,8 @@ def _texts(path: Path) -> object:
     model, added = read.get("model"), read.get("added_tokens") or []
     if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
         raise CheckpointError(document_file(path, TOKENIZER), "", "is no tokenizer")
-    return model.get("vocab"), {each.get("id"): each.get("content") for each in added}, read.get("decoder")
+    vocab, decoder = model.get("vocab"), read.get("decoder")
+    tokens = {each.get("content"): each.get("id") for each in added}
+    if isinstance(decoder, dict) and decoder.get("type") == "ByteLevel":
+        decoder = "ByteLevel"  # whose settings concern the splitting of text
+    return ({**vocab, **tokens} if isinstance(vocab, dict) else (vocab, tokens)), decoder
