@@ -15,11 +15,11 @@ _OTHER_PARTS = re.compile(r"(mmproj|mtp|imatrix)[-_.]|.*[-_.](mmproj|imatrix)", 
 
 
 def gguf_path(path: Path) -> Path | None:
-    """Return the GGUF file of a model: `path` itself, or the only one of a folder without config.json; None for what is
+    """Return the GGUF file of a model: `path` itself, or the only one of a folder without safetensors; None for what is
     no GGUF model. Any shard stands for all. Raises `CheckpointError` for a folder with several."""
     if path.suffix == SUFFIX and not path.is_dir():
         return first_file(path)
-    if not path.is_dir() or (path / "config.json").exists():
+    if not path.is_dir() or any(path.glob("*.safetensors*")):
         return None
     files = models(file.name for file in path.glob(f"*{SUFFIX}"))
     if len(files) > 1:
