@@ -7,9 +7,8 @@ follow from the scores of the tokens as in transformers' `convert_slow_tokenizer
 from typing import Any
 
 from workers.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
-from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, Vocabulary
+from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Vocabulary
 
-SPACE = "\u2581"
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -88,19 +87,24 @@ def _bpe(vocabulary: dict[str, int], merges: list[list[str]], **options: Any) ->
 
 
 def _merges(vocabulary: Vocabulary, used: dict[str, int]) -> list[list[str]]:
-    """Return all pairs of tokens that make a token, that with the best score first, as SentencePiece merges them."""
+    """Return all pairs of tokens that make a token, that with the best score first, as SentencePiece merges them.
+
+    The tokens of Gemma are in the order of their merges, which their scores do not follow.
+    """
     scores = vocabulary.get("scores")
     if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
         raise vocabulary.error("scores", f"is not a list of the scores of {len(vocabulary.tokens)} tokens")
+    if str(vocabulary.model.metadata.get("general.architecture")).startswith("gemma"):
+        scores = range(0, -len(scores), -1)
     found: list[tuple[float, int, int, str, str]] = []
-    for ident, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind != NORMAL:
+    for token, ident in used.items():
+        if vocabulary.types[ident] not in (NORMAL, USER_DEFINED):
             continue
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]
             if left in used and right in used:
-                found.append((-float(scores[ident]), used[left], used[right], left, right))
-    found.sort(key=lambda merge: merge[:3])
+                found.append((float(scores[ident]), at, len(right), left, right))
+    found.sort(key=lambda merge: merge[:3], reverse=True)
     return [[left, right] for *_, left, right in found]
 
 

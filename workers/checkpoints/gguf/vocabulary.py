@@ -8,6 +8,8 @@ from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.json_files import CheckpointError
 
 PREFIX = "tokenizer.ggml."
+SPACE = "\u2581"
+"""SentencePiece's character for a space."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 ROLES: Mapping[str, str] = {
@@ -50,6 +52,8 @@ class Vocabulary:
         types = model.metadata.get(f"{PREFIX}token_type", [NORMAL] * len(tokens))
         if not isinstance(types, list) or len(types) != len(tokens):
             raise model.error(f"{PREFIX}token_type", f"is not a list of the types of {len(tokens)} tokens")
+        if model.metadata.get(f"{PREFIX}model") == "llama":  # converters write runs of spaces, which no text has later
+            tokens = [token.replace(" ", SPACE) if token.isspace() else token for token in tokens]
         seen: dict[str, int] = {}
         for number, token in enumerate(tokens):
             if seen.setdefault(token, number) != number and token:
@@ -97,7 +101,7 @@ class Vocabulary:
             {
                 "id": ident,
                 "content": token,
-                "normalized": kind == USER_DEFINED and "\u2581" in token,
+                "normalized": kind == USER_DEFINED and SPACE in token,
                 "special": kind != USER_DEFINED,
                 **flags,
             }
