@@ -41,10 +41,15 @@ TypeOf = Callable[[str], Type]
 
 
 def make_gguf(
-    checkpoint: Path, file: Path, kind: Type | TypeOf = Type.F32, *, metadata: Mapping[str, Any] | None = None
+    checkpoint: Path,
+    file: Path,
+    kind: Type | TypeOf = Type.F32,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    shards: int = 0,
 ) -> Path:
     """Write `file`; `kind` is the type of matrices, or gives that of each by its name in the file. `metadata` replaces
-    keys."""
+    keys. With `shards` the file is split into so many, whose names follow from its own."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     values = {"general.architecture": gguf.MODEL_ARCH_NAMES[arch]}
@@ -52,8 +57,16 @@ def make_gguf(
     values |= _tokenizer(checkpoint, config["vocab_size"])
     values |= metadata or {}
     tensors = _tensors(checkpoint, config, gguf.get_tensor_name_map(arch, config["num_hidden_layers"]))
-    write_gguf(file, values, tensors, kind)
-    return file
+    if not shards:
+        write_gguf(file, values, tensors, kind)
+        return file
+    names = list(tensors)
+    for number in range(shards):
+        part = {name: tensors[name] for name in names[number::shards]}
+        split = {"split.no": number, "split.count": shards, "split.tensors.count": len(names)}
+        own = values if number == 0 else {"general.architecture": values["general.architecture"]}
+        write_gguf(file.with_name(f"{file.stem}-{number + 1:05}-of-{shards:05}.gguf"), own | split, part, kind)
+    return file.with_name(f"{file.stem}-00001-of-{shards:05}.gguf")
 
 
 def write_gguf(
@@ -165,7 +178,9 @@ def _divisors(config: Mapping[str, Any]) -> Tensors:
     length = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dims, 2) / dims)
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     low, high = original / scaling["low_freq_factor"], original / scaling["high_freq_factor"]
-    smooth = (original / length - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
+    smooth = (original / length - scaling["low_freq_factor"]) / (
+        scaling["high_freq_factor"] - scaling["low_freq_factor"]
+    )
     between = 1 / ((1 - smooth) / factor + smooth)
     divisors = np.where(length < high, 1.0, np.where(length > low, factor, between))
     return {"rope_freqs.weight": divisors.astype(np.float32)}

@@ -170,6 +170,7 @@ IMPORTED_IN = {
     "tokenizers": ("workers/", "models/"),
     "jinja2": ("workers/text/", "models/"),
     "safetensors": ("workers/", "models/"),
+    "gguf": ("workers/checkpoints/gguf/",),
     "huggingface_hub": ("workers/hub/",),
     "typer": ("cli/",),
     "rich": ("cli/",),

@@ -22,6 +22,8 @@ def read_eos_ids(path: Path) -> frozenset[int]:
             value = text.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
-            raise CheckpointError(document_file(path, name), "eos_token_id", f"{value!r} is neither a token id nor a list of token ids")
+            raise CheckpointError(
+                document_file(path, name), "eos_token_id", f"{value!r} is neither a token id nor a list of token ids"
+            )
         found.update(ids)
     return frozenset(found)

@@ -96,8 +96,8 @@ class Download:
         return Plan(commit, sum(sizes.values()), missing, tuple(damaged), wanted)
 
     def run(self, plan: Plan, report: Report | None = None) -> Path:
-        """Download what the plan names, and return the model's folder or GGUF file. By default a terminal shows the progress bars of
-        `huggingface_hub`. Raises `HubError`."""
+        """Download what the plan names, and return the model's folder or GGUF file. By default a terminal shows the
+        progress bars of `huggingface_hub`. Raises `HubError`."""
         with self._explained():
             for name in plan.damaged:
                 (self._folder(plan.commit) / name).resolve().unlink(missing_ok=True)

@@ -10,8 +10,8 @@ from workers.hub.hub_id import HubId
 
 
 def resolve_model(path_or_hub_id: str) -> Path:
-    """Return a local directory or GGUF file as it is, and a hub model's folder or file in the cache, after a download if
-    it is not there.
+    """Return a local directory or GGUF file as it is, and a hub model's folder or file in the cache, after a download
+    if it is not there.
 
     A complete model in the cache is used without the network, even if the hub has a newer one. Raises `CheckpointError`
     if it is neither a directory, a GGUF file nor a hub id, and `HubError`.

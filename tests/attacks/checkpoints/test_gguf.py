@@ -1,5 +1,6 @@
 """GGUF files that lie: each is refused with an error that names the field, whatever its counts, lengths and offsets."""
 
+import contextlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import Type, make_gguf
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
+from workers.checkpoints.gguf.find import first_file
 from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile
 from workers.checkpoints.gguf.metadata import MAX_ITEMS, MAX_STRING
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
@@ -55,9 +57,15 @@ FILES: dict[str, tuple[bytes, str]] = {
         whole(key("a", 9, struct.pack("<IQQ", 8, 1, 1 << 40)) + PADDING, keys=1),
         f"a: string 0 has {1 << 40} bytes",
     ),
-    "alignment": (whole(key("general.alignment", 4, b"\3\0\0\0"), keys=1), "general.alignment: 3 is not a power of two"),
+    "alignment": (
+        whole(key("general.alignment", 4, b"\3\0\0\0"), keys=1),
+        "general.alignment: 3 is not a power of two",
+    ),
     "dimensions": (whole(tensor("t", (1,) * 5, 0, 0), tensors=1), "t: 5 dimensions are not 1 to 4"),
-    "unknown": (whole(tensor("t", (32,), 99, 0), PADDING, tensors=1), "t: the tensor type 99 is not supported, only BF16"),
+    "unknown": (
+        whole(tensor("t", (32,), 99, 0), PADDING, tensors=1),
+        "t: the tensor type 99 is not supported, only BF16",
+    ),
     "elements": (whole(tensor("t", (1 << 32, 1 << 32), 0, 0), PADDING, tensors=1), "t: the shape"),
     "nothing": (whole(tensor("t", (0,), 0, 0), PADDING, tensors=1), "t: the shape (0,) has no elements"),
     "blocks": (whole(tensor("t", (33,), 8, 0), PADDING, tensors=1), "t: 33 inputs are not whole blocks of 32 of Q8_0"),
@@ -136,7 +144,46 @@ def test_bytes_of_the_header_that_change_are_read_or_refused(made: Path, tmp_pat
     content[at : at + len(value)] = value
     file = tmp_path / "changed.gguf"
     file.write_bytes(content[: data.draw(st.sampled_from([None, at + 3, len(content) - 1]))])
-    try:
+    with contextlib.suppress(CheckpointError):
         read_all(file)
-    except CheckpointError as error:
-        assert error.file == str(file)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> list[Path]:
+    path = make_checkpoint(tmp_path / "model", layers=1)
+    first = make_gguf(path, tmp_path / "model.gguf", shards=3)
+    return sorted(first.parent.glob("*-of-00003.gguf"))
+
+
+def test_shards_of_one_model_are_read_by_any_of_them(sharded: list[Path]) -> None:
+    one, other = GgufFile.open(first_file(sharded[0])), GgufFile.open(first_file(sharded[2]))
+    assert one.tensors == other.tensors
+    assert {tensor.file for tensor in one.tensors.values()} == set(sharded)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda files: files[1].unlink(), "model-00002-of-00003.gguf: there is no such file"),
+        (lambda files: files[1].write_bytes(files[2].read_bytes()), "split.no: is 2, and the name says 1"),
+        (lambda files: files[1].write_bytes(files[0].read_bytes()), "split.no: is 0, and the name says 1"),
+        (lambda files: [file.rename(f"{file}".replace("-00003.", "-00002.")) for file in files], "split.count: is 3"),
+    ],
+    ids=["missing", "twice", "first-twice", "renamed"],
+)
+def test_shards_that_do_not_belong_together(
+    sharded: list[Path], change: Callable[[list[Path]], object], problem: str
+) -> None:
+    change(sharded)
+    first = min(sharded[0].parent.glob("*-00001-of-*.gguf"))
+    with pytest.raises(CheckpointError, match=problem):
+        GgufFile.open(first)
+
+
+def test_a_folder_with_several_models_is_refused(made: Path, tmp_path: Path) -> None:
+    for name in ("a-Q8_0.gguf", "b.gguf", "mmproj-a.gguf"):
+        (tmp_path / name).write_bytes(made.read_bytes())
+    with pytest.raises(CheckpointError, match=r"has several models, name one of them: a-Q8_0\.gguf, b\.gguf$"):
+        ModelConfig.from_dir(tmp_path)
+    (tmp_path / "b.gguf").unlink()
+    assert ModelConfig.from_dir(tmp_path) == ModelConfig.from_dir(made)

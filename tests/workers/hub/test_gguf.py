@@ -37,7 +37,8 @@ def test_one_quantization_is_downloaded(
     work = download(files, cache, quantization)
     assert work.cached() is None
     plan = work.plan()
-    assert plan.files == expected and plan.size == plan.missing == sum(map(len, expected))
+    assert plan.files == expected
+    assert plan.size == plan.missing == sum(map(len, expected))
     path = work.run(plan)
     assert path.name == expected[0]
     assert sorted(file.name for file in path.parent.iterdir()) == sorted(expected)

@@ -26,7 +26,9 @@ def test_a_local_model_resolves_to_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "nowhere", "nowhere.gguf", "/no/such/model", "a/b/c", "~/none", "", "a/b@"])
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "nowhere", "nowhere.gguf", "/no/such/model", "a/b/c", "~/none", "", "a/b@"]
+)
 def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
     with pytest.raises(CheckpointError, match="no such directory or GGUF file, and it is not a hub id"):
         resolve_model(name)

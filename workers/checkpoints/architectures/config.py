@@ -74,7 +74,8 @@ class ModelConfig:
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
-        """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed or not supported."""
+        """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed
+        or not supported."""
         fields, _ = unwrap(read_fields(path))
         return _read(fields, families)
 

@@ -62,7 +62,9 @@ class Architecture:
 
 def _window(keys: Keys, fields: Fields) -> None:
     """Read a window that may be 0 for none."""
-    fields["sliding_window"] = keys.integer("attention.sliding_window") if keys.get("attention.sliding_window") else None
+    fields["sliding_window"] = (
+        keys.integer("attention.sliding_window") if keys.get("attention.sliding_window") else None
+    )
 
 
 def _phi3(keys: Keys, fields: Fields) -> None:
@@ -103,7 +105,7 @@ def _layer_types(keys: Keys, pattern: list[Any]) -> list[str]:
 
 
 def _granite(keys: Keys, fields: Fields) -> None:
-    for key, field in (
+    for key, name in (
         ("attention.scale", "attention_multiplier"),
         ("embedding_scale", "embedding_multiplier"),
         ("residual_scale", "residual_multiplier"),
@@ -111,7 +113,7 @@ def _granite(keys: Keys, fields: Fields) -> None:
     ):
         value = keys.optional_number(key)
         if value is not None:
-            fields[field] = value
+            fields[name] = value
     fields.setdefault("attention_multiplier", fields["head_dim"] ** -0.5)
 
 
@@ -167,9 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
-    "phi3": Architecture(
-        "phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3
-    ),
+    "phi3": Architecture("phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3),
     "granite": Architecture("granite", paired=True, read=_granite),
     "smollm3": Architecture("smollm3", paired=True),
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),

@@ -214,7 +214,9 @@ def _tensor(cursor: Cursor, number: int) -> GgufTensor:
     if 0 in shape or math.prod(shape) > MAX_SIZE:
         raise cursor.error(name, f"the shape {shape} has no elements, or more than {MAX_SIZE}")
     if shape[-1] % TYPES[kind].block:
-        raise cursor.error(name, f"{shape[-1]} inputs are not whole blocks of {TYPES[kind].block} of {TYPES[kind].name}")
+        raise cursor.error(
+            name, f"{shape[-1]} inputs are not whole blocks of {TYPES[kind].block} of {TYPES[kind].name}"
+        )
     return GgufTensor(cursor.file, name, TYPES[kind], shape, offset)
 
 

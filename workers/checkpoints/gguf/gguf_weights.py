@@ -97,7 +97,9 @@ class GgufWeights(Weights):
         for layer in layers.values():
             for names in STACKS:
                 stack = [layer[name] for name in names if name in layer and layer[name].type.format is not None]
-                kinds = {(each.type.format.scales, each.type.format.zero == "bias") for each in stack if each.type.format}
+                kinds = {
+                    (each.type.format.scales, each.type.format.zero == "bias") for each in stack if each.type.format
+                }
                 if len(kinds) > 1:
                     found |= {each.name for each in stack}
         return frozenset(found)

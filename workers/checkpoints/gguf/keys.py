@@ -15,7 +15,8 @@ NEUTRAL = {
     "expert_gating_func": 1,
     "rope.scaling.yarn_ext_factor": 1,
 }
-"""Keys of an architecture, with the value (besides 0, false, empty and -1) at which they change nothing; 1 is softmax."""
+"""Keys of an architecture, with the value (besides 0, false, empty and -1) at which they change nothing. 1 is
+softmax."""
 
 
 class Keys:
@@ -64,7 +65,11 @@ class Keys:
             name = key.removeprefix(prefix)
             if name == key or name in self._read or name in WITHOUT_EFFECT:
                 continue
-            if value in (0, False, "", -1) or value == NEUTRAL.get(name) or (isinstance(value, list) and not any(value)):
+            if (
+                value in (0, False, "", -1)
+                or value == NEUTRAL.get(name)
+                or (isinstance(value, list) and not any(value))
+            ):
                 continue
             raise self.error(name, f"{_brief(value)} is not supported for this architecture")
 

@@ -1,4 +1,4 @@
-"""The pre-tokenizers that `tokenizer.ggml.pre` names, as tokenizer.json of the models that they were made from has them.
+"""The pre-tokenizers that `tokenizer.ggml.pre` names, as the tokenizer.json of the original models has them.
 
 The patterns are those that llama.cpp's src/llama-vocab.cpp quotes as the original ones; where it has no other than its
 own, the models' pre-tokenizer is GPT-2's, after one that splits digits. A name is listed here only if its pattern is
@@ -16,9 +16,7 @@ _START = r"[^\r\n\p{L}\p{N}]?"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+"
 _LLAMA3 = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
-_QWEN35 = (
-    rf"{_SUFFIXES}|{_START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
+_QWEN35 = rf"{_SUFFIXES}|{_START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _GPT4O = (
     rf"{_START}{_UPPER}*{_LOWER}+{_SUFFIXES}?|{_START}{_UPPER}+{_LOWER}*{_SUFFIXES}?|\p{{N}}{{1,3}}|"
     rf"{_SIGNS}[\r\n/]*|{_SPACES}"

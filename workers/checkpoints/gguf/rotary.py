@@ -31,14 +31,21 @@ def rotary_fields(keys: Keys, head_dim: int, context: int, theta: float = 10000.
         if kind not in (None, "none"):
             raise keys.error("rope.scaling.type", f"{kind!r} beside the tensor {FREQUENCIES} is not supported")
         divisors = _divisors(keys, FREQUENCIES, dims)
-        plan: dict[str, Any] = {"short_factor": divisors, "long_factor": divisors, "factor": 1.0, "attention_factor": 1.0}
+        plan: dict[str, Any] = {
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+        }
         return fields | {"rope_scaling": {"rope_type": LONGROPE, "original_max_position_embeddings": context} | plan}
     if LONG in tensors or SHORT in tensors or kind == LONGROPE:
         return fields | _longrope(keys, dims, context)
     if kind == YARN:
         return fields | {"rope_scaling": _yarn(keys, factor)}
     if kind not in (None, "none", LINEAR):
-        raise keys.error("rope.scaling.type", f"{kind!r} is not supported, only 'none', {LINEAR!r}, {YARN!r}, {LONGROPE!r}")
+        raise keys.error(
+            "rope.scaling.type", f"{kind!r} is not supported, only 'none', {LINEAR!r}, {YARN!r}, {LONGROPE!r}"
+        )
     if kind != "none" and factor is not None and factor != 1:  # a factor alone is linear
         fields["rope_scaling"] = {"rope_type": LINEAR, "factor": factor}
     return fields

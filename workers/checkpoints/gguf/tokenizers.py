@@ -10,7 +10,6 @@ from workers.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Vocabulary
 
 
-
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the tokenizer of a file. Raises `CheckpointError` for a kind or a pre-tokenizer that is not supported."""
     kind = vocabulary.get("model")

@@ -213,11 +213,16 @@ def test_the_chat_template_and_the_recommended_sampling(tmp_path: Path) -> None:
     file = make_gguf(
         path,
         tmp_path / "model.gguf",
-        metadata={"general.sampling.temp": 0.7, "general.sampling.top_k": 20, "tokenizer.chat_template.tool_use": "tools"},
+        metadata={
+            "general.sampling.temp": 0.7,
+            "general.sampling.top_k": 20,
+            "tokenizer.chat_template.tool_use": "tools",
+        },
     )
     made, original = CheckpointTokenizer.from_dir(file), CheckpointTokenizer.from_dir(path)
     messages = [{"role": "user", "content": "Hello <|im_end|>"}]
-    assert made.chat is not None and original.chat is not None
+    assert made.chat is not None
+    assert original.chat is not None
     assert made.chat.render(messages) == original.chat.render(messages)
     assert made.template_text == f"{original.template_text}\ntools"
     assert read_sampling_defaults(file) == {"temperature": 0.7, "top_k": 20}
