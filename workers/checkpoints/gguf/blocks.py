@@ -23,7 +23,8 @@ ROWS_AT_ONCE = 1 << 18
 def plain_values(blocks: Blocks, kind: TensorType, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return numbers as they are stored, and quantized ones in float32."""
     if kind.name in PLAIN:
-        return blocks.reshape(-1).view(PLAIN[kind.name]).reshape(shape)
+        numbers: NDArray[Any] = blocks.reshape(-1).view(PLAIN[kind.name]).reshape(shape)
+        return numbers
     out = np.empty(len(blocks) * kind.block, np.float32)
     step = max(1, ROWS_AT_ONCE // kind.block)
     for at in range(0, len(blocks), step):
@@ -82,7 +83,7 @@ def _nibbles(packed: Blocks) -> NDArray[np.uint8]:
 
 
 def _fifth_bits(packed: Blocks) -> NDArray[np.uint8]:
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q8_0(blocks: Blocks) -> Parts:
@@ -129,8 +130,8 @@ def _q4_k(blocks: Blocks) -> Parts:
 
 
 def _q5_k(blocks: Blocks) -> Parts:
-    bits = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _pairs(blocks[:, 48:]) | (bits << 4).reshape(len(blocks), -1), *_super_scales(blocks)
+    bits = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return _pairs(blocks[:, 48:]) | (bits << np.uint8(4)).reshape(len(blocks), -1), *_super_scales(blocks)
 
 
 UNPACK = {
