@@ -40,7 +40,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "magic": (whole(magic=b"GGML"), "magic: is not a GGUF file"),
     "version": (whole(version=1), "version: 1 is not supported, only 2 and 3"),
     "endian": (whole(version=3 << 24), "version: the file is big-endian"),
-    "cut": (b"GGUF\x03\0\0\0\x01", "tensor_count: the file ends within it"),
+    "truncated": (b"GGUF\x03\0\0\0\x01", "tensor_count: the file ends within it"),
     "keys": (whole(keys=MAX_KEYS + 1), f"metadata_kv_count: {MAX_KEYS + 1} is over the bound"),
     "tensors": (whole(tensors=MAX_TENSORS + 1), f"tensor_count: {MAX_TENSORS + 1} is over the bound"),
     "no-keys": (whole(keys=1), "key 0: the file ends within it"),
