@@ -18,8 +18,8 @@ from unittest import mock
 import mlx.core as mx
 
 from tests.checkpoints import make_checkpoint
-from tests.gguf_files import Type, make_gguf
 from tests.quantized import requantize
+from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
@@ -168,7 +168,7 @@ FEATURES = (
         [in_gguf(kind, name) for kind in (Type.Q8_0, Type.Q4_0, Type.Q5_1) for name in ("llama", "qwen3")],
         cell=unpacked,
     ),
-    Feature("GGUF files, mixtures of experts", [in_gguf(Type.Q8_0, name) for name in MIXTURES], cell=unpacked),
+    Feature("GGUF files, mixtures of experts", [in_gguf(Type.BF16, name) for name in MIXTURES]),
     Feature("Speculative decoding", LLAMA, {"speculate": "auto"}, drafts),
     Feature(
         "`--enable-prompt-embeds`",

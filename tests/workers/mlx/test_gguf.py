@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
-from tests.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import unpack_words

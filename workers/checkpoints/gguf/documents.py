@@ -6,7 +6,7 @@ from typing import Any
 from workers.checkpoints.gguf.architectures import config_fields
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.tokenizers import tokenizer_json
-from workers.checkpoints.gguf.vocabulary import ROLES, Vocabulary
+from workers.checkpoints.gguf.vocabulary import ROLES, GgufVocabulary
 
 TEMPLATE = "tokenizer.chat_template"
 SAMPLING: Mapping[str, str] = {
@@ -29,7 +29,7 @@ def document(model: GgufFile, name: str) -> Document | None:
 
 def _config(model: GgufFile) -> Document:
     fields = config_fields(model)
-    vocabulary = Vocabulary.of(model)
+    vocabulary = GgufVocabulary.of(model)
     if vocabulary is not None:
         fields["eos_token_id"] = vocabulary.ends()
     return fields
@@ -41,13 +41,13 @@ def _generation_config(model: GgufFile) -> Document | None:
 
 
 def _tokenizer(model: GgufFile) -> Document | None:
-    vocabulary = Vocabulary.of(model)
+    vocabulary = GgufVocabulary.of(model)
     return None if vocabulary is None else tokenizer_json(vocabulary)
 
 
 def _tokenizer_config(model: GgufFile) -> Document | None:
     """Special tokens, and the chat templates."""
-    vocabulary = Vocabulary.of(model)
+    vocabulary = GgufVocabulary.of(model)
     if vocabulary is None:
         return None
     found: Document = {}

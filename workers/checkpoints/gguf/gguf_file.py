@@ -33,7 +33,7 @@ SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
+class TensorPlace:
     """The place of one tensor."""
 
     file: Path
@@ -59,10 +59,10 @@ class GgufShard:
         cursor = Cursor(file, memoryview(self._map))
         keys, tensors = _counts(cursor)
         self.metadata: Mapping[str, Any] = _metadata(cursor, keys)
-        self.tensors: Mapping[str, GgufTensor] = _tensors(cursor, tensors, self.metadata, len(self._map))
+        self.tensors: Mapping[str, TensorPlace] = _tensors(cursor, tensors, self.metadata, len(self._map))
         self.header_bytes = cursor.at
 
-    def blocks(self, tensor: GgufTensor, first: int = 0, count: int | None = None) -> NDArray[np.uint8]:
+    def blocks(self, tensor: TensorPlace, first: int = 0, count: int | None = None) -> NDArray[np.uint8]:
         """The bytes of `count` blocks from `first` on, or of all: uint8 [blocks, bytes of a block], mapped."""
         size = tensor.type.size
         count = tensor.nbytes // size - first if count is None else count
@@ -80,7 +80,7 @@ class GgufFile:
     path: Path
     shards: Mapping[Path, GgufShard]
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, GgufTensor]
+    tensors: Mapping[str, TensorPlace]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
@@ -97,7 +97,7 @@ class GgufFile:
     def error(self, field: str, problem: str) -> CheckpointError:
         return CheckpointError(self.path, field, problem)
 
-    def blocks(self, tensor: GgufTensor, first: int = 0, count: int | None = None) -> NDArray[np.uint8]:
+    def blocks(self, tensor: TensorPlace, first: int = 0, count: int | None = None) -> NDArray[np.uint8]:
         """See `GgufShard.blocks`."""
         return self.shards[tensor.file].blocks(tensor, first, count)
 
@@ -106,7 +106,7 @@ class GgufFile:
 def _open(path: Path, files: tuple[Path, ...], stamps: tuple[object, ...]) -> GgufFile:
     shards = {file: GgufShard(file) for file in files}
     first = shards[files[0]]
-    tensors: dict[str, GgufTensor] = {}
+    tensors: dict[str, TensorPlace] = {}
     for number, shard in enumerate(shards.values()):
         _check_shard(shard, number, len(files))
         for name, tensor in shard.tensors.items():
@@ -171,7 +171,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     return found
 
 
-def _tensors(cursor: Cursor, count: int, metadata: Mapping[str, Any], size: int) -> dict[str, GgufTensor]:
+def _tensors(cursor: Cursor, count: int, metadata: Mapping[str, Any], size: int) -> dict[str, TensorPlace]:
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise cursor.error("general.alignment", f"{alignment!r} is not a power of two up to {MAX_ALIGNMENT}")
@@ -187,7 +187,7 @@ def _tensors(cursor: Cursor, count: int, metadata: Mapping[str, Any], size: int)
     return _placed(cursor, found, start, size)
 
 
-def _placed(cursor: Cursor, found: Mapping[str, GgufTensor], start: int, size: int) -> dict[str, GgufTensor]:
+def _placed(cursor: Cursor, found: Mapping[str, TensorPlace], start: int, size: int) -> dict[str, TensorPlace]:
     """Return the tensors with their places in the file, none of which may overlap or pass the end."""
     placed, end, before = {}, start, ""
     for tensor in sorted(found.values(), key=lambda tensor: tensor.offset):
@@ -197,11 +197,11 @@ def _placed(cursor: Cursor, found: Mapping[str, GgufTensor], start: int, size: i
         end, before = at + tensor.nbytes, tensor.name
         if end > size:
             raise cursor.error(tensor.name, f"the tensor ends at byte {end} of a file of {size}: is it complete?")
-        placed[tensor.name] = GgufTensor(cursor.file, tensor.name, tensor.type, tensor.shape, at)
+        placed[tensor.name] = TensorPlace(cursor.file, tensor.name, tensor.type, tensor.shape, at)
     return placed
 
 
-def _tensor(cursor: Cursor, number: int) -> GgufTensor:
+def _tensor(cursor: Cursor, number: int) -> TensorPlace:
     name = cursor.string(f"tensor {number}", MAX_KEY)[:256]
     dimensions = cursor.u32(name)
     if not 0 < dimensions <= MAX_DIMENSIONS:
@@ -217,7 +217,7 @@ def _tensor(cursor: Cursor, number: int) -> GgufTensor:
         raise cursor.error(
             name, f"{shape[-1]} inputs are not whole blocks of {TYPES[kind].block} of {TYPES[kind].name}"
         )
-    return GgufTensor(cursor.file, name, TYPES[kind], shape, offset)
+    return TensorPlace(cursor.file, name, TYPES[kind], shape, offset)
 
 
 def _check_shard(shard: GgufShard, number: int, count: int) -> None:

@@ -14,7 +14,7 @@ from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import MAX_PARTS
 from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of
 from workers.checkpoints.gguf.blocks import plain_values, quantized_matrix
-from workers.checkpoints.gguf.gguf_file import GgufFile, GgufTensor
+from workers.checkpoints.gguf.gguf_file import GgufFile, TensorPlace
 from workers.checkpoints.gguf.keys import Keys
 from workers.checkpoints.gguf.rotary import FACTORS
 from workers.checkpoints.gguf.tensor_types import EVEN
@@ -30,10 +30,10 @@ ROUTERS = ("ffn_gate_inp",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _TensorSource:
     """The place of one tensor."""
 
-    tensor: GgufTensor
+    tensor: TensorPlace
     expert: int | None = None
     """The index in a stack of experts."""
     heads: int = 0
@@ -64,12 +64,12 @@ class GgufWeights(Weights):
         self._even = self._uneven_stacks()
         self._sources = dict(self._find())
 
-    def _find(self) -> Iterator[tuple[str, _Source]]:
+    def _find(self) -> Iterator[tuple[str, _TensorSource]]:
         for tensor in self._model.tensors.values():
             if tensor.name in FACTORS:
                 continue
             if tensor.name in OUTSIDE:
-                yield OUTSIDE[tensor.name], _Source(tensor, format=self._format(tensor))
+                yield OUTSIDE[tensor.name], _TensorSource(tensor, format=self._format(tensor))
                 continue
             match = _IN_LAYER.fullmatch(tensor.name)
             module = None if match is None else self._architecture.names.get(match[2])
@@ -79,18 +79,18 @@ class GgufWeights(Weights):
             name = f"model.layers.{match[1]}.{module}.{match[3]}"
             heads = self._heads.get(match[2], 0) if self._architecture.paired else 0
             if "{}" not in name:
-                yield name, _Source(tensor, heads=heads, format=self._format(tensor))
+                yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor))
                 continue
             if len(tensor.shape) != 3 or tensor.shape[0] > MAX_PARTS:
                 problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} matrices"
                 raise self._model.error(tensor.name, problem)
             for expert in range(tensor.shape[0]):
-                yield name.format(expert), _Source(tensor, expert, format=self._format(tensor))
+                yield name.format(expert), _TensorSource(tensor, expert, format=self._format(tensor))
 
     def _uneven_stacks(self) -> frozenset[str]:
         """Find the tensors of stacks whose types have scales or zeros of different kinds."""
         found = set()
-        layers: dict[str, dict[str, GgufTensor]] = {}
+        layers: dict[str, dict[str, TensorPlace]] = {}
         for tensor in self._model.tensors.values():
             if (match := _IN_LAYER.fullmatch(tensor.name)) and match[3] == "weight":
                 layers.setdefault(match[1], {})[match[2]] = tensor
@@ -104,7 +104,7 @@ class GgufWeights(Weights):
                     found |= {each.name for each in stack}
         return frozenset(found)
 
-    def _format(self, tensor: GgufTensor) -> GroupFormat | None:
+    def _format(self, tensor: TensorPlace) -> GroupFormat | None:
         matrix = len(tensor.shape) > 1 and not any(f".{name}." in tensor.name for name in ROUTERS)
         if not self._packed or not matrix:
             return None
@@ -162,7 +162,7 @@ class GgufWeights(Weights):
         zeros = None if matrix.zeros is None else _in_halves(matrix.zeros, source.heads)
         return Quantized(matrix.format, levels, scales, zeros)
 
-    def _blocks(self, source: _Source) -> NDArray[np.uint8]:
+    def _blocks(self, source: _TensorSource) -> NDArray[np.uint8]:
         if source.expert is None:
             return self._model.blocks(source.tensor)
         count = math.prod(source.shape) // source.tensor.type.block

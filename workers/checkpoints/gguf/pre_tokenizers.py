@@ -27,7 +27,7 @@ _SEED = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is split before pairs are merged, and what else follows from the name."""
+    """A way of splitting text before pairs are merged, and what else follows from its name."""
 
     pattern: str = ""
     """The regular expression of a piece; empty for GPT-2's."""

@@ -7,10 +7,10 @@ follow from the scores of the tokens as in transformers' `convert_slow_tokenizer
 from typing import Any
 
 from workers.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
-from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, Vocabulary
+from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, GgufVocabulary
 
 
-def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
+def tokenizer_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """Return the tokenizer of a file. Raises `CheckpointError` for a kind or a pre-tokenizer that is not supported."""
     kind = vocabulary.get("model")
     if kind not in ("gpt2", "llama"):
@@ -19,7 +19,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added(), **own}
 
 
-def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     name = vocabulary.get("pre")
     pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if pre is None:
@@ -44,7 +44,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
     used = vocabulary.used()
     prefix = vocabulary.flag("add_space_prefix", True)
     unknown = vocabulary.role("unknown")
@@ -85,7 +85,7 @@ def _bpe(vocabulary: dict[str, int], merges: list[list[str]], **options: Any) ->
     return base | options | {"vocab": vocabulary, "merges": merges}
 
 
-def _merges(vocabulary: Vocabulary, used: dict[str, int]) -> list[list[str]]:
+def _merges(vocabulary: GgufVocabulary, used: dict[str, int]) -> list[list[str]]:
     """Return all pairs of tokens that make a token, that with the best score first, as SentencePiece merges them.
 
     The tokens of Gemma are in the order of their merges, which their scores do not follow.
@@ -107,7 +107,7 @@ def _merges(vocabulary: Vocabulary, used: dict[str, int]) -> list[list[str]]:
     return [[left, right] for *_, left, right in found]
 
 
-def _around(vocabulary: Vocabulary, *, bos: bool) -> dict[str, Any] | None:
+def _around(vocabulary: GgufVocabulary, *, bos: bool) -> dict[str, Any] | None:
     """The tokens before and after a plain prompt; None for none."""
     before, after = vocabulary.around(bos=bos)
     if before is None and after is None:

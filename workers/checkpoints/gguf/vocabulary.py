@@ -34,7 +34,7 @@ llama.cpp's, as far as it concerns the architectures here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """Tokens by id, with their types."""
 
     model: GgufFile
@@ -42,7 +42,7 @@ class Vocabulary:
     types: list[int]
 
     @classmethod
-    def of(cls, model: GgufFile) -> "Vocabulary | None":
+    def of(cls, model: GgufFile) -> "GgufVocabulary | None":
         """Read the vocabulary; None for a file without one. Raises `CheckpointError`."""
         tokens = model.metadata.get(f"{PREFIX}tokens")
         if tokens is None:

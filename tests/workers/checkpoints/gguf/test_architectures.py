@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
-from tests.gguf_files import make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 

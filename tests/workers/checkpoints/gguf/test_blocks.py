@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint
-from tests.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.gguf.blocks import PLAIN, plain_values, quantized_matrix
 from workers.checkpoints.gguf.gguf_weights import GgufWeights

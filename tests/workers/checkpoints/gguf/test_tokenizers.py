@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.checkpoints import TRAINING_TEXT, make_checkpoint
-from tests.gguf_files import make_gguf, write_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.checkpoints.eos_ids import read_eos_ids
 from workers.checkpoints.generation_config import read_sampling_defaults
@@ -49,7 +49,7 @@ def reference_steps(name: str) -> Any:
 _SEED = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Of Seed-Coder's tokenizer.json."""
+"""The pattern in Seed-Coder's tokenizer.json."""
 
 
 def splits() -> Mapping[str, str]:
