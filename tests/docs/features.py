@@ -16,10 +16,11 @@ from typing import Any, Literal
 from unittest import mock
 
 import mlx.core as mx
+from gguf import GGMLQuantizationType as Type
 
 from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
-from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method

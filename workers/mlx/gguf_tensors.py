@@ -63,8 +63,8 @@ def pack_words(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack levels [outputs, inputs] from the lowest bit of the first word on; the inverse of `unpack_words`."""
     levels = np.ascontiguousarray(levels)
     if bits == 4:
-        levels = levels[:, ::2] | levels[:, 1::2] << 4
+        levels = levels[:, ::2] | levels[:, 1::2] << np.uint8(4)
     elif bits != 8:
-        stream = levels[:, :, None] >> np.arange(bits, dtype=np.uint8) & 1
+        stream = levels[:, :, None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
         levels = np.packbits(stream.reshape(len(levels), -1), axis=1, bitorder="little")
     return np.ascontiguousarray(levels).view(np.uint32)

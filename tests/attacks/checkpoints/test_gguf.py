@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import make_checkpoint
-from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 from workers.checkpoints.gguf.find import first_file
 from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.sampled import sampled
-from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.iree.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.engine.runner import Chunk, DecodeRow

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
-from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import unpack_words

@@ -21,7 +21,7 @@ OUTSIDE: Mapping[str, str] = {
     HEAD: "lm_head.weight",
 }
 """Hugging Face's names of the tensors outside of layers."""
-ATTENTION: Mapping[str, str] = {
+ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -30,13 +30,13 @@ ATTENTION: Mapping[str, str] = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-MLP: Mapping[str, str] = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-BEFORE: Mapping[str, str] = {"ffn_norm": "post_attention_layernorm"}
-AFTER: Mapping[str, str] = {
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+BEFORE = {"ffn_norm": "post_attention_layernorm"}
+AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-AROUND: Mapping[str, str] = AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
+AROUND = AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 LLAMA = ATTENTION | MLP | BEFORE
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose attention scale is not that of their head's width."""
@@ -149,13 +149,13 @@ def _set_family(fields: Fields, family: str) -> None:
     fields.update(model_type=family, architectures=[FAMILIES[family].architecture])
 
 
-QWEN3_EXPERTS: Mapping[str, str] = {
+QWEN3_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-MIXTRAL_EXPERTS: Mapping[str, str] = {
+MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",

@@ -6,10 +6,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint
-from tests.workers.checkpoints.gguf.gguf_files import Type, make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.gguf.blocks import PLAIN, plain_values, quantized_matrix
 from workers.checkpoints.gguf.gguf_weights import GgufWeights

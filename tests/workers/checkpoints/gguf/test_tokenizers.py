@@ -99,7 +99,7 @@ def byte_level_keys(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
 
 def write(folder: Path, keys: Mapping[str, Any], architecture: str = "llama") -> Path:
     """A file without a model that can be served, of which the tokenizer is read."""
-    base = {"embedding_length": 8, "block_count": 1, "attention.head_count": 1, "context_length": 64}
+    base: dict[str, Any] = {"embedding_length": 8, "block_count": 1, "attention.head_count": 1, "context_length": 64}
     base |= {"feed_forward_length": 8, "attention.layer_norm_rms_epsilon": 1e-5}
     metadata = {"general.architecture": architecture, **{f"{architecture}.{key}": v for key, v in base.items()}, **keys}
     write_gguf(folder / "model.gguf", metadata, {"token_embd.weight": np.zeros((4, 8), np.float32)})
