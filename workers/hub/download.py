@@ -79,7 +79,7 @@ class Download:
     def plan(self) -> Plan:
         """Ask the hub what is to be downloaded. Raises `HubError`, also if the repository is not a checkpoint and if
         the disk has less room than `missing`."""
-        wanted = FILES
+        wanted: tuple[str, ...] = FILES
         files = [] if self._model.quantization else self._listing(wanted)
         names = {file.filename for file in files}
         if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):

@@ -1,7 +1,6 @@
 """Rotary positions of GGUF files as the fields of config.json that mean the same."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def _divisors(keys: Keys, name: str, dims: int) -> list[float]:
     return values
 
 
-def _longrope(keys: Keys, dims: int, context: int) -> Mapping[str, Any]:
+def _longrope(keys: Keys, dims: int, context: int) -> dict[str, Any]:
     original = keys.integer("rope.scaling.original_context_length")
     plan: dict[str, Any] = {
         "rope_type": LONGROPE,
