@@ -107,7 +107,9 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     return module
 
 
-def load_architecture(path: Path, config: ModelConfig, context: int, quantize: Quantize, *, compiled: bool) -> Any:
+def load_architecture(
+    path: Path, config: ModelConfig, context: int, quantize: Quantize = "none", *, compiled: bool
+) -> Any:
     """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows. Weights are read lazily.
 
     Quantized layers stay quantized, unless a GGUF file is to be quantized anew by `quantize`. Raises `CheckpointError`
