@@ -133,7 +133,7 @@ def read_all(file: Path) -> None:
     CheckpointTokenizer.from_dir(file)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_of_the_header_that_change_are_read_or_refused(made: Path, tmp_path: Path, data: st.DataObject) -> None:
     """No other exception than `CheckpointError`, and no memory beyond the file's size."""

@@ -64,8 +64,8 @@ def test_the_divisors_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("layers", "scalar"), [(46, 16.0), (2, 8.0)], ids=["27b", "smaller"])
 def test_the_attention_scale_of_large_gemmas(tmp_path: Path, layers: int, scalar: float) -> None:
-    path = make_checkpoint(tmp_path / "model", "gemma2", layers=layers, head_dim=8, hidden=64)
-    config = ModelConfig.from_dir(make_gguf(path, tmp_path / "model.gguf"))
+    path = make_checkpoint(tmp_path / "model", "gemma2", head_dim=8)
+    config = ModelConfig.from_dir(make_gguf(path, tmp_path / "model.gguf", metadata={"gemma2.block_count": layers}))
     assert config.attention_scale == pytest.approx(scalar**-0.5)
 
 
