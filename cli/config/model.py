@@ -9,6 +9,8 @@ from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
+from workers.checkpoints.gguf.find import SUFFIX
+from workers.checkpoints.gguf.gguf_file import SHARD
 from workers.errors import LoadRefused, name_source
 from workers.hub.resolve import resolve_model
 from workers.process.backends import cache_dir
@@ -23,7 +25,7 @@ SCRIPTED_STEPS_PER_S = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model directory on this machine, and the name that clients use for it."""
+    """A model directory or a GGUF file on this machine, and the name that clients use for it."""
 
     name: str
     path: Path
@@ -156,4 +158,9 @@ def _check_cache(folder: Path) -> None:
 
 
 def _own_name(model: str) -> str:
-    return Path(model).resolve().name if Path(model).exists() else model
+    """Return the name of a directory, of a GGUF file without its ending, or of a model of the hub."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    name = path.absolute().name if path.suffix == SUFFIX else path.resolve().name
+    return SHARD.sub(r"\1", name).removesuffix(SUFFIX)

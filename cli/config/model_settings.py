@@ -51,7 +51,7 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = _field("Name that clients use; empty uses the model's own name.", "", max_length=MAX_NAME)
-    path: str = _field("Model directory or Hugging Face model id; empty selects the built-in model.", "")
+    path: str = _field("Model directory, GGUF file or Hugging Face model id; empty selects the built-in model.", "")
     aliases: tuple[ModelName, ...] = _field(
         "Further names that clients may use.",
         (),

@@ -30,7 +30,7 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     model: str = setting(
-        "", MODEL, "Model directory or Hugging Face model id; empty selects the built-in model.", "MODEL"
+        "", MODEL, "Model directory, GGUF file or Hugging Face model id; empty selects the built-in model.", "MODEL"
     )
     name: str = setting(
         "", MODEL, "Model name that clients use; empty uses the model's own name.", "NAME", max_length=MAX_NAME

@@ -16,7 +16,7 @@ from cli.declarations.generation import System, Url
 HubModel = Annotated[
     str,
     typer.Argument(
-        help="Hub id of the model, ORG/NAME or ORG/NAME@REVISION.",
+        help="Hub id of the model: ORG/NAME, ORG/NAME@REVISION or, of GGUF files, ORG/NAME:Q4_K_M.",
         metavar="MODEL",
         show_default=False,
         autocompletion=complete_hub_model,

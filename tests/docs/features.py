@@ -16,9 +16,11 @@ from typing import Any, Literal
 from unittest import mock
 
 import mlx.core as mx
+from gguf import GGMLQuantizationType as Type
 
 from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
@@ -132,6 +134,13 @@ def quantized(method: Literal["gptq", "awq"], bits: int, name: str = "llama") ->
     return make
 
 
+def in_gguf(kind: Type, name: str = "llama") -> Make:
+    def make(path: Path) -> None:
+        make_gguf(make_checkpoint(path / "source", name, tied=not FAMILIES[name].experts), path / "model.gguf", kind)
+
+    return make
+
+
 def widths(method: Method) -> str:
     return ", ".join(map(str, BITS[method]))
 
@@ -163,6 +172,13 @@ FEATURES = (
         cell=unpacked,
     ),
     Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq", bits) for bits in BITS["gptq"]], cell=unpacked),
+    Feature("GGUF files, plain (F32, F16, BF16)", [in_gguf(kind) for kind in (Type.F32, Type.F16, Type.BF16)]),
+    Feature(
+        "GGUF files, quantized",
+        [in_gguf(kind, name) for kind in (Type.Q8_0, Type.Q4_0, Type.Q5_1) for name in ("llama", "qwen3")],
+        cell=unpacked,
+    ),
+    Feature("GGUF files, mixtures of experts", [in_gguf(Type.BF16, name) for name in MIXTURES]),
     Feature("Speculative decoding", LLAMA, {"speculate": "auto"}, drafts),
     Feature(
         "`--enable-prompt-embeds`",

@@ -1,15 +1,19 @@
-"""A checkpoint directory in Hugging Face layout: its tensors, and its digest."""
+"""A checkpoint, a directory in Hugging Face layout or a GGUF file: its tensors, and its digest."""
 
 import hashlib
 import json
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
-from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import unwrap
-from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json
+from workers.checkpoints.documents import document_file, find_document, read_fields
+from workers.checkpoints.gguf.find import gguf_path
+from workers.checkpoints.gguf.gguf_file import GgufFile
+from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
-from workers.checkpoints.weights import Weights
+from workers.checkpoints.weights import SafetensorsWeights, Weights
+from workers.precision import Quantize
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -22,20 +26,25 @@ __all__ = [
     "same_text",
 ]
 
+TOKENIZER = "tokenizer.json"
 _DIGEST_EDGE = 1 << 20
 _SAMPLES, _SAMPLE = 256, 4096
 """Number and bytes of the samples of a weight file between its ends, closer together than a matrix is long."""
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, quantize: Quantize = "none") -> Weights:
     """Open the tensors of `path` by their Hugging Face names; they are read, and dequantized, on access.
 
-    Of a multimodal model they are the language model's, under the names that they have there. Raises `CheckpointError`
-    for a missing or damaged file and for a tensor type that is not supported.
+    Of a multimodal model they are the language model's, under the names that they have there. With `quantize` the
+    matrices of a GGUF file are plain, so that they can be quantized anew. Raises `CheckpointError` for a missing or
+    damaged file and for a tensor type that is not supported.
     """
-    fields, wrapper = unwrap(Fields.read(path / "config.json"))
+    file = gguf_path(path)
+    if file is not None:
+        return GgufWeights(GgufFile.open(file), quantize)
+    fields, wrapper = unwrap(read_fields(path))
     quantization = parse_quantization(fields.file, fields.values)
-    return Weights(path, quantization, wrapper)
+    return SafetensorsWeights(path, quantization, wrapper)
 
 
 def config_digest(path: Path) -> str:
@@ -45,8 +54,12 @@ def config_digest(path: Path) -> str:
     when a model is trained further. Reading a file whole would take longer than loading it.
     """
     digest = hashlib.sha256()
-    for file in sorted(path.iterdir()):
-        if not file.is_file() or file.suffix not in (".json", ".jinja", ".safetensors"):
+    model = gguf_path(path)
+    shards = {} if model is None else GgufFile.open(model).shards
+    for file in shards or sorted(path.iterdir()):
+        if file in shards:
+            digest.update(shards[file].header())
+        elif not file.is_file() or file.suffix not in (".json", ".jinja", ".safetensors"):
             continue
         size = file.stat().st_size
         digest.update(json.dumps([file.name, size]).encode())
@@ -72,11 +85,14 @@ def same_text(one: Path, other: Path) -> bool:
 
 def _texts(path: Path) -> object:
     """Everything that decides the text of a token; None without a tokenizer."""
-    file = path / "tokenizer.json"
-    if not file.exists():
+    read = find_document(path, TOKENIZER, MAX_TABLE_BYTES)
+    if read is None:
         return None
-    read = read_json(file, MAX_TABLE_BYTES)
     model, added = read.get("model"), read.get("added_tokens") or []
     if not isinstance(model, dict) or not all(isinstance(each, dict) for each in added):
-        raise CheckpointError(file, "", "is no tokenizer")
-    return model.get("vocab"), {each.get("id"): each.get("content") for each in added}, read.get("decoder")
+        raise CheckpointError(document_file(path, TOKENIZER), "", "is no tokenizer")
+    vocab, decoder = model.get("vocab"), read.get("decoder")
+    tokens = {each.get("content"): each.get("id") for each in added}
+    if isinstance(decoder, dict) and decoder.get("type") == "ByteLevel":
+        decoder = "ByteLevel"  # whose settings concern the splitting of text
+    return ({**vocab, **tokens} if isinstance(vocab, dict) else (vocab, tokens)), decoder

@@ -7,8 +7,10 @@ from typing import Any
 
 from protocol.bounds import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 from protocol.commands import SamplingDefault
-from workers.checkpoints.json_files import CheckpointError, read_json
+from workers.checkpoints.documents import document_file, find_document
+from workers.checkpoints.json_files import CheckpointError
 
+NAME = "generation_config.json"
 SamplingDefaults = Mapping[SamplingDefault, float]
 
 _BOUNDS: dict[SamplingDefault, tuple[float, float]] = {
@@ -24,10 +26,10 @@ def read_sampling_defaults(path: Path) -> SamplingDefaults:
 
     Raises `CheckpointError` for a value that no request could have.
     """
-    file = path / "generation_config.json"
-    if not file.exists():
+    fields = find_document(path, NAME)
+    if fields is None:
         return {}
-    fields = read_json(file)
+    file = document_file(path, NAME)
     found: dict[SamplingDefault, float] = {}
     for name, (low, high) in _BOUNDS.items():
         if (value := fields.get(name)) is not None:

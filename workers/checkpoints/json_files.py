@@ -12,7 +12,7 @@ MAX_CONFIG_BYTES = 8 << 20
 MAX_TABLE_BYTES = 64 << 20
 """Above any real tokenizer or shard index: tokenizer.json of a vocabulary of 262,144 tokens has 33 MiB."""
 
-A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors"
+A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors, or a GGUF file"
 """The hint in errors about something else."""
 
 

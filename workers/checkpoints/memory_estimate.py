@@ -21,11 +21,13 @@ def estimate_weights(path: Path, *, dtype: Dtype, quantize: Quantize) -> int:
 
     Raises `CheckpointError`.
     """
-    config, weights, total = ModelConfig.from_dir(path), open_weights(path), 0.0
+    config, weights, total = ModelConfig.from_dir(path), open_weights(path, quantize), 0.0
     itemsize = 4 if dtype == "float32" or (dtype == "auto" and config.dtype == "float32") else 2
     for name in weights:
         own, shape = weights.format(name), weights.shape(name)
-        bits, group = (own.bits, own.group) if own is not None else (BITS.get(quantize), GROUP)
+        bits, group = BITS.get(quantize), GROUP
+        if own is not None:  # IREE stores 5 and 6 bits in 8, and fewer in 4
+            bits, group = 4 if own.bits <= 4 else 8, own.group
         if bits is None or len(shape) != 2:
             # A tied head that is not quantized is stored again, in the order in which it is multiplied.
             copies = 2 if config.tie_embeddings and name.endswith(EMBEDDING) else 1

@@ -1,7 +1,8 @@
-"""The tensors of a checkpoint in safetensors files, one or sharded, plain or quantized, read on access."""
+"""The tensors of a checkpoint, read on access; in safetensors files, one or sharded, plain or quantized."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,61 @@ class _StoredMatrix:
 class Weights(Mapping[str, NDArray[Any]]):
     """A mapping of names to arrays. Each access reads the file, so that a large model is never in memory twice.
 
-    A quantized tensor appears under its `.weight` name, dequantized to the type of its scales, and stacked experts one
-    by one under their own names; the tensors that store them are hidden.
+    A quantized tensor appears under its `.weight` name, dequantized, and stacked experts one by one under their own
+    names; the tensors that store them are hidden.
     """
+
+    files: Sequence[Path]
+    """The files with the tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """The path of the checkpoint."""
+
+    @abstractmethod
+    def format(self, name: str) -> GroupFormat | None:
+        """The format of a quantized tensor, from its header; None for one that is plain or missing."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from its header; of a quantized one the shape of its integers as they are stored."""
+
+    @abstractmethod
+    def check_types(self) -> None:
+        """Refuse tensors whose type is not that of their values, from the files' headers. Raises `CheckpointError`."""
+
+    @abstractmethod
+    def adds_nothing(self, name: str) -> bool:
+        """Return True if a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
+
+    @abstractmethod
+    def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
+        """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""
+        if name not in self:
+            raise CheckpointError(self.path, name, "the tensor is missing")
+        tensor = self[name]
+        self._check_shape(name, tensor.shape, shape)
+        return tensor
+
+    def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape != expected:
+            raise CheckpointError(self._file_of(name), name, f"has the shape {shape}, config.json says {expected}")
+
+    def _file_of(self, name: str) -> Path:
+        """The file to name in an error about a tensor."""
+        return self.path
+
+
+class SafetensorsWeights(Weights):
+    """The tensors of a directory in Hugging Face layout; quantized ones are dequantized to the type of their scales."""
 
     def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
         """With a `wrapper`, the tensors are those of its language model, under the names that they have there."""
-        self.directory = directory
+        super().__init__(directory)
+        self.files = sorted(directory.glob("*.safetensors"))
         self._wrapper = wrapper
         self._quantization = quantization
         self._stored: dict[str, str] = {}
@@ -116,7 +165,7 @@ class Weights(Mapping[str, NDArray[Any]]):
     def _header(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Read safetensors' name of a tensor's type, and its shape."""
         if name not in self._where:
-            raise CheckpointError(self.directory, name, "the tensor is missing")
+            raise CheckpointError(self.path, name, "the tensor is missing")
         try:
             part = self._files.open(self._where[name]).get_slice(self._stored.get(name, name))
             return part.get_dtype(), tuple(part.get_shape())
@@ -154,7 +203,6 @@ class Weights(Mapping[str, NDArray[Any]]):
         return matrix.dequantize().astype(matrix.scales.dtype)
 
     def format(self, name: str) -> GroupFormat | None:
-        """The format of a quantized tensor, from its header; None for one that is plain or missing."""
         stored_in = self._stored_matrices.get(name)
         if stored_in is None or stored_in.module not in self._quantized:
             return None
@@ -198,12 +246,10 @@ class Weights(Mapping[str, NDArray[Any]]):
             yield name, file, self._stored.get(name, name)
 
     def adds_nothing(self, name: str) -> bool:
-        """Return True if a tensor is a bias of zeros of a quantized matrix: AutoGPTQ writes one for each matrix."""
         module = name.removesuffix(".bias")
         return name != module and module in self._quantized and not self[name].any()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from its header; of a quantized one the shape of its integers as they are stored."""
         stored_in, plan = self._stored_matrices.get(name), self._quantization
         module = None if stored_in is None else stored_in.module
         if module is None or stored_in is None:
@@ -215,26 +261,18 @@ class Weights(Mapping[str, NDArray[Any]]):
             shape = (*outer, words * 32 // plan.of(module)[1])
         return shape if stored_in.expert is None else shape[1:]
 
-    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""
-        if name not in self._names:
-            raise CheckpointError(self.directory, name, "the tensor is missing")
-        tensor = self[name]
-        self._check_shape(name, tensor.shape, shape)
-        return tensor
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
-        """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
         if self.format(name) is None:
             raise KeyError(name)
         matrix = self._matrix(name)
         self._check_shape(name, matrix.levels.shape, shape)
         return matrix
 
-    def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if shape != expected:
-            file = self._where.get(name, self.directory)
-            raise CheckpointError(file, name, f"has the shape {shape}, config.json says {expected}")
+    def _file_of(self, name: str) -> Path:
+        return self._where.get(name, self.path)
 
     def _matrix(self, name: str) -> Quantized:
         stored_in, plan, format = self._stored_matrices[name], self._quantization, self.format(name)

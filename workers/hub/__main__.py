@@ -22,7 +22,7 @@ def main(name: str) -> None:
     ParentWatch(_end, kill=_end).start()
     model = HubId.parse(name)
     if model is None:
-        _print({"problem": f"{name!r} is not a hub id like ORG/NAME or ORG/NAME@REVISION"})
+        _print({"problem": f"{name!r} is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M"})
         return
     try:
         download = Download(model)

@@ -3,17 +3,19 @@
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from workers.checkpoints.gguf.find import DEFAULT, SUFFIX, choose, models
+from workers.checkpoints.gguf.gguf_file import shard_files
 from workers.checkpoints.weight_files import missing_files
 from workers.hub.errors import HubCause, HubError, disk_full, explain
 from workers.hub.hub_id import HubId
 
-FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 """Patterns of the files that a worker reads."""
 OTHER_FORMATS = ["consolidated*", "*/*"]
 """Patterns of files with the same weights for other programs."""
@@ -34,6 +36,8 @@ class Plan:
     """Bytes that the cache does not have."""
     damaged: tuple[str, ...]
     """Files of the cache whose size is not the one of the hub."""
+    files: tuple[str, ...] = FILES
+    """Patterns of the files; the names of the shards of a GGUF file."""
 
 
 class Download:
@@ -54,29 +58,33 @@ class Download:
         self._cache = Path(cache or constants.HF_HUB_CACHE).expanduser()
 
     def cached(self) -> Path | None:
-        """Return the model's folder in the cache if all its files are there and whole. Does not use the network. Raises
-        `CheckpointError` for an index of weights that cannot be read."""
+        """Return the model's folder or GGUF file in the cache if all its files are there and whole. Does not use the
+        network. Raises `CheckpointError` for an index of weights that cannot be read."""
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
             folder = Path(self._snapshot(local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-        return None if missing_files(folder) or self._damaged(folder) else folder
+        if not self._model.quantization and (folder / "config.json").exists():
+            return None if missing_files(folder) or self._damaged(folder) else folder
+        listed = self._listed(folder)
+        first = choose(listed, self._model.quantization)
+        if first is None:
+            return None
+        shards = shard_files(folder / first)
+        whole = all(file.is_file() and file.stat().st_size == listed.get(file.name) for file in shards)
+        return folder / first if whole else None
 
     def plan(self) -> Plan:
         """Ask the hub what is to be downloaded. Raises `HubError`, also if the repository is not a checkpoint and if
         the disk has less room than `missing`."""
-        with self._explained():
-            files = self._snapshot(dry_run=True, tqdm_class=_bar(_show_nothing, 0))
+        wanted: tuple[str, ...] = FILES
+        files = [] if self._model.quantization else self._listing(wanted)
         names = {file.filename for file in files}
         if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-            lacking = "safetensors file" if "config.json" in names else "config.json"
-            raise HubError(
-                HubCause.NO_CHECKPOINT,
-                f"{self._model} has no {lacking} at its top level, and Baton reads no other format; look for a variant "
-                "with config.json and safetensors",
-            )
+            wanted = self._gguf_files(names)
+            files = self._listing(wanted)
         commit = files[0].commit_hash
         sizes = {file.filename: file.file_size or 0 for file in files}
         damaged = self._damaged(Path(files[0].local_path).parent)
@@ -85,17 +93,45 @@ class Download:
         free = shutil.disk_usage(_existing(self._cache)).free
         if missing > free:
             raise disk_full(self._model, str(self._cache), missing, free)
-        return Plan(commit, sum(sizes.values()), missing, tuple(damaged))
+        return Plan(commit, sum(sizes.values()), missing, tuple(damaged), wanted)
 
     def run(self, plan: Plan, report: Report | None = None) -> Path:
-        """Download what the plan names, and return the model's folder. By default a terminal shows the progress bars of
-        `huggingface_hub`. Raises `HubError`."""
+        """Download what the plan names, and return the model's folder or GGUF file. By default a terminal shows the
+        progress bars of `huggingface_hub`. Raises `HubError`."""
         with self._explained():
             for name in plan.damaged:
                 (self._folder(plan.commit) / name).resolve().unlink(missing_ok=True)
-            if report is None and sys.stderr.isatty():
-                return Path(self._snapshot())
-            return Path(self._snapshot(tqdm_class=_bar(report or _show_nothing, plan.missing)))
+            shown = {} if report is None and sys.stderr.isatty() else _bar_option(report or _show_nothing, plan.missing)
+            folder = Path(self._snapshot(plan.files, **shown))
+        return folder if plan.files == FILES else folder / plan.files[0]
+
+    def _listing(self, patterns: Sequence[str]) -> list[Any]:
+        """Ask the hub for the files of these names."""
+        with self._explained():
+            return list(self._snapshot(patterns, dry_run=True, **_bar_option(_show_nothing, 0)))
+
+    def _gguf_files(self, others: Container[str]) -> tuple[str, ...]:
+        """Return the files of the GGUF model that is wanted. Raises `HubError` if there is none, or which one is not
+        clear; `others` are files of another format."""
+        model = self._model
+        found = models(file.filename for file in self._listing([f"*{SUFFIX}"]))
+        first = choose(found, model.quantization)
+        if first is not None:
+            return tuple(file.name for file in shard_files(Path(first)))
+        if found:
+            fitting = f"none of {model.quantization}" if model.quantization else f"several, and not one {DEFAULT}"
+            raise HubError(
+                HubCause.NO_CHECKPOINT,
+                f"{model.repo} has {fitting} among its GGUF files; name one like {model.repo}:QUANTIZATION: "
+                f"{', '.join(found[:12])}",
+            )
+        lacking = "safetensors file" if "config.json" in others else "config.json"
+        lacking = f"{model.quantization} GGUF file" if model.quantization else f"{lacking} and no GGUF file"
+        raise HubError(
+            HubCause.NO_CHECKPOINT,
+            f"{model} has no {lacking} at its top level, and Baton reads no other format; look for a variant with "
+            "config.json and safetensors, or a GGUF file",
+        )
 
     def _folder(self, commit: str) -> Path:
         from huggingface_hub.file_download import repo_folder_name
@@ -105,6 +141,12 @@ class Download:
     def _damaged(self, folder: Path) -> dict[str, int]:
         """The files of a snapshot whose size is not the one of the hub, as far as an earlier download has noted it, and
         the right sizes."""
+        sizes = {name: size for name, size in self._listed(folder).items() if (folder / name).is_file()}
+        return {name: size for name, size in sizes.items() if (folder / name).stat().st_size != size}
+
+    def _listed(self, folder: Path) -> dict[str, int]:
+        """The files of a snapshot at the top level of the repository and their sizes, as an earlier download has noted
+        them."""
         from huggingface_hub import get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -113,11 +155,9 @@ class Download:
         except CachedRepoTreeNotFoundError:
             return {}
         # The hub chooses the paths. What is downloaded has no folder in its path, and cannot be outside of the cache.
-        names = {file.path: file.size for file in listed if file.path == Path(file.path).name}
-        sizes = {name: size for name, size in names.items() if (folder / name).is_file()}
-        return {name: size for name, size in sizes.items() if (folder / name).stat().st_size != size}
+        return {file.path: file.size for file in listed if file.path == Path(file.path).name}
 
-    def _snapshot(self, **options: Any) -> Any:
+    def _snapshot(self, patterns: Sequence[str] = FILES, **options: Any) -> Any:
         from huggingface_hub import snapshot_download
 
         return snapshot_download(
@@ -125,7 +165,7 @@ class Download:
             revision=self._model.revision or None,
             cache_dir=self._cache,
             endpoint=self._endpoint,
-            allow_patterns=FILES,
+            allow_patterns=list(patterns),
             ignore_patterns=OTHER_FORMATS,
             **options,
         )
@@ -144,6 +184,11 @@ def _existing(folder: Path) -> Path:
 
 
 def _show_nothing(done: int, total: int) -> None: ...
+
+
+def _bar_option(report: Report, total: int) -> dict[str, Any]:
+    """Return the option that reports progress in place of the bars of `huggingface_hub`."""
+    return {"tqdm_class": _bar(report, total)}
 
 
 def _bar(report: Report, total: int) -> type:

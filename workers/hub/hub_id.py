@@ -7,26 +7,34 @@ MAX_REPO = 96
 """Characters of a repository's name, as the hub limits it."""
 MAX_REVISION = 255
 _REPO = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+_QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """A repository, such as `ORG/NAME`, and a revision of it."""
+    """A repository, such as `ORG/NAME`, and a revision of it; of a repository with GGUF files, one of them."""
 
     repo: str
     revision: str = ""
     """A branch, a tag or a commit; empty: the branch `main`."""
+    quantization: str = ""
+    """The quantization of a GGUF file, a part of its name such as `Q4_K_M`."""
 
     def __str__(self) -> str:
-        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+        name = f"{self.repo}:{self.quantization}" if self.quantization else self.repo
+        return f"{name}@{self.revision}" if self.revision else name
 
     @classmethod
     def parse(cls, text: str) -> "HubId | None":
-        """Return the id that `ORG/NAME` or `ORG/NAME@REVISION` is; None for anything else, such as a path."""
-        repo, at, revision = text.partition("@")
+        """Return the id that `ORG/NAME`, `ORG/NAME@REVISION` or, as in llama.cpp and Ollama, `ORG/NAME:QUANTIZATION`
+        is; None for anything else, such as a path."""
+        name, at, revision = text.partition("@")
+        repo, colon, quantization = name.partition(":")
+        if colon and _QUANTIZATION.fullmatch(quantization) is None:
+            return None
         if len(repo) > MAX_REPO or _REPO.fullmatch(repo) is None or ".." in repo:
             return None
         if at and (len(revision) > MAX_REVISION or _REVISION.fullmatch(revision) is None or ".." in revision):
             return None
-        return cls(repo, revision)
+        return cls(repo, revision, quantization)

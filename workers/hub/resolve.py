@@ -1,18 +1,20 @@
-"""Finds the directory of the model that a user names."""
+"""Finds the directory or the GGUF file of the model that a user names."""
 
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import CheckpointError
+from workers.checkpoints.gguf.find import SUFFIX
 from workers.checkpoints.json_files import A_MODEL
 from workers.hub.download import Download
 from workers.hub.hub_id import HubId
 
 
 def resolve_model(path_or_hub_id: str) -> Path:
-    """Return a local directory as it is, and a hub model's folder in the cache, after a download if it is not there.
+    """Return a local directory or GGUF file as it is, and a hub model's folder or file in the cache, after a download
+    if it is not there.
 
     A complete model in the cache is used without the network, even if the hub has a newer one. Raises `CheckpointError`
-    if it is neither a directory nor a hub id, and `HubError`.
+    if it is neither a directory, a GGUF file nor a hub id, and `HubError`.
     """
     model = hub_id(path_or_hub_id)
     if model is None:
@@ -22,19 +24,22 @@ def resolve_model(path_or_hub_id: str) -> Path:
 
 
 def hub_id(path_or_hub_id: str) -> HubId | None:
-    """Return the hub id, or None for the path of a directory. Raises `CheckpointError` if it is neither."""
+    """Return the hub id, or None for the path of a directory or of a GGUF file. Raises `CheckpointError` if it is none
+    of these."""
     try:
         local = Path(path_or_hub_id).expanduser()
     except RuntimeError as error:  # of ~NAME
         raise CheckpointError(path_or_hub_id, "", "there is no such user, or it has no home directory") from error
-    if path_or_hub_id and local.is_dir():
+    if path_or_hub_id and (local.is_dir() or (local.suffix == SUFFIX and local.is_file())):
         return None
     if path_or_hub_id and local.is_file():
-        kind = "is a GGUF file, which Baton does not read" if local.suffix == ".gguf" else "is a file"
-        raise CheckpointError(path_or_hub_id, "", f"{kind}; {A_MODEL}")
+        raise CheckpointError(path_or_hub_id, "", f"is a file; {A_MODEL}")
     model = HubId.parse(path_or_hub_id)
     if model is None:
         raise CheckpointError(
-            path_or_hub_id, "", "there is no such directory, and it is not a hub id like ORG/NAME or ORG/NAME@REVISION"
+            path_or_hub_id,
+            "",
+            "there is no such directory or GGUF file, and it is not a hub id like ORG/NAME, ORG/NAME@REVISION or "
+            "ORG/NAME:Q4_K_M",
         )
     return model

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.checkpoints.documents import has_tokenizer
 from workers.errors import LoadRefused
 from workers.process.backends import choose_backend, open_checkpoint, options_of
 from workers.process.spec import WorkerSpec
@@ -31,5 +32,5 @@ class Servable:
             options = options_of(spec, backend, config)
         except LoadRefused as error:
             return cls(problem=str(error))
-        text = (Path(path) / "tokenizer.json").is_file()
+        text = has_tokenizer(Path(path))
         return cls(backend, config.family, options.context, text)

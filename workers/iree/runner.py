@@ -143,7 +143,9 @@ class IreeRunner:
             building = Building(builder, plan.required(), max(1, cpus.threads // 2))  # while the weights are packed
             undo.callback(building.close)
             digest = config_digest(path)
-            archive = open_archive(open_weights(path), digest, plan.weights, plan.ops, place, progress)
+            archive = open_archive(
+                open_weights(path, options.quantize), digest, plan.weights, plan.ops, place, progress
+            )
             undo.callback(archive.close)
             runner = cls(builder, device, archive, digest, kv_rows)
             undo.pop_all()  # the runner owns them from now on

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import mlx.nn as nn
 from mlx_lm.models import gemma2
 
-from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
 from workers.mlx.hybrid.states import SlotMixer
@@ -44,6 +44,7 @@ from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.rotary import Rotary, no_positions
 from workers.mlx.runtime.adapter import apply_adapter
 from workers.mlx.stored_weights import load_weights
+from workers.precision import Quantize
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
@@ -201,18 +202,25 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
 
 
 def load_architecture(
-    path: Path, config: ModelConfig, context: int, *, compiled: bool, adapter: Path | None = None
+    path: Path,
+    config: ModelConfig,
+    context: int,
+    quantize: Quantize = "none",
+    *,
+    compiled: bool,
+    adapter: Path | None = None,
 ) -> Any:
     """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows, with a LoRA `adapter`. Weights are read
     lazily.
 
-    Quantized layers stay quantized. Raises `CheckpointError` for a checkpoint that mlx-lm would compute differently or
-    whose weights do not fit, `LoadRefused` for a version of mlx-lm that is not supported.
+    Quantized layers stay quantized, unless a GGUF file is to be quantized anew by `quantize`. Raises `CheckpointError`
+    for a checkpoint that mlx-lm would compute differently or whose weights do not fit, `LoadRefused` for a version of
+    mlx-lm that is not supported.
     """
     family = _adapter(path, config)
     module = bind_module(family, compiled=compiled)
-    fields, _ = unwrap(Fields.read(path / "config.json"))
-    weights = open_weights(path)
+    fields, _ = unwrap(read_fields(path))
+    weights = open_weights(path, quantize)
     weights.check_types(lambda name: is_derived(name, config))
     try:
         model_class, args_class = (getattr(module, name) for name in family.classes)

@@ -12,7 +12,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
-from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
+from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
@@ -121,7 +122,7 @@ class MlxRunner:
         head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
         row_bytes = 2 * config.kv_layers * config.kv_heads * head
         free = free_bytes()
-        weights = weight_bytes(open_weights(path), kind, quantize, mtp=config.mtp)
+        weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
         states = options.slots * state_bytes
@@ -129,7 +130,8 @@ class MlxRunner:
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
-            model = load_architecture(path, config, context, compiled=chosen.type != mx.cpu, adapter=options.adapter)
+            compiled = chosen.type != mx.cpu
+            model = load_architecture(path, config, context, quantize, compiled=compiled, adapter=options.adapter)
             if config.state_layers and name == "cpu":
                 # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
                 mx.disable_compile()
@@ -154,7 +156,7 @@ class MlxRunner:
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
-            quantization=_quantization(config, quantize),
+            quantization=_quantization(open_weights(path, quantize), config, quantize),
             rows_format=rows_format(
                 path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
             ),
@@ -435,7 +437,9 @@ def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -
     return hidden[mx.array(rows_as_given([len(chunk.tokens) for chunk in chunks], order), dtype=mx.int32)]
 
 
-def _quantization(config: ModelConfig, quantize: Quantize) -> str:
+def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:
+    if isinstance(weights, GgufWeights) and quantize == "none":
+        return weights.widths()
     if config.quantization is not None:
         return config.quantization.widths
     return "" if quantize == "none" else quantize

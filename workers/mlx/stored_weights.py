@@ -8,9 +8,11 @@ import mlx.nn as nn
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import is_derived
+from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
-from workers.checkpoints.weights import Weights
+from workers.checkpoints.weights import SafetensorsWeights, Weights
+from workers.mlx.gguf_tensors import Groups, read_gguf
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -22,8 +24,12 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
 
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
-    quantization = config.quantization
-    tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
+    quantization, groups = config.quantization, None
+    if isinstance(weights, GgufWeights):
+        tensors, groups = read_gguf(weights)
+    else:
+        assert isinstance(weights, SafetensorsWeights)  # there is no third kind
+        tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:
@@ -32,11 +38,13 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = model.sanitize(tensors)
     if quantization is not None:
         _quantize_modules(model, tensors, quantization)
+    if groups is not None:
+        _quantize_groups(model, groups)
     model.eval()
     model.load_weights(list(tensors.items()), strict=True)
 
 
-def _read(weights: Weights) -> dict[str, mx.array]:
+def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
     """Open the tensors where `weights` has found them; other files of the folder are left alone."""
     files: dict[str, Any] = {}
     tensors = {}
@@ -57,6 +65,18 @@ def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization:
         return {"group_size": module.weight.shape[-1] if group == -1 else group, "bits": bits}
 
     nn.quantize(model, class_predicate=groups)
+
+
+def _quantize_groups(model: Any, groups: Groups) -> None:
+    """Replace the modules that have groups by quantized ones."""
+
+    def group(name: str, module: Any) -> bool | dict[str, int]:
+        if name not in groups:
+            return False
+        size, bits = groups[name]
+        return {"group_size": size, "bits": bits}
+
+    nn.quantize(model, class_predicate=group)
 
 
 def _from_awq(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:

@@ -17,6 +17,7 @@ from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
 from workers.host.memory import leaving_bytes
 from workers.load_options import LoadOptions, Progress
+from workers.precision import Quantize
 from workers.process.spec import WorkerSpec
 from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
@@ -88,7 +89,21 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = open_checkpoint(spec)
+    _log_gguf(path, spec.quantize)
     return _load_on(backend, path, config, options_of(spec, backend, config), progress)
+
+
+def _log_gguf(path: Path, quantize: Quantize) -> None:
+    """Log what becomes of the tensor types of a GGUF file."""
+    from workers.checkpoints.checkpoint import open_weights
+    from workers.checkpoints.gguf.gguf_weights import GgufWeights
+
+    weights = open_weights(path, quantize)
+    if isinstance(weights, GgufWeights):
+        kept = weights.widths() if quantize == "none" else quantize
+        structlog.get_logger().info(
+            "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
+        )
 
 
 def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]":

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from protocol.request import Sampling
+from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.generation_config import SamplingDefaults, read_sampling_defaults
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
@@ -242,7 +243,7 @@ def check_finite(runner: Runner, setting: str) -> None:
 def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     if spec.backend == "scripted":
         return ByteTokenizer()
-    if not (Path(spec.model_path) / "tokenizer.json").exists():
+    if not has_tokenizer(Path(spec.model_path)):
         return None
     from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 

@@ -1,4 +1,4 @@
-"""Tokenizer of a checkpoint in Hugging Face layout."""
+"""Tokenizer of a checkpoint in Hugging Face layout, or of a GGUF file."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,8 +7,9 @@ from typing import Any
 
 import tokenizers
 
+from workers.checkpoints.documents import document_file, find_document, read_document
 from workers.checkpoints.eos_ids import read_eos_ids
-from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_json, read_text
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_text
 from workers.text.infill import find_infill
 from workers.text.template import MAX_TEMPLATE_CHARS, ChatTemplate, TemplateError
 from workers.text.text_encoder import TextEncoder
@@ -26,6 +27,7 @@ class CheckpointTokenizer:
 
     Reads tokenizer.json; tokenizer_config.json and special_tokens_map.json for special tokens and the chat template;
     chat_template.jinja; generation_config.json and config.json for end-of-sequence ids. All but the first are optional.
+    Of a GGUF file, what its metadata says.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class CheckpointTokenizer:
     def from_dir(cls, path: Path, *, parse_special: bool = False) -> "CheckpointTokenizer":
         """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
         unsupported."""
-        file = path / "tokenizer.json"
-        description = read_json(file, MAX_TABLE_BYTES)
+        file = document_file(path, "tokenizer.json")
+        description = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(description))
         except Exception as error:  # the library raises bare Exception
@@ -73,8 +75,8 @@ class CheckpointTokenizer:
             token_bytes = TokenBytes(description.get("decoder"), encoder.token_of, silent)
         except DecoderRefused as error:
             raise CheckpointError(file, "decoder", str(error)) from error
-        config_file = path / "tokenizer_config.json"
-        config = read_json(config_file) if config_file.exists() else {}
+        config_file = document_file(path, "tokenizer_config.json")
+        config = find_document(path, "tokenizer_config.json") or {}
         special_tokens = _special_tokens(path, config)
         try:
             return cls(
@@ -121,8 +123,7 @@ class CheckpointTokenizer:
 
 def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Read special tokens from tokenizer_config.json, and from the separate file of older checkpoints."""
-    file = path / "special_tokens_map.json"
-    named = {**(read_json(file) if file.exists() else {}), **config}
+    named = {**(find_document(path, "special_tokens_map.json") or {}), **config}
     found = {}
     for name in SPECIAL_NAMES:
         value = named.get(name)

@@ -42,7 +42,7 @@ def hub_model(name: str) -> HubId:
     """Return the hub id that an argument is. Raises `InvalidOption`."""
     model = HubId.parse(name)
     if model is None:
-        raise InvalidOption(f"MODEL: {name!r} is not a hub id like ORG/NAME or ORG/NAME@REVISION")
+        raise InvalidOption(f"MODEL: {name!r} is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M")
     return model
 
 

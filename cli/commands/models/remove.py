@@ -15,6 +15,8 @@ from workers.inspection.running import running_workers
 def remove_model(name: str, *, yes: bool) -> None:
     """Remove a model after a confirmation. Raises `CommandFailed`, also if a worker on this machine serves it."""
     model = hub_model(name)
+    if model.quantization:
+        raise CommandFailed(f"all GGUF files of {model.repo} are removed together: leave :{model.quantization} out")
     cache = HubCache()
     chosen = [each for each in cache.read().models if each.named_by(model)]
     _check_unused(cache, model)
@@ -35,7 +37,8 @@ def _check_unused(cache: HubCache, model: HubId) -> None:
     """
     folders = {each.path.resolve() for each in cache.read().models if each.named_by(model)}
     for pid, spec in running_workers().items():
-        if Path(spec.model_path).resolve() in folders:
+        path = Path(spec.model_path)  # a GGUF file is a link in the folder
+        if not folders.isdisjoint({path.resolve(), path.parent.resolve()}):
             raise CommandFailed(
                 f"the worker {spec.name} (process {pid}) serves {model}; stop its server first, or drain it"
             )

@@ -26,6 +26,18 @@ def test_the_name_of_a_directory_is_its_own_or_the_one_that_is_set(tmp_path: Pat
     assert ChosenModel.choose(Settings(model=str(folder), name="mine")).name == "mine"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("llama-Q4_K_M.gguf", "llama-Q4_K_M"), ("llama-BF16-00002-of-00003.gguf", "llama-BF16")],
+    ids=["file", "shard"],
+)
+def test_the_name_of_a_gguf_file_is_without_its_ending(tmp_path: Path, name: str, expected: str) -> None:
+    file = tmp_path / name
+    (tmp_path / "blob").touch()
+    file.symlink_to(tmp_path / "blob")  # as in the hub's cache
+    assert ChosenModel.choose(Settings(model=str(file))) == ChosenModel(expected, file)
+
+
 def test_the_name_of_the_current_directory_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ChosenModel.choose(Settings(model=".")).name == tmp_path.name

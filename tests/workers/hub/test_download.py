@@ -212,7 +212,9 @@ def test_a_repository_without_a_checkpoint_is_refused_before_its_download(
     hub: HubServer, tiny: Download, lacking: str, named: str
 ) -> None:
     del hub.repos[TINY.repo][lacking]
-    with pytest.raises(HubError, match=f"^no checkpoint: org/tiny has no {named} at its top level") as failed:
+    with pytest.raises(
+        HubError, match=f"^no checkpoint: org/tiny has no {named} and no GGUF file at its top level"
+    ) as failed:
         tiny.plan()
     assert failed.value.cause is HubCause.NO_CHECKPOINT
     assert bodies(hub) == []

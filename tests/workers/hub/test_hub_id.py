@@ -10,6 +10,8 @@ from workers.hub.hub_id import MAX_REPO, MAX_REVISION, HubId
     [
         ("org/name", HubId("org/name")),
         ("org/name@v1.0", HubId("org/name", "v1.0")),
+        ("org/name:Q4_K_M", HubId("org/name", "", "Q4_K_M")),
+        ("org/name:UD-Q4_K_XL@v1.0", HubId("org/name", "v1.0", "UD-Q4_K_XL")),
         ("org/name@refs/pr/1", HubId("org/name", "refs/pr/1")),
         ("Qwen/Qwen3-0.6B_x", HubId("Qwen/Qwen3-0.6B_x")),
         ("o/" + "n" * (MAX_REPO - 2), HubId("o/" + "n" * (MAX_REPO - 2))),
@@ -26,6 +28,7 @@ def test_an_id_is_a_repository_and_a_revision(text: str, expected: HubId) -> Non
     [
         *("", "name", "a/b/c", "/a", "a/", "./a", "~/a", "a/..", "a/b..c", "a b/c", "org/näme", "org/name\n"),
         *("o/n@", "o/n@../x", "o/n@/etc", "o/n@a b", "o/n@-x"),
+        *("o/n:", "o/n:a/b", "o/n:../x", "o/n:-x", "o/n@v:Q8_0", "o/n:" + "q" * 65),
         *("o/" + "n" * (MAX_REPO - 1), "o/n@" + "r" * (MAX_REVISION + 1)),
     ],
 )

@@ -24,6 +24,7 @@ from workers.checkpoints.architectures.parts import (
 from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
+from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.errors import LoadRefused
@@ -115,8 +116,9 @@ class ModelConfig:
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
-        """Read `config.json`. Raises `CheckpointError` for what is missing, malformed or not supported."""
-        fields, _ = unwrap(Fields.read(path / "config.json"))
+        """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed
+        or not supported."""
+        fields, _ = unwrap(read_fields(path))
         return _read(fields, families)
 
     @classmethod

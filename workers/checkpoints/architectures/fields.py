@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoints.json_files import CheckpointError, read_json
+from workers.checkpoints.json_files import CheckpointError
 
 MAX_SIZE = 1 << 24
 """Above any real width, vocabulary or number of positions: a hostile config must not allocate absurd memory."""
@@ -35,11 +35,6 @@ class Fields:
         self._prefix = prefix
         self._names = names or {}
         self._aliases = aliases or {}
-
-    @classmethod
-    def read(cls, file: Path) -> "Fields":
-        """Raises `CheckpointError` when there is no JSON object in the file."""
-        return cls(file, read_json(file))
 
     def of_family(self, defaults: Mapping[str, Any], names: Mapping[str, str], aliases: Mapping[str, str]) -> "Fields":
         """Return the fields with a family's defaults, names and aliases (see `__init__`)."""

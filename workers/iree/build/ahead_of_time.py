@@ -30,7 +30,8 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     builder, digest = Builder(recipe), config_digest(path)
     with Building(builder, builder.plan.everything(), planned) as building:
         for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
-            open_archive(open_weights(path), digest, builder.plan.weights, builder.plan.ops, place, progress).close()
+            weights = open_weights(path, options.quantize)
+            open_archive(weights, digest, builder.plan.weights, builder.plan.ops, place, progress).close()
         count = len(building.groups)
         progress("compile graphs", 0, count)
         for done, built in enumerate(chain(building.found, building.compiled()), 1):

@@ -90,7 +90,7 @@ class Recipe(Struct, frozen=True):
             if tiled and lanes % LANES:
                 problem = f"{lanes} is no multiple of {LANES}, which the kernels for CPUs need: take --backend mlx"
                 raise CheckpointError(Path(self.model) / "config.json", f"linear_{name}_head_dim", problem)
-        stored = stored_parameters(config, ops, open_weights(Path(self.model)), self.quantize)
+        stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         if tiled and self.kv_dtype == "int4" and config.head_dim % (2 * LANES):

@@ -128,7 +128,7 @@ def open_archive(
     from config.json, `ArchiveError` when there is no room or no permission.
     """
     folder = place.cache_dir / "weights"
-    name = _digest(weights.directory, digest, wanted) + (f"-{place.copy}" if place.copy else "")
+    name = _digest(weights.files, digest, wanted) + (f"-{place.copy}" if place.copy else "")
     file = folder / f"{name}.safetensors"
     layout = Layout.of(wanted)
     try:
@@ -191,9 +191,9 @@ def _make_room(folder: Path, kept: Path, max_bytes: int) -> None:
             total -= stat.st_size
 
 
-def _digest(path: Path, model: str, wanted: Sequence[Stored]) -> str:
+def _digest(files: Sequence[Path], model: str, wanted: Sequence[Stored]) -> str:
     """Return the digest of the checkpoint and the layout. Times of files tell weights that were trained further."""
-    stamps = [(file.name, file.stat().st_mtime_ns) for file in sorted(path.glob("*.safetensors"))]
+    stamps = [(file.name, file.stat().st_mtime_ns) for file in files]
     layout = [(stored.name, stored.shape, stored.dtype, repr(stored.packing)) for stored in wanted]
     version = QUANTIZED_FORMAT if any(stored.packing is not None for stored in wanted) else FORMAT
     parts = [version, model, stamps, layout]

@@ -128,12 +128,12 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int
     if isinstance(config, LoneConfig):
         weights = config.weight_bytes(path, spec.dtype)
     else:
-        weights = weight_bytes(open_weights(path), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+        weights = weight_bytes(open_weights(path, spec.quantize), kind_of(spec, config), spec.quantize, mtp=config.mtp)
     weights += state_bytes(spec, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))
-        weights += weight_bytes(open_weights(draft), kind, spec.quantize)
+        weights += weight_bytes(open_weights(draft, spec.quantize), kind, spec.quantize)
     reserved = tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir)
     free = spare_bytes() + leaving_bytes(spec.predecessor, server) - reserved
     return max(0, kv_share(free, spec.workers, weights))

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from workers.checkpoints.architectures.tensors import parameter_count
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights, same_text
+from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.weight_size import weight_bytes
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
@@ -45,7 +46,7 @@ def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
         raise DraftRefused(
             f"draft_model: {path} has another tokenizer than {model}: give a smaller model of the same family"
         )
-    if not (path / "tokenizer.json").exists() and small.vocab_size != config.vocab_size:
+    if not has_tokenizer(path) and small.vocab_size != config.vocab_size:
         raise DraftRefused(
             f"draft_model: {path} has a vocabulary of {small.vocab_size} tokens, {model} one of {config.vocab_size}"
         )
@@ -71,7 +72,7 @@ class DraftPlan:
         rows = max(kv_bytes_of(spec, backend, config, context) // row_bytes(spec, backend, config), most)
         own = draft_spec(spec)
         weights = sum(
-            weight_bytes(open_weights(Path(path)), kind_of(spec, each), spec.quantize)
+            weight_bytes(open_weights(Path(path), spec.quantize), kind_of(spec, each), spec.quantize)
             for path, each in ((spec.model_path, config), (spec.draft_model, small))
         )
         states = sum(state_bytes(spec, each) for each in (config, small))

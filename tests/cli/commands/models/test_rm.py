@@ -22,6 +22,8 @@ def test_without_a_terminal_a_flag_is_needed(baton: Commands) -> None:
     baton.run("pull", "org/random")
     refused = baton.run("rm", "org/random")
     assert (refused.returncode, "only with --yes" in refused.stderr, len([*baton.snapshots()])) == (1, True, 1)
+    part = baton.run("rm", "org/random:Q8_0", "--yes")
+    assert (part.returncode, "are removed together: leave :Q8_0 out" in part.stderr) == (1, True)
     removed = baton.run("rm", "org/random", "--yes")
     assert (removed.returncode, [*baton.snapshots()]) == (0, [])
     assert removed.stdout.startswith("org/random was removed: 44")

@@ -1,0 +1,90 @@
+"""Repositories with GGUF files: the one that is named is downloaded, and found again without the hub."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers.hub.hub_server import HubServer, hub_error
+from workers.hub.download import Download
+from workers.hub.errors import HubCause, HubError
+from workers.hub.hub_id import HubId
+
+REPO = "org/model-GGUF"
+SHARDS = ("model-BF16-00001-of-00002.gguf", "model-BF16-00002-of-00002.gguf")
+NAMES = ("model-Q4_K_M.gguf", "model-Q4_K_S.gguf", "model-Q8_0.gguf", *SHARDS)
+
+
+@pytest.fixture
+def files(hub: HubServer) -> HubServer:
+    """The hub has a repository with several quantizations, a projector of images and importances."""
+    others = ("mmproj-model-F16.gguf", "model.imatrix.gguf", "README.md")
+    hub.repos[REPO] = {name: name.encode() for name in (*NAMES, *others)}
+    return hub
+
+
+def download(hub: HubServer, cache: Path, quantization: str = "", repo: str = REPO) -> Download:
+    return Download(HubId(repo, quantization=quantization), hub.url, cache)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [("", NAMES[:1]), ("q4_k_m", NAMES[:1]), ("Q4_K_S", NAMES[1:2]), ("Q8_0", NAMES[2:3]), ("BF16", SHARDS)],
+    ids=["default", "lower-case", "similar", "q8", "shards"],
+)
+def test_one_quantization_is_downloaded(
+    files: HubServer, cache: Path, quantization: str, expected: tuple[str, ...]
+) -> None:
+    work = download(files, cache, quantization)
+    assert work.cached() is None
+    plan = work.plan()
+    assert plan.files == expected
+    assert plan.size == plan.missing == sum(map(len, expected))
+    path = work.run(plan)
+    assert path.name == expected[0]
+    assert sorted(file.name for file in path.parent.iterdir()) == sorted(expected)
+    files.failure = hub_error(503)
+    assert download(files, cache, quantization).cached() == path
+
+
+def test_another_quantization_is_not_taken_from_the_cache(files: HubServer, cache: Path) -> None:
+    work = download(files, cache, "Q8_0")
+    work.run(work.plan())
+    assert download(files, cache).cached() is None  # the default is another file
+    assert download(files, cache, "Q4_K_S").cached() is None
+
+
+def test_a_file_that_is_cut_short_is_downloaded_again(files: HubServer, cache: Path) -> None:
+    work = download(files, cache, "BF16")
+    path = work.run(work.plan())
+    (path.parent / SHARDS[1]).resolve().write_bytes(b"m")
+    assert work.cached() is None
+    assert work.run(work.plan()) == path
+    assert (path.parent / SHARDS[1]).read_bytes() == SHARDS[1].encode()
+
+
+def test_the_only_file_needs_no_name(hub: HubServer, cache: Path) -> None:
+    hub.repos["org/one"] = {"anything.gguf": b"gguf"}
+    work = download(hub, cache, repo="org/one")
+    assert work.run(work.plan()).name == "anything.gguf"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "problem"),
+    [("Q5_K_M", r"has none of Q5_K_M among its GGUF files; .*model-Q4_K_S\.gguf"), ("Q4", "has none of Q4 among")],
+    ids=["absent", "ambiguous"],
+)
+def test_a_quantization_that_is_not_there(files: HubServer, cache: Path, quantization: str, problem: str) -> None:
+    with pytest.raises(HubError, match=problem) as failed:
+        download(files, cache, quantization).plan()
+    assert failed.value.cause is HubCause.NO_CHECKPOINT
+
+
+def test_several_without_the_default(hub: HubServer, cache: Path) -> None:
+    hub.repos["org/two"] = {"a-Q8_0.gguf": b"a", "a-Q6_K.gguf": b"b"}
+    with pytest.raises(HubError, match=r"has several, and not one Q4_K_M among .*: a-Q6_K\.gguf, a-Q8_0\.gguf"):
+        download(hub, cache, repo="org/two").plan()
+
+
+def test_no_gguf_file_for_a_quantization(hub: HubServer, cache: Path) -> None:
+    with pytest.raises(HubError, match=r"org/tiny:Q8_0 has no Q8_0 GGUF file at its top level"):
+        download(hub, cache, "Q8_0", "org/tiny").plan()

@@ -1,0 +1,64 @@
+"""GGUF files on MLX: the tokens and logits of the checkpoints that they were made from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from tests.checkpoints import make_checkpoint, write_safetensors
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.mlx.conftest import Load
+from workers.checkpoints.checkpoint import open_weights
+from workers.checkpoints.quantized_matrix import unpack_words
+from workers.checkpoints.weight_size import weight_bytes
+from workers.engine.runner import Chunk
+from workers.mlx.gguf_tensors import pack_words
+
+PROMPT = tuple(range(5, 25))
+
+
+def logits(load: Load, path: Path, **options: str) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = load(path, **options).logits(Chunk(0, PROMPT, 0, 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "kind"),
+    [("llama", "float32", Type.F32), ("gemma3_text", "bfloat16", Type.BF16), ("mixtral", "float16", Type.F16)],
+    ids=["llama-f32", "gemma3-bf16", "mixtral-f16"],
+)
+def test_plain_weights_give_the_same_logits(load: Load, tmp_path: Path, family: str, dtype: str, kind: Type) -> None:
+    fields = {"query_pre_attn_scalar": 16} if family == "gemma3_text" else {}
+    path = make_checkpoint(tmp_path / "model", family, dtype=dtype, fields=fields)  # type: ignore[arg-type]
+    file = make_gguf(path, tmp_path / "model.gguf", kind)
+    np.testing.assert_array_equal(logits(load, file), logits(load, path))
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
+def test_quantized_weights_are_computed_with_as_they_are(load: Load, tmp_path: Path, family: str, kind: Type) -> None:
+    plain = make_checkpoint(tmp_path / "model", family)
+    file = make_gguf(plain, tmp_path / "model.gguf", kind)
+    weights = open_weights(file)
+    write_safetensors(plain / "model.safetensors", {name: weights[name] for name in weights})
+    runner = load(file, dtype="float32")
+    bits = {Type.Q8_0: 8, Type.Q4_0: 4, Type.Q5_1: 5}[kind]
+    assert runner.capabilities.quantization == f"int{bits}"
+    assert runner.capabilities.weight_bytes == weight_bytes(weights, "float32", "none")
+    expected = logits(load, plain, dtype="float32")
+    np.testing.assert_allclose(
+        runner.logits(Chunk(0, PROMPT, 0, 0)), expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0
+    )
+
+
+def test_a_file_is_quantized_anew(load: Load, tmp_path: Path) -> None:
+    file = make_gguf(make_checkpoint(tmp_path / "model"), tmp_path / "model.gguf", Type.Q8_0)
+    assert load(file, quantize="int4").capabilities.quantization == "int4"
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_words_are_unpacked_again(bits: int) -> None:
+    levels = np.random.default_rng(0).integers(0, 1 << bits, (3, 64), np.uint8)
+    np.testing.assert_array_equal(unpack_words(pack_words(levels, bits), bits), levels)

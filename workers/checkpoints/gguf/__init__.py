@@ -1,0 +1,1 @@
+"""Checkpoints in GGUF files, the format of llama.cpp and Ollama."""

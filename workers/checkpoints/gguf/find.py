@@ -1,0 +1,50 @@
+"""Finds the GGUF file that a path or a quantization's name means."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from workers.checkpoints.gguf.gguf_file import SHARD
+from workers.checkpoints.json_files import CheckpointError
+
+SUFFIX = ".gguf"
+DEFAULT = "Q4_K_M"
+"""The quantization that is taken of several, as llama.cpp and Ollama do."""
+_OTHER_PARTS = re.compile(r"(mmproj|mtp|imatrix)[-_.]|.*[-_.](mmproj|imatrix)", re.IGNORECASE)
+"""Names of files that hold projectors of images, draft heads or statistics beside a model."""
+
+
+def gguf_path(path: Path) -> Path | None:
+    """Return the GGUF file of a model: `path` itself, or the only one of a folder without safetensors; None for what is
+    no GGUF model. Any shard stands for all. Raises `CheckpointError` for a folder with several."""
+    if path.suffix == SUFFIX and not path.is_dir():
+        return first_file(path)
+    if not path.is_dir() or any(path.glob("*.safetensors*")):
+        return None
+    files = models(file.name for file in path.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        raise CheckpointError(path, "", f"has several models, name one of them: {', '.join(files[:8])}")
+    return path / files[0] if files else None
+
+
+def first_file(path: Path) -> Path:
+    """Return the first file of the model that a file is a part of."""
+    match = SHARD.fullmatch(path.name)
+    return path if match is None else path.with_name(f"{match[1]}-00001-of-{match[3]}{SUFFIX}")
+
+
+def models(names: Iterable[str]) -> list[str]:
+    """Return the first files of the models among the names of a folder's files, sorted."""
+    found = {first_file(Path(name)).name for name in names if name.endswith(SUFFIX)}
+    return sorted(name for name in found if _OTHER_PARTS.match(name) is None)
+
+
+def choose(names: Iterable[str], quantization: str) -> str | None:
+    """Return the model of a quantization by the names of a folder's files: `Q4_K_M` finds `NAME-Q4_K_M.gguf`. Without
+    one it is the only model there, or that of `DEFAULT`. None for none, and for several."""
+    found = models(names)
+    if not quantization and len(found) == 1:
+        return found[0]
+    wanted = re.compile(rf"(^|.*[-._]){re.escape(quantization or DEFAULT)}([-._]\d{{5}}-of-\d{{5}})?", re.IGNORECASE)
+    fitting = [name for name in found if wanted.fullmatch(name.removesuffix(SUFFIX))]
+    return fitting[0] if len(fitting) == 1 else None

@@ -1,0 +1,79 @@
+"""Typed access to the metadata of a model, which names the key in every error and knows which keys were read."""
+
+from typing import Any
+
+from workers.checkpoints.architectures.fields import MAX_NUMBER, MAX_SIZE
+from workers.checkpoints.gguf.gguf_file import GgufFile
+from workers.checkpoints.json_files import CheckpointError
+
+WITHOUT_EFFECT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"})
+"""Keys of an architecture that do not change the mathematics of text generation."""
+NEUTRAL = {
+    "attention.causal": True,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1,
+    "expert_gating_func": 1,
+    "rope.scaling.yarn_ext_factor": 1,
+}
+"""Keys of an architecture, with the value (besides 0, false, empty and -1) at which they change nothing. 1 is
+softmax."""
+
+
+class Keys:
+    """The keys of one architecture, without its prefix."""
+
+    def __init__(self, model: GgufFile) -> None:
+        """Raises `CheckpointError` for metadata without `general.architecture`."""
+        self.model = model
+        architecture = model.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise model.error("general.architecture", "is missing: the file has no model")
+        self.architecture: str = architecture
+        self._read: set[str] = set()
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        return self.model.error(f"{self.architecture}.{name}", problem)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._read.add(name)
+        return self.model.metadata.get(f"{self.architecture}.{name}", default)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(name, "is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
+            raise self.error(name, f"{_brief(value)} is not an integer from 1 to {MAX_SIZE}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(name, "is missing")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
+            raise self.error(name, f"{_brief(value)} is not a number from {1 / MAX_NUMBER:g} to {MAX_NUMBER:g}")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """The number under a key; None where it is missing or 0."""
+        return self.number(name) if self.get(name) else None
+
+    def refuse_others(self) -> None:
+        """Raise `CheckpointError` for a key that was not read and may change the mathematics."""
+        prefix = f"{self.architecture}."
+        for key, value in self.model.metadata.items():
+            name = key.removeprefix(prefix)
+            if name == key or name in self._read or name in WITHOUT_EFFECT:
+                continue
+            if (
+                value in (0, False, "", -1)
+                or value == NEUTRAL.get(name)
+                or (isinstance(value, list) and not any(value))
+            ):
+                continue
+            raise self.error(name, f"{_brief(value)} is not supported for this architecture")
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 64 else f"{text[:64]}..."

@@ -1,0 +1,79 @@
+"""The pre-tokenizers that `tokenizer.ggml.pre` names, as the tokenizer.json of the original models has them.
+
+The patterns are those that llama.cpp's src/llama-vocab.cpp quotes as the original ones; where it has no other than its
+own, the models' pre-tokenizer is GPT-2's, after one that splits digits. A name is listed here only if its pattern is
+known: a wrong one would give a model other tokens than those that it was trained on, without an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_START = r"[^\r\n\p{L}\p{N}]?"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+"
+_LLAMA3 = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"
+_QWEN35 = rf"{_SUFFIXES}|{_START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_GPT4O = (
+    rf"{_START}{_UPPER}*{_LOWER}+{_SUFFIXES}?|{_START}{_UPPER}+{_LOWER}*{_SUFFIXES}?|\p{{N}}{{1,3}}|"
+    rf"{_SIGNS}[\r\n/]*|{_SPACES}"
+)
+_TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
+_SEED = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """A way of splitting text before pairs are merged, and what else follows from its name."""
+
+    pattern: str = ""
+    """The regular expression of a piece; empty for GPT-2's."""
+    digits: bool = False
+    """Each digit is a piece, before GPT-2's pattern is used."""
+    nfc: bool = False
+    """Text is normalized to composed characters first."""
+    whole_words: bool = False
+    """A piece that is a token is not merged from its bytes (`ignore_merges`)."""
+    bos: bool = False
+    """A plain prompt begins with BOS, unless the file says otherwise."""
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps in the notation of tokenizer.json."""
+        first: list[dict[str, Any]] = []
+        if self.digits:
+            first = [{"type": "Digits", "individual_digits": True}]
+        if self.pattern:
+            first = [{"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}]
+        own = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": not self.pattern}
+        return [*first, own]
+
+
+_LLAMA3_WORDS = PreTokenizer(_LLAMA3, whole_words=True, bos=True)
+_DIGITS = PreTokenizer(digits=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "llama-bpe": _LLAMA3_WORDS,
+    "llama3": _LLAMA3_WORDS,
+    "llama-v3": _LLAMA3_WORDS,
+    "falcon3": _LLAMA3_WORDS,
+    "lfm2": _LLAMA3_WORDS,
+    "dbrx": PreTokenizer(_LLAMA3),
+    "smaug-bpe": PreTokenizer(_LLAMA3),
+    "qwen2": PreTokenizer(_QWEN2, nfc=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2),
+    "megrez": PreTokenizer(_QWEN2),
+    "qwen35": PreTokenizer(_QWEN35, nfc=True),
+    "gpt-4o": PreTokenizer(_GPT4O),
+    "llama4": PreTokenizer(_GPT4O),
+    "tekken": PreTokenizer(_TEKKEN, whole_words=True, bos=True),
+    "seed-coder": PreTokenizer(_SEED),
+    "gpt-2": PreTokenizer(),
+    "phi-2": PreTokenizer(),
+    "olmo": PreTokenizer(),
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+}
+"""The pre-tokenizers by `tokenizer.ggml.pre`."""
