@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.json_files import CheckpointError, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapters.safetensors"
@@ -22,7 +22,8 @@ class LoraAdapter:
 
 def read_adapter(path: Path) -> LoraAdapter:
     """Read the description of an adapter. Raises `CheckpointError` that names the file and the field."""
-    fields = Fields.read(path / ADAPTER_CONFIG)
+    file = path / ADAPTER_CONFIG
+    fields = Fields(file, read_json(file))
     kind = fields.get("fine_tune_type", "lora")
     if kind != "lora":
         raise fields.error("fine_tune_type", f"{kind!r} is not supported, only lora: fuse the weights with mlx_lm.fuse")

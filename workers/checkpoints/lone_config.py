@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, WeightDtype
 from workers.checkpoints.architectures.fields import MAX_SIZE, Fields
+from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.weight_size import ITEM_BYTES
 from workers.errors import LoadRefused
@@ -52,7 +53,7 @@ class LoneConfig:
     def from_dir(cls, path: Path, context: int = 0) -> "LoneConfig":
         """Read `config.json`; `context` was asked for. Raises `CheckpointError` for a checkpoint that comes with code
         of its own, which is never run, and for what is malformed."""
-        fields = Fields.read(path / "config.json")
+        fields = read_fields(path)
         if fields.get("model_file") is not None:
             raise fields.error("model_file", CODE)
         family = fields.get("model_type")
@@ -101,7 +102,7 @@ class LoneConfig:
     def check_code(self, path: Path) -> None:
         """Raise `CheckpointError` if the model needs code that comes with the checkpoint: mlx-lm has no module for it.
         Where it has one, code that transformers would run is left alone."""
-        fields = Fields.read(path / "config.json")
+        fields = read_fields(path)
         if fields.get("auto_map") is not None:
             raise fields.error("auto_map", CODE)
 

@@ -77,8 +77,9 @@ class Weights(Mapping[str, NDArray[Any]]):
         """The shape of a tensor, from its header; of a quantized one the shape of its integers as they are stored."""
 
     @abstractmethod
-    def check_types(self) -> None:
-        """Refuse tensors whose type is not that of their values, from the files' headers. Raises `CheckpointError`."""
+    def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
+        """Refuse tensors whose type is not that of their values, from the files' headers, unless they are not read.
+        Raises `CheckpointError`."""
 
     @abstractmethod
     def adds_nothing(self, name: str) -> bool:

@@ -124,7 +124,7 @@ class ModelConfig:
     @classmethod
     def family_of(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> str:
         """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes."""
-        fields, _ = unwrap(Fields.read(path / "config.json"))
+        fields, _ = unwrap(read_fields(path))
         return _family(fields, families)
 
     @property

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.documents import CONFIG, document_file
 from workers.checkpoints.lone_config import LoneConfig
 from workers.mlx.families import BATCHED, mlx_lm_has
 
@@ -29,5 +30,5 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
         if unknown is not None:
             raise CheckpointError(unknown.file, unknown.field, f"{unknown.problem}; mlx-lm does not have it either")
         problem = f"{config.family!r} is supported neither by the MLX backend nor by mlx-lm: take --backend iree"
-        raise CheckpointError(path / "config.json", "model_type", problem)
+        raise CheckpointError(document_file(path, CONFIG), "model_type", problem)
     return config
