@@ -45,6 +45,8 @@ class LoadOptions:
     """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
+    attention: bool = False
+    """The queries and keys of the model can be read: what scores the prompts of another one needs them."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

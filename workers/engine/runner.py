@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
+
+if TYPE_CHECKING:
+    from workers.engine.sparse.attention_reader import AttentionReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class RunnerCapabilities:
 class Chunk(Struct, frozen=True, gc=False):
     """Consecutive prompt tokens of one slot, which fill rows `start .. start + len(tokens)` of its cache.
 
-    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out.
+    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out. The others
+    follow one after the other, unless `positions` has those of all tokens, in rising order.
     """
 
     slot: int
@@ -64,6 +69,17 @@ class Chunk(Struct, frozen=True, gc=False):
     position: int
     embeddings: PromptEmbeddings | None = None
     """The rows that negative numbers among the tokens stand for."""
+    positions: tuple[int, ...] | None = None
+
+    def position_at(self, index: int) -> int:
+        """Return the RoPE position of a token."""
+        return self.position + index if self.positions is None else self.positions[index]
+
+    def part(self, at: int, length: int) -> "Chunk":
+        """Return up to `length` tokens from index `at` on as a chunk."""
+        positions = None if self.positions is None else self.positions[at : at + length]
+        tokens = self.tokens[at : at + length]
+        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -107,6 +123,13 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
+        if chunk.positions is not None and not _are_positions_of(chunk, chunk.positions):
+            raise ValueError(f"positions: give {len(chunk.tokens)} in rising order from {chunk.position} on")
+
+
+def _are_positions_of(chunk: Chunk, positions: tuple[int, ...]) -> bool:
+    rising = all(first < second for first, second in pairwise(positions))
+    return len(positions) == len(chunk.tokens) and positions[0] == chunk.position and rising
 
 
 def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
@@ -257,6 +280,10 @@ class Runner(Protocol):
     @property
     def draft_head(self) -> DraftHead | None:
         """The head for multi-token prediction that was loaded with the model; None without one."""
+
+    @property
+    def attention(self) -> "AttentionReader | None":
+        """What reads the model's queries and keys; None if it was not loaded with it."""
 
     @property
     def graphs_failed(self) -> int:

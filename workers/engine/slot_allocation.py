@@ -104,6 +104,8 @@ class SlotAllocator:
         complete, so that waiting for it pays."""
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
+        if sequence.kept is not None or other.kept is not None:
+            return False
         most = min(sequence.prefill_length - 1, other.prefill_length)
         return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
 
@@ -142,7 +144,8 @@ class SlotAllocator:
         if sequence.reused is None and sequence.inherited is not None:  # it has not changed the retained rows
             sequence.cached = sequence.inherited
             self._slots.add_rows(sequence.slot, sequence.cached.rows)
-        if not failed and self._prefixes.enabled and sequence.cached.rows >= self._prefixes.min_tokens:
+        shared = self._prefixes.enabled and sequence.kept is None
+        if not failed and shared and sequence.cached.rows >= self._prefixes.min_tokens:
             self._retain(sequence)
         else:
             self._slots.release(sequence.slot)
@@ -210,7 +213,7 @@ class SlotAllocator:
         last = max(least, self._prefixes.min_tokens) - 1
         if last >= source.rows or last >= sequence.prefill_length - 1 or source.tokens[last] != sequence.tokens[last]:
             return 0
-        if not self._prefixes.enabled or sequence.reports_prompt:
+        if not self._prefixes.enabled or sequence.reports_prompt or sequence.kept is not None:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
@@ -220,5 +223,5 @@ class SlotAllocator:
     def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:
         yield from self._slots.retained()
         for other in others:
-            if other is not sequence and other.cached.rows:
+            if other is not sequence and other.cached.rows and other.kept is None:
                 yield other.slot, other.cached

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protocol.bounds import MAX_MILLISECONDS
 from protocol.events import Gauges
 from workers.engine.kv_slots import SlotTable
+from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.tier.prefix_tier import PrefixTier
 
 
@@ -57,6 +58,7 @@ class EngineStats:
         graphs_failed: int,
         tier: PrefixTier | None = None,
         drafters_failed: int = 0,
+        sparse: SparsePrefill | None = None,
     ) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
@@ -84,4 +86,8 @@ class EngineStats:
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
             drafters_failed=drafters_failed,
+            sparse_prompts=0 if sparse is None else sparse.prompts,
+            sparse_kept_tokens=0 if sparse is None else sparse.kept_tokens,
+            sparse_left_out_tokens=0 if sparse is None else sparse.left_out_tokens,
+            sparse_dense_prompts=0 if sparse is None else sparse.dense,
         )

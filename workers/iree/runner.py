@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.engine.embeddings.prompt_embeddings import has_rows
+from workers.engine.sparse.attention_reader import LOOKED_ROWS, AttentionReader
 from workers.engine.runner import (
     Chunk,
     DecodeRow,
@@ -32,7 +35,7 @@ from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder, Building
-from workers.iree.build.graph_plan import EMBEDDED
+from workers.iree.build.graph_plan import EMBEDDED, QUERIES
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -79,6 +82,11 @@ class IreeRunner:
         self._written = [0] * plan.cache.slots
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
+        self._attention = None
+        layers = full_layers(plan.config.plan)
+        if plan.queries and self._host_kv is not None and layers:
+            keys = partial(self._host_kv.keys, dtype=plan.ops.dtype)
+            self._attention = AttentionReader(layers, self._queries, keys)
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
@@ -157,6 +165,10 @@ class IreeRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._mtp
+
+    @property
+    def attention(self) -> AttentionReader | None:
+        return self._attention
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
@@ -268,13 +280,13 @@ class IreeRunner:
             size = self._few_rows
         reports: list[RowLogprobs] = []
         for at in range(0, length, size):
-            part = _part(chunk, at, size)
+            part = chunk.part(at, size)
             result = self._few_logits(part) if size == self._few_rows else self._score_logits(part, size)
             reports += self._sampler.reports_of(result, len(part.tokens), targets[at : at + size])
         if not exact:  # another graph may have rounded otherwise: the rows are computed again as without a report
             (token,) = self.prefill([chunk], [spec])
         elif spec is not None:
-            (token,) = self.prefill([_part(chunk, length - 1, 1)], [spec])
+            (token,) = self.prefill([chunk.part(length - 1, 1)], [spec])
         else:
             token = None
         return token, reports
@@ -309,7 +321,7 @@ class IreeRunner:
         return whole
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
-        part = _part(chunk, at, size)
+        part = chunk.part(at, size)
         logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size)[1])
         return logits[: len(part.tokens)]
 
@@ -329,10 +341,13 @@ class IreeRunner:
         block = self._plan.block or size
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
-            self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
+            if run.positions is None:
+                self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
+            else:  # the head has rows at consecutive positions only
+                self._mtp.rows.forget(run.slot)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        result, (index,), _, _ = self._step(_rows_of(_part(chunk, at, 1)))
+        result, (index,), _, _ = self._step(_rows_of(chunk.part(at, 1)))
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[index : index + 1]
 
@@ -367,6 +382,14 @@ class IreeRunner:
                 self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
                 first += count
         return result, output_indices, batch, greedy
+
+    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+        self._sampler.forget()
+        (run,) = runs_of(chunk, -1, LOOKED_ROWS)
+        result = self._call(f"{QUERIES}_{LOOKED_ROWS}", *self._run_inputs([run], LOOKED_ROWS))
+        queries: NDArray[np.float32] = self._device.download(result[0])
+        return queries[:, : len(run.tokens)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -443,7 +466,8 @@ class IreeRunner:
             count = len(run.tokens)
             tokens[row, :count] = run.tokens if run.embeddings is None else [max(token, -1) for token in run.tokens]
             kv_rows[row, :count] = np.arange(run.start, run.start + count)
-            positions[row, :count] = np.arange(run.position, run.position + count)
+            given = run.positions
+            positions[row, :count] = np.arange(run.position, run.position + count) if given is None else given
             slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
         return self._inputs(tokens, positions, kv_rows, slots)
@@ -475,13 +499,8 @@ def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
     """Return the rows of a chunk as those of a decode step; the last one is sampled by `last`."""
     none = SampleSpec(Sampling(), 0)
     rows = [
-        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position + at, none)
+        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position_at(at), none)
         for at, token in enumerate(chunk.tokens[:-1])
     ]
     end = len(rows)
-    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position + end, last or none)]
-
-
-def _part(chunk: Chunk, at: int, length: int) -> Chunk:
-    """Return some rows of a chunk as a chunk."""
-    return Chunk(chunk.slot, chunk.tokens[at : at + length], chunk.start + at, chunk.position + at)
+    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position_at(end), last or none)]

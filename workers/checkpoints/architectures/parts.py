@@ -1,5 +1,6 @@
 """Parts of an architecture: norms, names of tensors, experts, and what differs between layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,3 +62,8 @@ class LayerConfig:
     """The index of the rotary embedding in `ModelConfig.ropes`; None is no positions."""
     experts: bool = False
     """A mixture of experts replaces the MLP."""
+
+
+def full_layers(plan: Sequence[LayerConfig]) -> tuple[int, ...]:
+    """Return the layers without a window: they attend to all rows before their own."""
+    return tuple(number for number, layer in enumerate(plan) if layer.window is None)
