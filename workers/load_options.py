@@ -10,6 +10,16 @@ Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
 
 
+@dataclass(frozen=True, slots=True)
+class SparseSettings:
+    """Which prompts are computed sparsely."""
+
+    tokens: int = 0
+    """Prompts of so many tokens and more are, unless the request forbids it; 0 only those of requests that ask."""
+    keep: float = 0.3
+    """The part of them that is kept, where the request does not say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Settings with which a checkpoint becomes a runner, or compiled graphs.

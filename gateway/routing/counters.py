@@ -22,6 +22,10 @@ COUNTED = (
     "draft_tokens",
     "accepted_tokens",
     "drafters_failed",
+    "sparse_prompts",
+    "sparse_kept_tokens",
+    "sparse_left_out_tokens",
+    "sparse_dense_prompts",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

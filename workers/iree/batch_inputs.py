@@ -32,9 +32,7 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     for at in range(0, len(chunk.tokens), most):
         part = chunk.part(at, most)
         index = output_index if at + len(part.tokens) == len(chunk.tokens) else -1
-        runs.append(
-            SlotRun(part.slot, part.tokens, part.start, part.position, index, part.embeddings, part.positions)
-        )
+        runs.append(SlotRun(part.slot, part.tokens, part.start, part.position, index, part.embeddings, part.positions))
     return runs
 
 

@@ -159,6 +159,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig") -> LoadOpt
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         embeddings=spec.embeddings,
+        attention=spec.attention,
         workers=spec.workers,
         place=spec.place,
     )
@@ -217,6 +218,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         prefill_tokens_per_second=spec.scripted.prefill_tokens_per_second,
         decode_rows=spec.max_batch_size + SCRIPTED_DRAFTS if spec.scripted.drafts else 0,
         embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
+        sparse=spec.sparse_prefill or spec.attention,
     )
 
 

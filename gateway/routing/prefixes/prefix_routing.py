@@ -299,7 +299,7 @@ class PrefixRouting:
             state.restore.add(
                 event.stored_tokens, max(seconds - computed / rate, event.stored_tokens / MAX_RESTORE_RATE)
             )
-        elif not event.stored_tokens and computed >= MIN_MEASURED and seconds > 0:
+        elif not event.stored_tokens and not event.kept and computed >= MIN_MEASURED and seconds > 0:
             for pace in (load.pace, state.pace):
                 pace.prefill.add(computed, seconds)
 

@@ -90,6 +90,8 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         spec,
         model_path=spec.draft_model,
         draft_model="",
+        sparse_prefill=False,
+        attention=spec.sparse_prefill,
         speculate="off",
         embeddings=False,
         chosen_context=0,

@@ -48,7 +48,7 @@ class DraftModel:
         capabilities = runner.capabilities
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
-        self._runner = runner
+        self.runner = self._runner = runner
         self._vocab_size = capabilities.vocab_size
         self._context = capabilities.context
         self._rows = capabilities.decode_rows
