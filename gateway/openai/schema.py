@@ -85,7 +85,8 @@ class _SharedFields(StructuredFields, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `stop_token_ids`, `include_stop_str_in_output`, `bad_words`, `ignore_eos` and `return_token_ids` are additions, with
     the names that they have in vLLM. `typical_p`, XTC and DRY have llama.cpp's names; `repeat_penalty`, `n_predict` and
-    `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`. `speculate` and those of sparse prefill are Baton's own."""
+    `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`. `speculate` and those of
+    sparse prefill are Baton's own."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None

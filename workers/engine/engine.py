@@ -48,8 +48,8 @@ class BatchEngine:
     from measured costs (`workers.engine.scheduling.token_budget`). `kv_tokens` limits the cache rows in use, and
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
     room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine. A
-    `speculator`, of the same runner, drafts tokens. `sparse` decides what of prompts is left out. `clock` gives seconds, for the times in `SequenceEnd`, the longest
-    step, the policy, and whether drafts pay.
+    `speculator`, of the same runner, drafts tokens. `sparse` decides what of prompts is left out. `clock` gives
+    seconds, for the times in `SequenceEnd`, the longest step, the policy, and whether drafts pay.
     """
 
     def __init__(

@@ -59,8 +59,8 @@ class RunnerCapabilities:
 class Chunk(Struct, frozen=True, gc=False):
     """Consecutive prompt tokens of one slot, which fill rows `start .. start + len(tokens)` of its cache.
 
-    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out. The others
-    follow one after the other, unless `positions` has those of all tokens, in rising order.
+    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out. The
+    others follow one after the other, unless `positions` has those of all tokens, in rising order.
     """
 
     slot: int

@@ -141,7 +141,7 @@ class Scheduler:
         Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field.
         """
         stream = request.stream
-        if any(stream in live for live in (self._scoring, self._waiting, *self._phases())):
+        if stream in self._scoring or stream in self._waiting or any(stream in each for each in self._phases()):
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
         check(request, self._capabilities.vocab_size, context, self._capabilities.embedding_width)

@@ -78,7 +78,7 @@ class HostKv:
         """Return the keys of rows `0 .. end` of a slot in a layer: float32 [heads, end, lanes]. `dtype` is the
         model's."""
         tiled, _ = self._whole_parts[0]
-        _, _, heads, _, _, n, k = tiled.shape
+        heads, n = tiled.shape[2], tiled.shape[5]
         tiles = tiled[layer, slot, :, : -(-end // n)]  # [heads, tiles, lanes / k, n, k]
         rows = tiles.transpose(0, 1, 3, 2, 4).reshape(heads, -1, self._cache.lane_elements)[:, :end]
         if not self._cache.bits:

@@ -91,7 +91,8 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True):
 
 class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`. `seed`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`,
-    `stop`, `speculate`, `sparse_prefill`, `sparse_prefill_keep`, `cache_salt` and `stream_options.resume_s` are additions, as in chats."""
+    `stop`, `speculate`, `sparse_prefill`, `sparse_prefill_keep`, `cache_salt` and
+    `stream_options.resume_s` are additions, as in chats."""
 
     model: Name
     input: Text | Annotated[tuple[InputItem, ...], Meta(max_length=MAX_MESSAGES)]

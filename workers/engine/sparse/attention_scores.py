@@ -8,8 +8,8 @@ POOL = 13
 
 
 def layer_scores(queries: NDArray[np.float32], keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the attention of rows to the tokens of a prompt in one layer, averaged over neighbours, and the most of all
-    heads: float32 [rows, tokens].
+    """Return the attention of rows to the tokens of a prompt in one layer, averaged over neighbours, and the most of
+    all heads: float32 [rows, tokens].
 
     `queries` are float32 [rows, heads, lanes], scaled, and `keys` float32 [KV heads, tokens, lanes].
     """

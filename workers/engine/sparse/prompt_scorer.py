@@ -1,8 +1,8 @@
 """Scores prompts by the draft model, a bounded part between two steps of the model.
 
 The draft model computes the whole prompt and a few greedy tokens after it. How much the last token of the prompt and
-these attend to a token of the prompt is its score: averaged over `POOL` neighbours, the most of all layers and heads, and
-the mean of the rows (SpecPrefill, https://arxiv.org/abs/2502.02789, where tokens are sampled).
+these attend to a token of the prompt is its score: averaged over `POOL` neighbours, the most of all layers and
+heads, and the mean of the rows (SpecPrefill, https://arxiv.org/abs/2502.02789, where tokens are sampled).
 """
 
 import time

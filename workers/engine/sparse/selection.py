@@ -1,7 +1,7 @@
 """Chooses the tokens of a prompt that are computed, by their scores. Pure.
 
-As in SpecPrefill (https://arxiv.org/abs/2502.02789): whole chunks of the prompt, those with the highest mean score. What
-that method may leave out and answers break without is kept in any case (see `forced_ranges`).
+As in SpecPrefill (https://arxiv.org/abs/2502.02789): whole chunks of the prompt, those with the highest mean score.
+What that method may leave out and answers break without is kept in any case (see `forced_ranges`).
 """
 
 import math
