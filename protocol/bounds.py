@@ -63,8 +63,8 @@ Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 Position = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-Ranges = Annotated[tuple[tuple[Position, Position], ...], Meta(max_length=MAX_TOKENS)]
-"""Ranges `start .. end` of positions in a prompt, in rising order."""
+RangeBounds = Annotated[tuple[Position, ...], Meta(max_length=MAX_TOKENS)]
+"""Ranges of positions in a prompt, in rising order: the start and the end of each, one after the other."""
 StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Time = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]

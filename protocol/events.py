@@ -19,7 +19,7 @@ from protocol.bounds import (
     Label,
     Milliseconds,
     Name,
-    Ranges,
+    RangeBounds,
     Reason,
     RowBytes,
     RowsDigest,
@@ -306,7 +306,7 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of them whose KV was taken from another sequence."""
     stored_tokens: Count = 0
     """Those of the cached tokens whose KV was restored from the prefix tier."""
-    kept: Ranges = ()
+    kept: RangeBounds = ()
     """The ranges of the prompt that were computed, where the others were left out; empty where none were."""
 
 

@@ -33,6 +33,7 @@ from protocol.request import ChatInput, Sampling
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.request import Constraint, EngineRequest
+from workers.engine.sparse.kept_rows import bounds_of
 from workers.engine.step_result import PromptPart, SequenceEnd, SequenceFailure, StepResult
 from workers.engine.transfer.row_exchange import RowsAnswer
 from workers.load_options import SparseSettings
@@ -335,7 +336,7 @@ class OutputProcessor:
                 each.prompt_tokens,
                 each.cached_tokens,
                 each.stored_tokens,
-                each.kept,
+                bounds_of(each.kept),
             )
             for each in step.starts
             if (live := self._live.get(each.stream)) is not None and not live.has_output

@@ -42,10 +42,20 @@ class KeptRows:
         return (*kept, *range(first, end + self.left_out))
 
 
+def bounds_of(ranges: Ranges) -> tuple[int, ...]:
+    """Return the start and the end of each range, one after the other."""
+    return tuple(bound for pair in ranges for bound in pair)
+
+
+def ranges_of(bounds: Sequence[int]) -> Ranges:
+    """Return the ranges of which `bounds_of` has made these bounds. Raises `ValueError` for an odd number of them."""
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
+
+
 def check_ranges(ranges: Ranges, prompt: int) -> None:
     """Raise `ValueError` unless ranges are in rising order, within a prompt of so many tokens, and have its last
     one."""
-    bounds = [0, *(bound for pair in ranges for bound in pair)]
+    bounds = [0, *bounds_of(ranges)]
     rising = all(first <= second for first, second in pairwise(bounds)) and all(start < end for start, end in ranges)
     if not ranges or not rising or bounds[-1] != prompt:
         raise ValueError(f"the kept ranges are not those of a prompt of {prompt} tokens")

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from protocol.commands import Submit
+from protocol.errors import ErrorCode
 from protocol.request import ChatInput, EmbeddedInput
 from workers.engine.request import SPARSE
+from workers.engine.sparse.kept_rows import Ranges, ranges_of
 from workers.engine.sparse.selection import forced_ranges
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.load_options import SparseSettings
-from workers.process.prompts.refusal import unsupported
+from workers.process.prompts.refusal import PromptRefused, unsupported
 
 Boundaries = Callable[[ChatInput, Sequence[int], Sequence[int]], list[int]]
 """Returns the tokens before each of some messages of a chat's prompt, of which the tokens are given; 0 if unknown."""
@@ -26,7 +28,7 @@ class SparsePrompts:
         """Return how much of a prompt is computed; None for all of it. Raises `PromptRefused` (UNSUPPORTED) for a
         request that asks for what is not possible."""
         if submit.kept is not None:
-            return SparsePrompt(kept=submit.kept) if submit.kept else None
+            return SparsePrompt(kept=_ranges(submit.kept)) if submit.kept else None
         wanted, settings = submit.limits.sparse_prefill, self._settings
         if wanted is False or (wanted is None and (settings is None or not self._is_long(settings, tokens))):
             return None
@@ -68,3 +70,10 @@ class SparsePrompts:
         if not head and (users[0] or source.tools_json):  # where that text ends is not known
             head = len(tokens)
         return forced_ranges(len(tokens), head, turn)
+
+
+def _ranges(bounds: Sequence[int]) -> Ranges:
+    try:
+        return ranges_of(bounds)
+    except ValueError as error:
+        raise PromptRefused(ErrorCode.INVALID, "the kept ranges have a start without an end", SPARSE) from error
