@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
-from bench.harness.options import add_cache_dir, add_model, add_quantize
+from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path, draft_path
 from models.corpus import names
@@ -170,10 +170,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
-    context = 512 if args.smoke else max(args.prompts) + ROOM
+    slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (SLOTS, max(args.prompts) + ROOM)
     pair = Pair.load(
         *(
-            Setup(make_model(args.cache_dir, shape), args.cache_dir, SLOTS, context, quantize=args.quantize)
+            Setup(make_model(args.cache_dir, shape), args.cache_dir, slots, context, quantize=args.quantize)
             for shape in (args.model, args.draft_model)
         )
     )

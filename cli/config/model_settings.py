@@ -22,6 +22,7 @@ OWN = (
     "kv_bytes",
     "speculate",
     "draft_model",
+    "sparse_prefill",
     "threads",
     "threads_bind",
 )
@@ -89,6 +90,7 @@ class ModelSettings(BaseModel):
     kv_bytes: Annotated[int | None, Number] = _field("Bytes of KV cache of each worker.", ge=0, le=MAX_COUNT)
     speculate: Literal["auto", "off"] | None = _field("Speculative decoding.")
     draft_model: str | None = _field("Smaller model with the same tokenizer, which drafts tokens.")
+    sparse_prefill: bool | None = _field("Sparse prefill.")
     threads: Annotated[int | None, Number] = _field("Compute threads of each worker.", ge=0, le=4096)
     threads_bind: str | None = _field("CPUs of the compute threads.", min_length=1)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
-
-if TYPE_CHECKING:
-    from workers.engine.sparse.attention_reader import AttentionReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +263,27 @@ class DraftHead(Protocol):
         """
 
 
+LOOKED_ROWS = 8
+"""Rows whose queries are read at once: one block of the prefill graphs for CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionReader:
+    """Reads the queries and keys of a runner's model, from which prompts are scored for sparse prefill.
+
+    Used only by the runner's thread, between two calls.
+    """
+
+    layers: tuple[int, ...]
+    """The layers that attend to the whole prompt."""
+    queries: Callable[[Chunk], NDArray[np.float32]]
+    """Computes up to `LOOKED_ROWS` rows like `Runner.prefill`, and returns their queries in each of `layers`, rotated
+    and scaled: float32 [layers, rows, heads, lanes]. Raises `ValueError` as `check_chunks` does."""
+    keys: Callable[[int, int, int], NDArray[np.float32]]
+    """Returns the keys of the rows of a slot (the first argument) in a layer of the model (the second one) up to a row
+    (the third one), rotated: float32 [KV heads, rows, lanes]."""
+
+
 class Runner(Protocol):
     """A model on a device, with `capabilities.slots` KV slots. Used only by the thread that made it.
 
@@ -282,7 +300,7 @@ class Runner(Protocol):
         """The head for multi-token prediction that was loaded with the model; None without one."""
 
     @property
-    def attention(self) -> "AttentionReader | None":
+    def attention(self) -> AttentionReader | None:
         """What reads the model's queries and keys; None if it was not loaded with it."""
 
     @property

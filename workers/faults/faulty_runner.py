@@ -6,8 +6,15 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, DecodeRow, DraftHead, NotFiniteError, Runner, RunnerCapabilities
-from workers.engine.sparse.attention_reader import AttentionReader
+from workers.engine.runner import (
+    AttentionReader,
+    Chunk,
+    DecodeRow,
+    DraftHead,
+    NotFiniteError,
+    Runner,
+    RunnerCapabilities,
+)
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec

@@ -15,6 +15,8 @@ from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
+    LOOKED_ROWS,
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -29,7 +31,6 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
-from workers.engine.sparse.attention_reader import LOOKED_ROWS, AttentionReader
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread

@@ -19,6 +19,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -33,7 +34,6 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
-from workers.engine.sparse.attention_reader import AttentionReader
 from workers.engine.speculation.mtp.head_rows import HeadRun
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes, spare_bytes

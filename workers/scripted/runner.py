@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
 from workers.engine.runner import (
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -28,7 +29,6 @@ from workers.engine.runner import (
     check_write,
     chunks_of,
 )
-from workers.engine.sparse.attention_reader import AttentionReader
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
 

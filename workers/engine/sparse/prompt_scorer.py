@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
-from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
-from workers.engine.sparse.attention_reader import LOOKED_ROWS, AttentionReader
+from workers.engine.runner import LOOKED_ROWS, AttentionReader, Chunk, DecodeRow, NotFiniteError, Runner
 from workers.engine.sparse.attention_scores import layer_scores
 from workers.sampling.sample_spec import SampleSpec
 

@@ -6,9 +6,8 @@ from typing import Protocol
 
 import structlog
 
-from workers.engine.runner import Runner
+from workers.engine.runner import LOOKED_ROWS, AttentionReader, Runner
 from workers.engine.sequence import EngineSequence
-from workers.engine.sparse.attention_reader import LOOKED_ROWS, AttentionReader
 from workers.engine.sparse.kept_rows import Ranges
 from workers.engine.sparse.prompt_scorer import PromptScorer
 from workers.engine.sparse.selection import choose, keeps_all

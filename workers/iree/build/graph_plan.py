@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jaxlib
 
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.engine.sparse.attention_reader import LOOKED_ROWS
+from workers.engine.runner import LOOKED_ROWS
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
