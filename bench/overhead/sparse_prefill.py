@@ -7,8 +7,9 @@ The first table has random weights: it shows the time alone. The draft model sco
 the part that is kept; both times are in the one of the sparse prompt. Medians over the rounds, in turn.
 
 The second one asks the built-in model for a name that a turn of a chat states, among turns about other things, as far
-back as the row says. It was trained on windows of 640 tokens, which bound the prompts. Its draft model scores them: it
-is about a fifth of the model, more than `--sparse-prefill` takes, so that a server would refuse the pair.
+back as the row says. It was trained on windows of 640 tokens, which bound the prompts. Its draft model scores them,
+which is a fifth of the model, more than `--sparse-prefill` takes, so that a server would refuse the pair; and then the
+model itself, which no smaller one can be better than. `kept` counts the chats of which the name was kept.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
+from workers.engine.sparse.kept_rows import Ranges
 from workers.engine.sparse.selection import forced_ranges
 from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -72,13 +74,14 @@ class Pair:
             runner.settle()
         return cls(*runners)
 
-    def answer(self, request: EngineRequest) -> tuple[float, list[int], int]:
-        """Return the seconds to the first token, all tokens, and how many of the prompt were kept."""
+    def answer(self, request: EngineRequest) -> tuple[float, list[int], Ranges]:
+        """Return the seconds to the first token, all tokens, and what of the prompt was kept; nothing for all."""
         sparse = SparsePrefill(self.draft, DraftModel(self.draft))
         engine = BatchEngine(
             self.target, max_queue=1, step_tokens=1 << 20, prefixes=PrefixPolicy(enabled=False), sparse=sparse
         )
-        began, first, tokens, kept = time.perf_counter(), 0.0, list[int](), len(request.prompt)
+        began, first, tokens = time.perf_counter(), 0.0, list[int]()
+        kept: Ranges = ()
         engine.submit(request)
         while not engine.idle:
             result = engine.step()
@@ -87,8 +90,8 @@ class Pair:
             if result.tokens and not tokens:
                 first = time.perf_counter() - began
             tokens += [each.token for each in result.tokens]
-            for end in result.ends:
-                kept = end.kept_tokens or kept
+            for start in result.starts:
+                kept = start.kept
         return first, tokens, kept
 
     def close(self) -> None:
@@ -112,7 +115,7 @@ def times(pair: Pair, prompts: Sequence[int], keep: float, rounds: int) -> Itera
             part = SparsePrompt(keep, forced_ranges(length))
             sparse, _, kept = pair.answer(EngineRequest(2, prompt, max_tokens=1, sparse=part))
             if seed >= 0:  # the first ones may wait for pages of the cache
-                found.append((whole, sparse, kept))
+                found.append((whole, sparse, sum(end - start for start, end in kept)))
         whole, sparse = (statistics.median(each[at] for each in found) * 1000 for at in (0, 1))
         ratio = statistics.median(each[0] / each[1] for each in found)
         yield f"{length:6} {found[0][2]:5} {whole:9.0f} {sparse:10.0f} {ratio:6.2f}"
@@ -132,14 +135,14 @@ def chat(randomness: random.Random, depth: float, turns: int) -> tuple[ChatInput
     return ChatInput((*messages, Message("user", "What is my name?"))), name
 
 
-def needles(pair: Pair, count: int, tokens: int) -> Iterator[str]:
-    """Yield the lines of the table of names."""
+def needles(pair: Pair, scorer: str, count: int, tokens: int) -> Iterator[str]:
+    """Yield the lines of the table of names: how many answers have it, and in how many prompts it was kept."""
     tokenizer = CheckpointTokenizer.from_dir(builtin_path())
     builder = PromptBuilder(tokenizer, NEEDLE_CONTEXT, vocab_size=tokenizer.vocab_size, sparse=SparseSettings())
-    header = "".join(f"  keep {keep:.0%}" for keep in KEEPS)
-    yield f"depth prompt  whole{header}"
+    header = "".join(f"  keep {keep:.0%} (kept)" for keep in KEEPS)
+    yield f"scored by  depth prompt  whole{header}"
     for depth in DEPTHS:
-        right, lengths = [0] * (1 + len(KEEPS)), []
+        right, held, lengths = [0] * (1 + len(KEEPS)), [0] * (1 + len(KEEPS)), []
         for seed in range(count):
             for at, keep in enumerate((None, *KEEPS)):
                 source, name = chat(random.Random(seed), depth, tokens // 28)
@@ -147,9 +150,12 @@ def needles(pair: Pair, count: int, tokens: int) -> Iterator[str]:
                 prompt = builder.build(Submit(1, "needle", source, Sampling(), limits))
                 lengths.append(len(prompt.tokens))
                 asked = EngineRequest(1, prompt.tokens, max_tokens=12, eos=prompt.eos, sparse=prompt.sparse)
-                right[at] += name in tokenizer.decode(pair.answer(asked)[1])
-        cells = "".join(f" {found:6} of {count}" for found in right)
-        yield f"{depth:5.0%} {statistics.median(lengths):6.0f} {cells}"
+                _, tokens_of, kept = pair.answer(asked)
+                right[at] += name in tokenizer.decode(tokens_of)
+                seen = [token for start, end in kept for token in prompt.tokens[start:end]]
+                held[at] += f"My name is {name}." in tokenizer.decode(seen)
+        cells = "".join(f" {found:10} ({there:2})" for found, there in zip(right[1:], held[1:], strict=True))
+        yield f"{scorer:9} {depth:6.0%} {statistics.median(lengths):6.0f} {right[0]:6}{cells}"
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -183,13 +189,14 @@ def main() -> None:
     finally:
         pair.close()
     if args.needles:
-        paths = builtin_path(), draft_path()
-        built_in = Pair.load(*(Setup(path, args.cache_dir, SLOTS, NEEDLE_CONTEXT) for path in paths))
-        try:
-            for line in needles(built_in, args.needles, args.needle_tokens):
-                print(line, flush=True)
-        finally:
-            built_in.close()
+        for scorer, path in (("draft", draft_path()), ("itself", builtin_path())):
+            setups = (Setup(each, args.cache_dir, SLOTS, NEEDLE_CONTEXT) for each in (builtin_path(), path))
+            built_in = Pair.load(*setups)
+            try:
+                for line in needles(built_in, scorer, args.needles, args.needle_tokens):
+                    print(line, flush=True)
+            finally:
+                built_in.close()
 
 
 if __name__ == "__main__":
