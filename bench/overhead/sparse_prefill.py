@@ -1,7 +1,7 @@
 """Sparse prefill beside the whole prompt: the time to the first token, and what it does to answers.
 
     python bench/overhead/sparse_prefill.py [--model 110m] [--draft-model 10m] [--prompts 2048 4096 8192 16384]
-        [--keep 0.3] [--needles 20] [--needle-tokens 560]
+        [--keep 0.3] [--needles 20] [--needle-tokens 560] [--backend mlx]
 
 The first table has random weights: it shows the time alone. The draft model scores the prompt, and the model computes
 the part that is kept; both times are in the one of the sparse prompt. Medians over the rounds, in turn.
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
-from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.options import BACKENDS, SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path, draft_path
 from models.corpus import names
@@ -163,6 +163,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_model(parser, "110m")
     parser.add_argument("--draft-model", choices=sorted(SHAPES), default="10m", help="the shape of the draft model")
     add_quantize(parser)
+    parser.add_argument("--backend", choices=BACKENDS, default="iree", help="of both models")
     parser.add_argument("--prompts", type=at_least(256), nargs="+", default=[2048, 4096, 8192, 16384], help="tokens")
     parser.add_argument("--keep", type=float, default=0.3, help="part of the prompt that is kept")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="prompts of each length")
@@ -173,16 +174,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed(parser, words, smoke=smoke)
 
 
-def main() -> None:
-    args = arguments()
+def _shapes(args: argparse.Namespace) -> tuple[str, str]:
+    return args.model, args.draft_model
+
+
+def _setup(args: argparse.Namespace, path: Path, slots: int, context: int) -> Setup:
+    return Setup(path, args.cache_dir, slots, context, quantize=args.quantize, backend=args.backend)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print both tables."""
     configure_logging("bench", "warning")
     slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (SLOTS, max(args.prompts) + ROOM)
-    pair = Pair.load(
-        *(
-            Setup(make_model(args.cache_dir, shape), args.cache_dir, slots, context, quantize=args.quantize)
-            for shape in (args.model, args.draft_model)
-        )
-    )
+    pair = Pair.load(*(_setup(args, make_model(args.cache_dir, each), slots, context) for each in _shapes(args)))
     try:
         for line in times(pair, args.prompts, args.keep, args.rounds):
             print(line, flush=True)
@@ -190,8 +194,7 @@ def main() -> None:
         pair.close()
     if args.needles:
         for scorer, path in (("draft", draft_path()), ("itself", builtin_path())):
-            setups = (Setup(each, args.cache_dir, SLOTS, NEEDLE_CONTEXT) for each in (builtin_path(), path))
-            built_in = Pair.load(*setups)
+            built_in = Pair.load(*(_setup(args, each, SLOTS, NEEDLE_CONTEXT) for each in (builtin_path(), path)))
             try:
                 for line in needles(built_in, scorer, args.needles, args.needle_tokens):
                     print(line, flush=True)
@@ -200,4 +203,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments())
