@@ -19,9 +19,9 @@ Each part runs in a process of its own, on one backend after the other:
   sparse       the time to the first token of sparse prefill, and the answers that it loses
                (bench/overhead/sparse_prefill.py)
 
-The built-in model answers in `equality` and in `sparse`, a shape with random weights in the others. The exit status is 1
-if an answer differs, or if no worker was killed, no draft accepted or no prefix taken from the tier, since nothing was
-shown then.
+The built-in model answers in `equality` and in `sparse`, a shape with random weights in the others. The exit status is
+1 if an answer differs, or if no worker was killed, no draft accepted or no prefix taken from the tier, since nothing
+was shown then.
 """
 
 import argparse

@@ -12,7 +12,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SparseSettings:
-    """Which prompts are computed sparsely."""
+    """Settings of sparse prefill."""
 
     tokens: int = 0
     """Prompts of so many tokens and more are, unless the request forbids it; 0 only those of requests that ask."""

@@ -54,7 +54,7 @@ ROOM = 64
 SLOTS = 2
 NEEDLE_CONTEXT = 1024
 DEPTHS = (0.1, 0.5, 0.9)
-"""Where the name is stated, as a part of the turns before the question."""
+"""Places of the turn with the name, as a part of the turns before the question."""
 KEEPS = (0.5, 0.3, 0.1)
 SYSTEM = Message("system", "You are a helpful assistant.")
 

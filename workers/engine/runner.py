@@ -301,7 +301,7 @@ class Runner(Protocol):
 
     @property
     def attention(self) -> AttentionReader | None:
-        """What reads the model's queries and keys; None if it was not loaded with it."""
+        """Reads the model's queries and keys; None if the runner was not loaded with it."""
 
     @property
     def graphs_failed(self) -> int:

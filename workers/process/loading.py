@@ -61,7 +61,7 @@ class Loaded:
     mtp: bool = False
     """The model's head for multi-token prediction drafts tokens."""
     sparse: SparseSettings | None = None
-    """Which prompts are computed sparsely; None if none are."""
+    """Settings of sparse prefill; None without it."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:

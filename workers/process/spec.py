@@ -122,7 +122,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sparse(self) -> SparseSettings | None:
-        """Which prompts are computed sparsely; None if none are."""
+        """Settings of sparse prefill; None without it."""
         if not self.sparse_prefill:
             return None
         return SparseSettings(self.sparse_prefill_tokens, self.sparse_prefill_keep)

@@ -1,4 +1,4 @@
-"""Deaths of workers that compute a part of a prompt: another one goes on with the same part."""
+"""Deaths of workers that compute a part of a prompt: another one continues with the same part."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ async def answer(real: Real, **fields: Any) -> Any:
 
 
 async def test_the_answer_is_that_of_an_undisturbed_run() -> None:
-    """Scored again or not: the one that has begun goes on with what was kept, the other one is scored on the new
+    """Scored again or not: the one that has begun continues with what was kept, the other one is scored on the new
     worker."""
 
     def begun(sequence: LiveSequence) -> bool:

@@ -10,7 +10,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """Where the cache rows of a sequence have their tokens: those of the prompt that are kept, then all others."""
+    """Maps the cache rows of a sequence to positions: those of the kept tokens of the prompt, then all later ones."""
 
     positions: tuple[int, ...]
     """The positions in the prompt of the kept tokens, in rising order."""

@@ -14,7 +14,7 @@ from workers.engine.sparse.selection import choose, keeps_all
 
 
 class LentSlots(Protocol):
-    """What lends a slot of the draft model's runner, as `DraftModel` does."""
+    """Lends a slot of the draft model's runner, as `DraftModel` does."""
 
     def lend_slot(self) -> int:
         """Return an empty slot."""

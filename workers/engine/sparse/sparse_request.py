@@ -1,4 +1,4 @@
-"""How much of a prompt is computed, as a request to the engine has it."""
+"""Sparse prefill of a prompt, as a request to the engine has it."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,6 @@ class SparsePrompt:
     keep: float = 1.0
     """The part of its chunks that are kept."""
     forced: Ranges = ()
-    """What is kept in any case."""
+    """The ranges that are kept in any case."""
     kept: Ranges = ()
-    """What an earlier run has kept; empty if that is still to be chosen."""
+    """The ranges that an earlier run has kept; empty if they are still to be chosen."""

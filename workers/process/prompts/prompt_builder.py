@@ -67,7 +67,7 @@ class TokenizedPrompt:
     embeddings: PromptEmbeddings | None = None
     """The rows of embeddings among the tokens."""
     sparse: SparsePrompt | None = None
-    """How much of it is computed; None for all of it."""
+    """The part of it that is computed; None for all of it."""
 
 
 PromptResult = TokenizedPrompt | BaseException

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from workers.checkpoints.architectures.parts import full_layers
-from workers.checkpoints.architectures.tensors import parameter_count, tensors
+from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.sparse.cost import LEAST_RATIO, PromptCost
 from workers.errors import LoadRefused
@@ -26,7 +26,7 @@ def check_sparse(spec: WorkerSpec, config: ModelConfig) -> None:
             "left out: leave it out"
         )
     small = ModelConfig.from_dir(Path(spec.draft_model))
-    mine, others = parameter_count(small), parameter_count(config)
+    mine, others = _parameters(small), _parameters(config)
     if LEAST_RATIO * mine > others:
         raise SparseRefused(
             f"sparse_prefill: {spec.draft_model} has {mine} parameters, and {spec.model_path} has {others}: give a "
@@ -37,6 +37,12 @@ def check_sparse(spec: WorkerSpec, config: ModelConfig) -> None:
             f"sparse_prefill: {spec.draft_model} has no layer without an attention window, or caps its attention: "
             "give another draft model"
         )
+
+
+def _parameters(config: ModelConfig) -> int:
+    """Return the parameters of a model; a tied matrix counts once."""
+    sources = {name: math.prod(shape) for tensor in tensors(config) for name, shape in tensor.sources}
+    return sum(sources.values())
 
 
 def prompt_cost(config: ModelConfig) -> PromptCost:

@@ -1,4 +1,4 @@
-"""What of a prompt is kept: chunks by their scores, and what is kept in any case."""
+"""Chunks of a prompt are kept by their scores, some of them in any case."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which prompts are computed sparsely, and what of a chat is kept in any case."""
+"""Requests and thresholds for sparse prefill, and the parts of a chat that are kept in any case."""
 
 from typing import Any
 

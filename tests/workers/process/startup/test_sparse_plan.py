@@ -1,4 +1,4 @@
-"""Which pairs of models can compute prompts sparsely, and what a prompt costs them."""
+"""Pairs of models for sparse prefill, and what a prompt costs them."""
 
 from pathlib import Path
 from typing import Any
