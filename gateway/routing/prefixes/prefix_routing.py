@@ -278,6 +278,9 @@ class PrefixRouting:
         expected = load.take(event.stream)
         if expected is None:
             return
+        if event.kept:  # its rows are no prefix for another one, and its pace is not that of whole prompts
+            state.index.drop(handle.name, _sequence(event.stream))
+            return
         state.tiers.saved(handle.name, state.index.held(handle.name, _sequence(event.stream)), event.prompt_tokens)
         self._measure(state, load, event)
         if expected.estimated:
@@ -299,7 +302,7 @@ class PrefixRouting:
             state.restore.add(
                 event.stored_tokens, max(seconds - computed / rate, event.stored_tokens / MAX_RESTORE_RATE)
             )
-        elif not event.stored_tokens and not event.kept and computed >= MIN_MEASURED and seconds > 0:
+        elif not event.stored_tokens and computed >= MIN_MEASURED and seconds > 0:
             for pace in (load.pace, state.pace):
                 pace.prefill.add(computed, seconds)
 

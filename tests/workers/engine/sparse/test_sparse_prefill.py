@@ -29,12 +29,12 @@ PART = SparsePrompt(0.3, forced_ranges(len(PROMPT)))
 
 
 def runner(**fields: Any) -> ScriptedRunner:
-    defaults = {"slots": 3, "context": CONTEXT, "prefill_chunks": (16, 64), "decode_rows": 12, "sparse": True}
+    defaults: dict[str, Any] = {"slots": 3, "context": CONTEXT, "prefill_chunks": (16, 64), "decode_rows": 12, "sparse": True}
     return ScriptedRunner(**defaults | fields)
 
 
 def request(stream: int = 1, sparse: SparsePrompt | None = PART, **fields: Any) -> EngineRequest:
-    defaults = {"prompt": PROMPT, "sampling": Sampling(temperature=0.8, seed=stream), "max_tokens": 100}
+    defaults: dict[str, Any] = {"prompt": PROMPT, "sampling": Sampling(temperature=0.8, seed=stream), "max_tokens": 100}
     return EngineRequest(stream, sparse=sparse, **defaults | fields)
 
 
