@@ -34,11 +34,11 @@ class SparsePrompts:
             return None
         reason = self._needs_all(submit)
         if settings is None:
-            reason = "no prompt is scored here: start the server with --sparse-prefill"
+            reason = "no prompt is scored here: start the server with --sparse-prefill, or leave it out"
         if settings is None or reason:
             if wanted is None:
                 return None
-            raise unsupported(f"`{SPARSE}`: {reason}, or leave it out", SPARSE)
+            raise unsupported(f"`{SPARSE}`: {reason}", SPARSE)
         keep = settings.keep if submit.limits.sparse_keep is None else submit.limits.sparse_keep
         return SparsePrompt(keep, self._forced(submit, tokens))
 
@@ -50,11 +50,11 @@ class SparsePrompts:
     def _needs_all(submit: Submit) -> str:
         """Return why all of a prompt has to be computed; empty if nothing speaks against a part."""
         if submit.prompt_logprobs is not None:
-            return "log-probabilities of the prompt need all of it: leave them out"
+            return "log-probabilities of the prompt need all of it: leave one of the two out"
         if isinstance(submit.input, EmbeddedInput):
-            return "rows of embeddings cannot be scored: give tokens"
+            return "rows of embeddings cannot be scored: give tokens, or leave it out"
         if submit.limits.max_tokens == 0:
-            return "without an answer all of the prompt is computed: ask for a token at least"
+            return "without an answer all of the prompt is computed: ask for a token at least, or leave it out"
         return ""
 
     def _forced(self, submit: Submit, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
