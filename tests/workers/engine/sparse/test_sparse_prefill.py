@@ -29,7 +29,13 @@ PART = SparsePrompt(0.3, forced_ranges(len(PROMPT)))
 
 
 def runner(**fields: Any) -> ScriptedRunner:
-    defaults: dict[str, Any] = {"slots": 3, "context": CONTEXT, "prefill_chunks": (16, 64), "decode_rows": 12, "sparse": True}
+    defaults: dict[str, Any] = {
+        "slots": 3,
+        "context": CONTEXT,
+        "prefill_chunks": (16, 64),
+        "decode_rows": 12,
+        "sparse": True,
+    }
     return ScriptedRunner(**defaults | fields)
 
 

@@ -13,7 +13,15 @@ from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
 from workers.process.startup.sparse_plan import SparseRefused, check_sparse, prompt_cost
 
-SMALL: dict[str, Any] = {"family": "llama", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn": 32}
+SMALL: dict[str, Any] = {
+    "family": "llama",
+    "layers": 1,
+    "hidden": 32,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 16,
+    "ffn": 32,
+}
 LARGE: dict[str, Any] = {**SMALL, "layers": 8, "hidden": 256, "ffn": 512}
 
 
