@@ -1,7 +1,7 @@
 """Each feature beside the same server without it, on both backends.
 
-    python bench/features.py [--parts equality,speculation,first,gap,cost] [--backends iree,mlx] [--requests 1000]
-        [--model 110m] [--prompt 2048] [--gap-prompts 100,4096,16384] [--rounds 5]
+    python bench/features.py [--parts equality,speculation,first,gap,cost,sparse] [--backends iree,mlx]
+        [--requests 1000] [--model 110m] [--prompt 2048] [--gap-prompts 100,4096,16384] [--rounds 5]
 
 Each part runs in a process of its own, on one backend after the other:
 
@@ -16,9 +16,12 @@ Each part runs in a process of its own, on one backend after the other:
   gap          the gap of streams whose worker is killed, with a standby, by tokens of the prompt, with the tier and
                without it (bench/overhead/prefix_tiers.py)
   cost         the cost of the tier where it cannot gain (bench/overhead/prefix_tiers.py)
+  sparse       the time to the first token of sparse prefill, and the answers that it loses
+               (bench/overhead/sparse_prefill.py)
 
-The built-in model answers in `equality`, a shape with random weights in the others. The exit status is 1 if an answer
-differs, or if no worker was killed, no draft accepted or no prefix taken from the tier, since nothing was shown then.
+The built-in model answers in `equality` and in `sparse`, a shape with random weights in the others. The exit status is
+1 if an answer differs, or if no worker was killed, no draft accepted or no prefix taken from the tier, since nothing
+was shown then.
 """
 
 import argparse
@@ -33,7 +36,7 @@ from bench.feature_parts import equality
 from bench.harness.command_line import at_least, command_line, levels, parsed
 from bench.harness.options import BACKENDS, SMOKE_CONTEXT, add_cache_dir, add_model
 from bench.harness.shapes import make_model
-from bench.overhead import prefix_tiers, speculation
+from bench.overhead import prefix_tiers, sparse_prefill, speculation
 
 MODES = ["--smoke"]
 SMOKE_PROMPT = 64
@@ -88,12 +91,19 @@ def measure_cost(args: argparse.Namespace, backend: str) -> None:
     _measure_tiers("cost", args, backend)
 
 
+def measure_sparse(args: argparse.Namespace, backend: str) -> None:
+    """The part `sparse`."""
+    words = [*_common(args, backend), *(MODES if args.smoke else ["--rounds", str(args.rounds)])]
+    sparse_prefill.run(sparse_prefill.arguments(words))
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace, str], None]] = {
     "equality": compare_answers,
     "speculation": measure_speculation,
     "first": measure_first,
     "gap": measure_gap,
     "cost": measure_cost,
+    "sparse": measure_sparse,
 }
 
 

@@ -39,6 +39,8 @@ ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20
 MAX_PENALTY = 2.0
+MIN_KEEP = 0.05
+"""The smallest part of a prompt that sparse prefill may keep."""
 MIN_REPETITION = 0.01
 MAX_REPETITION = 100.0
 MAX_BIASES = 300
@@ -60,6 +62,9 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
+Position = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+RangeBounds = Annotated[tuple[Position, ...], Meta(max_length=MAX_TOKENS)]
+"""Ranges of positions in a prompt, in rising order: the start and the end of each, one after the other."""
 StreamId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Time = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]

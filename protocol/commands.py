@@ -11,6 +11,7 @@ from protocol.bounds import (
     Label,
     Milliseconds,
     Name,
+    RangeBounds,
     Reason,
     RowBytes,
     RowsDigest,
@@ -69,6 +70,9 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     its own client."""
     suspect: bool = False
     """The gateway attributes the next death of the worker to this sequence, which may have caused an earlier one."""
+    kept: RangeBounds | None = None
+    """The ranges of the prompt that an earlier worker has computed, all of it if there are none: what `Limits` say of
+    sparse prefill is decided. None if nothing was computed yet."""
 
     @property
     def urgency(self) -> Urgency:

@@ -19,6 +19,7 @@ from protocol.bounds import (
     Label,
     Milliseconds,
     Name,
+    RangeBounds,
     Reason,
     RowBytes,
     RowsDigest,
@@ -127,6 +128,15 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Sequences that started with such a snapshot."""
     state_cache_evictions: Count = 0
     """Snapshots that were dropped for others."""
+    sparse_prompts: Count = 0
+    """Prompts of which a part was left out, in sparse prefill."""
+    sparse_kept_tokens: Count = 0
+    """Tokens of these prompts that were computed."""
+    sparse_left_out_tokens: Count = 0
+    """Tokens of these prompts that were not."""
+    sparse_dense_prompts: Count = 0
+    """Prompts that were computed whole though sparse prefill was asked for: scoring them would have cost too much, or
+    failed."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):
@@ -305,6 +315,8 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of them whose KV was taken from another sequence."""
     stored_tokens: Count = 0
     """Those of the cached tokens whose KV was restored from the prefix tier."""
+    kept: RangeBounds = ()
+    """The ranges of the prompt that were computed, where the others were left out; empty where none were."""
 
 
 class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -346,6 +358,8 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Prompt and resumed tokens whose KV was taken from another sequence."""
     created_tokens: Count = 0
     """Prompt tokens of a pinned prefix whose KV was computed and is kept for later requests, see `Pin`."""
+    sparse_kept_tokens: Count = 0
+    """Prompt tokens that were computed, where others were left out; 0 where none were."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):

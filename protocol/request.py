@@ -30,6 +30,7 @@ from protocol.bounds import (
     MAX_TOOLS_JSON,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
+    MIN_KEEP,
     MIN_REPETITION,
     Label,
     Milliseconds,
@@ -282,6 +283,11 @@ class Limits(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     prefilled by then; 0 means that it may wait up to its deadline."""
     speculate: bool = True
     """Tokens of the answer may be drafted by a worker that does so. They change nothing but its speed."""
+    sparse_prefill: bool | None = None
+    """Compute only the part of the prompt to which a draft model attends most. The answer is another one than that of
+    the whole prompt. None leaves it to the worker's threshold."""
+    sparse_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1.0)] | None = None
+    """The part of the prompt that is kept then; None is the worker's default."""
 
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]

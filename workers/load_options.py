@@ -10,6 +10,16 @@ Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
 
 
+@dataclass(frozen=True, slots=True)
+class SparseSettings:
+    """Settings of sparse prefill."""
+
+    tokens: int = 0
+    """Prompts of so many tokens and more are, unless the request forbids it; 0 only those of requests that ask."""
+    keep: float = 0.3
+    """The part of them that is kept, where the request does not say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Settings with which a checkpoint becomes a runner, or compiled graphs.
@@ -47,6 +57,8 @@ class LoadOptions:
     """The directory of a LoRA adapter."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
+    attention: bool = False
+    """The queries and keys of the model can be read: what scores the prompts of another one needs them."""
     workers: int = 1
     """Workers that share the machine's memory and cores, this one included."""
     place: int | None = 0

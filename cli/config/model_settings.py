@@ -23,6 +23,7 @@ OWN = (
     "speculate",
     "draft_model",
     "adapter",
+    "sparse_prefill",
     "threads",
     "threads_bind",
 )
@@ -91,6 +92,7 @@ class ModelSettings(BaseModel):
     speculate: Literal["auto", "off"] | None = _field("Speculative decoding.")
     draft_model: str | None = _field("Smaller model with the same tokenizer, which drafts tokens.")
     adapter: str | None = _field("Directory of a LoRA adapter of mlx-lm, which is applied to the model on MLX.")
+    sparse_prefill: bool | None = _field("Sparse prefill.")
     threads: Annotated[int | None, Number] = _field("Compute threads of each worker.", ge=0, le=4096)
     threads_bind: str | None = _field("CPUs of the compute threads.", min_length=1)
 

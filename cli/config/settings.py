@@ -16,7 +16,7 @@ from cli.config.panels.field import ENGINE, GATEWAY, MODEL, PANELS, SERVER, sett
 from cli.config.panels.joining import JoiningSettings, PlacementSettings
 from cli.config.panels.limits import LimitSettings
 from gateway.settings import MetricsNames
-from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS
+from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.precision import CpuTarget, KvDtype, Quantize
 
@@ -121,6 +121,27 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         ENGINE,
         "Directory of a LoRA adapter of mlx-lm, which is applied to the model on MLX; empty for none.",
         "DIR",
+    )
+    sparse_prefill: bool = setting(
+        False,
+        ENGINE,
+        "Sparse prefill: let requests ask that only the part of a long prompt is computed that the draft model attends "
+        "to most. Their answers are others than those of the whole prompt.",
+    )
+    sparse_prefill_tokens: int = setting(
+        0,
+        ENGINE,
+        "With --sparse-prefill, prompts of so many tokens and more are computed so unless their request forbids it; 0 "
+        "leaves it to requests.",
+        ge=0,
+        le=MAX_TOKENS,
+    )
+    sparse_prefill_keep: float = setting(
+        0.3,
+        ENGINE,
+        "With --sparse-prefill, the part of a prompt that is computed, where a request does not say.",
+        ge=MIN_KEEP,
+        le=1,
     )
     prefix_cache: bool = setting(True, ENGINE, "Keep the KV of ended sequences for requests that share a prefix.")
     prefix_bytes: int = setting(

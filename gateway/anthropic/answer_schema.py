@@ -35,6 +35,7 @@ class MessageUsage(Struct, forbid_unknown_fields=True):
     cache_read_input_tokens: int
     output_tokens: int
     service_tier: Literal["standard"]
+    sparse_kept_tokens: int | UnsetType = UNSET
 
 
 class MessageExtension(Struct, forbid_unknown_fields=True):

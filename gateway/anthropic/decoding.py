@@ -76,6 +76,8 @@ class MessagesDecoder:
                 reasoning_tokens=budget,
                 reasoning_optional=budget is not None,
                 speculate=body.speculate is not False,
+                sparse_prefill=body.sparse_prefill,
+                sparse_keep=body.sparse_prefill_keep,
             ),
             output=OutputOptions(
                 stream=bool(body.stream),

@@ -41,6 +41,7 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
         "cache_creation_input_tokens": counts.created,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.completion,
+        **counts.sparse_details,
     }
 
 

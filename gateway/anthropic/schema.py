@@ -12,6 +12,7 @@ from protocol.bounds import (
     MAX_TEXT,
     MAX_TOKENS,
     MAX_TOP_K,
+    MIN_KEEP,
     Name,
     Stop,
     Text,
@@ -193,7 +194,8 @@ class CountBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
-    """`POST /v1/messages`. `seed`, `speculate`, `cache_salt` and `resume_s` are Baton's own."""
+    """`POST /v1/messages`. `seed`, `speculate`, `sparse_prefill`, `sparse_prefill_keep`, `cache_salt` and `resume_s`
+    are Baton's own."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     stream: bool | None = None
@@ -205,6 +207,8 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     speculate: bool | None = None
+    sparse_prefill: bool | None = None
+    sparse_prefill_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     resume_s: Annotated[float, Meta(ge=0)] | None = None
     # Refused when they would change something: see `gateway.anthropic.unsupported`.

@@ -99,3 +99,10 @@ class TokenCounts(NamedTuple):
     """Tokens of pinned prefixes of the prompts whose KV was computed and is kept."""
     reasoning: int = 0
     """Those of the generated tokens that are reasoning, where it is parsed."""
+    sparse_kept: int = 0
+    """Tokens of the prompts that were computed, where others were left out; 0 where none were."""
+
+    @property
+    def sparse_details(self) -> dict[str, int]:
+        """The field of a `usage` object that says so; none where no token was left out."""
+        return {"sparse_kept_tokens": self.sparse_kept} if self.sparse_kept else {}

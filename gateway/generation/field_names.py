@@ -32,6 +32,7 @@ FIELDS = (
     "repetition_penalty",
     "resume",
     "seed",
+    "sparse_prefill",
     "stop",
     "stream",
     "suffix",

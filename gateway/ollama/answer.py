@@ -80,6 +80,7 @@ class OllamaAnswer:
             "prompt_eval_duration": counts.prefill_ms * NS_PER_MS,
             "eval_count": counts.completion,
             "eval_duration": counts.decode_ms * NS_PER_MS,
+            **counts.sparse_details,
         }
         return fields | ({"baton": {"continued": True}} if continued else {})
 

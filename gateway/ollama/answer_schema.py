@@ -49,6 +49,7 @@ class _OllamaEnd(Struct, kw_only=True):
     prompt_eval_duration: int
     eval_count: int
     eval_duration: int
+    sparse_kept_tokens: int | UnsetType = UNSET
     baton: OllamaExtension | UnsetType = UNSET
 
 

@@ -115,6 +115,8 @@ class OllamaDecoder:
                 max_tokens=limit if limit is not None and limit > 0 else None,
                 stop=stop_strings(options.stop),
                 speculate=options.speculate is not False,
+                sparse_prefill=options.sparse_prefill,
+                sparse_keep=options.sparse_prefill_keep,
             ),
             output=OutputOptions(
                 stream=body.stream is not False,

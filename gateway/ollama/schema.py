@@ -13,6 +13,7 @@ from protocol.bounds import (
     MAX_TOKENS,
     MAX_TOOL_CALLS,
     MAX_TOP_K,
+    MIN_KEEP,
     Label,
     Name,
     Text,
@@ -26,7 +27,7 @@ Think = bool | Literal["low", "medium", "high", "max"]
 
 class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """`options`. A `num_ctx` over the context of the model is refused; the context itself is the server's setting.
-    `speculate` is Baton's own."""
+    `speculate` and those of sparse prefill are Baton's own."""
 
     temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
@@ -41,6 +42,8 @@ class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     speculate: bool | None = None
+    sparse_prefill: bool | None = None
+    sparse_prefill_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1)] | None = None
     # Without effect on an answer: how the server uses memory and devices, and details of options that are off.
     f16_kv: Any = None
     logits_all: Any = None

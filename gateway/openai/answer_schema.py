@@ -9,9 +9,10 @@ from gateway.routing.model_catalog import ModelState
 
 
 class PromptTokensDetails(Struct, forbid_unknown_fields=True):
-    """Details of `prompt_tokens`."""
+    """Details of `prompt_tokens`: in sparse prefill, with the tokens that were computed."""
 
     cached_tokens: int
+    sparse_kept_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct, forbid_unknown_fields=True):

@@ -135,6 +135,8 @@ class RequestDecoder:
                 keep_stop=bool(body.include_stop_str_in_output),
                 reasoning_tokens=_reasoning_limit(body),
                 speculate=body.speculate is not False,
+                sparse_prefill=body.sparse_prefill,
+                sparse_keep=body.sparse_prefill_keep,
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,

@@ -29,14 +29,15 @@ def head_fields(kind: str, head: AnswerHead) -> dict[str, Any]:
 
 
 def usage(counts: TokenCounts) -> dict[str, Any]:
-    """The `usage` object; with the tokens of the reasoning, if there are any."""
+    """The `usage` object; with the tokens of the reasoning, and those of a prompt of which others were left out, if
+    there are any."""
     reasoning = min(counts.reasoning, counts.completion)
     details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.completion,
         "total_tokens": counts.prompt + counts.completion,
-        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "prompt_tokens_details": {"cached_tokens": counts.cached} | counts.sparse_details,
         **details,
     }
 

@@ -26,6 +26,7 @@ from protocol.bounds import (
     MAX_TOKENS,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
+    MIN_KEEP,
     MIN_REPETITION,
     Label,
     Name,
@@ -84,7 +85,8 @@ class _SharedFields(StructuredFields, kw_only=True):
     """Fields of both endpoints, with OpenAI's defaults. `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
     `stop_token_ids`, `include_stop_str_in_output`, `bad_words`, `ignore_eos` and `return_token_ids` are additions, with
     the names that they have in vLLM. `typical_p`, XTC and DRY have llama.cpp's names; `repeat_penalty`, `n_predict` and
-    `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`. `speculate` is Baton's own."""
+    `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`. `speculate` and those of
+    sparse prefill are Baton's own."""
 
     model: Name
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
@@ -119,6 +121,8 @@ class _SharedFields(StructuredFields, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
+    sparse_prefill: bool | None = None
+    sparse_prefill_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1)] | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: TopLogprobs | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None

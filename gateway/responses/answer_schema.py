@@ -68,10 +68,11 @@ class IncompleteReason(Struct, forbid_unknown_fields=True):
 
 
 class InputTokensDetails(Struct, forbid_unknown_fields=True):
-    """Details of `input_tokens`."""
+    """Details of `input_tokens`: in sparse prefill, with the tokens that were computed."""
 
     cached_tokens: int
     cache_write_tokens: int
+    sparse_kept_tokens: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(Struct, forbid_unknown_fields=True):

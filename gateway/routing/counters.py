@@ -24,6 +24,10 @@ COUNTED = (
     "drafters_failed",
     "state_cache_hits",
     "state_cache_evictions",
+    "sparse_prompts",
+    "sparse_kept_tokens",
+    "sparse_left_out_tokens",
+    "sparse_dense_prompts",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

@@ -115,6 +115,7 @@ class RequestGroup(LiveRequest):
             created=sum(usage.created_tokens for usage in prompts),
             prefill_ms=sum(usage.prefill_ms for usage in prompts),
             decode_ms=sum(usage.decode_ms for usage in done),
+            sparse_kept=sum(min(usage.sparse_kept_tokens, usage.prompt_tokens) for usage in prompts),
             reasoning=sum(sequence.reasoning_tokens for sequence in self.sequences),
         )
 

@@ -213,6 +213,8 @@ class LiveSequence:
         """Note how it came to its first token on its worker."""
         attempt = self.attempts[-1]
         attempt.started, attempt.first_at = event, now
+        if self.submit.kept is None:
+            self.submit = replace(self.submit, kept=event.kept)
 
     def leave(self, cause: Cause, loss: str, now: float) -> None:
         """Note that it has no worker any more; `loss` is the reason in words."""

@@ -160,6 +160,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/overhead/mtp.py": [rf"^right +1( +{P}){{3}} +{N} +{N}%$"],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
     "bench/overhead/draft_model.py": [rf"^ +0\.90 +1( +{P}){{3}} +{N} +{N}%$"],
+    "bench/overhead/sparse_prefill.py": [rf"^ +256 +96( +{N}){{2}} +{P}$"],
     "bench/overhead/speculation.py": [
         *(
             rf"^{load} +1( +{P}){{3}} +{N} +{N}%$"

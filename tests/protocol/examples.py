@@ -76,6 +76,9 @@ COMMANDS: dict[str, Command] = {
         tenant="team-a",
     ),
     "submit_allowed": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(allowed_tokens=(7, 50256)), Limits()),
+    "submit_sparse": Submit(
+        4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(sparse_prefill=True, sparse_keep=0.25), kept=(0, 32, 40, 48)
+    ),
     "submit_without_drafts": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(speculate=False)),
     "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(

@@ -13,13 +13,14 @@ import structlog
 from numpy.typing import NDArray
 
 from protocol.commands import ReadRows, WriteRows
+from protocol.errors import ErrorCode
 from protocol.events import Gauges, SharedTier
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy
 from workers.engine.finite_check import has_finite_logits
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.prefix_match import PrefixPolicy
-from workers.engine.request import EngineRequest, check_score
+from workers.engine.request import SPARSE, EngineRequest, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
 from workers.engine.scheduler import Scheduler
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS, TokenBudget
@@ -27,6 +28,7 @@ from workers.engine.scoring import score
 from workers.engine.sequence import EngineSequence, ScheduledChunk, decode_row, sequence_end, sequence_start
 from workers.engine.slot_allocation import RESERVED_ROWS
 from workers.engine.slot_reset import SlotResets
+from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.speculation.speculator import Draft, Speculator
 from workers.engine.speculation.verification import VerifiedRows, verify
 from workers.engine.states.prefix_states import PrefixStates
@@ -50,8 +52,8 @@ class BatchEngine:
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
     room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine. A
     `speculator`, of the same runner, drafts tokens. `state_cache_bytes` bounds the snapshots of the recurrent states of
-    a model that has these. `clock` gives seconds, for the times in `SequenceEnd`, the longest
-    step, the policy, and whether drafts pay.
+    a model that has these. `sparse` decides what of prompts is left out. `clock` gives seconds, for the times in
+    `SequenceEnd`, the longest step, the policy, and whether drafts pay.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class BatchEngine:
         tier: PrefixTier | None = None,
         speculator: Speculator | None = None,
         state_cache_bytes: int = 0,
+        sparse: SparsePrefill | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -89,6 +92,7 @@ class BatchEngine:
         self._snapshots = SlotSnapshots(runner, states)
         self._tier = tier
         self._speculator = speculator
+        self._sparse = sparse
         self._clock = clock
         self._log = structlog.get_logger()
         self._stats = EngineStats()
@@ -134,6 +138,7 @@ class BatchEngine:
             self._tier,
             0 if self._speculator is None else self._speculator.failures,
             self.snapshots,
+            self._sparse,
         )
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
@@ -141,9 +146,12 @@ class BatchEngine:
         return self._scheduler.slots.take_retention_changes()
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field."""
+        """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID, CONTEXT and UNSUPPORTED with the invalid
+        field."""
+        if request.sparse is not None and not request.sparse.kept and self._sparse is None:
+            raise RequestRefused(ErrorCode.UNSUPPORTED, "`sparse_prefill`: nothing scores prompts here", SPARSE)
         sequence = self._scheduler.submit(request, self._clock())
-        if self._tier is not None:
+        if self._tier is not None and request.sparse is None:
             self._tier.expect(sequence, self._scheduler.cached_rows)
 
     def cancel(self, stream: int) -> SequenceEnd | None:
@@ -162,6 +170,8 @@ class BatchEngine:
         now = self._clock()
         if self._budget is not None and self._scheduler.prompts:
             self._scheduler.step_tokens = self._budget.step_tokens(self._scheduler.active_rows)
+        if self._sparse is not None:
+            self._score(self._sparse, now)
         self._make_room(now)
         if self._tier is not None:
             self._restore(self._tier)
@@ -240,6 +250,18 @@ class BatchEngine:
             self._stats.preemptions += made == "preempted"
             self._resets.reset_others(dirty)
             self._admit(now)
+
+    def _score(self, sparse: SparsePrefill, now: float) -> None:
+        """Decide what of the next prompt is computed, or do a part of what that takes."""
+        waiting = self._scheduler.to_score()
+        if not waiting:
+            return
+        scored = sparse.next(waiting)
+        busy = self._scheduler.active_rows > 0
+        kept = sparse.advance(scored, self._scheduler.step_tokens if busy else self._capabilities.prefill_chunks[-1])
+        if kept is not None:
+            for sequence in sparse.same(scored, waiting):
+                self._scheduler.scored(sequence, kept, now)
 
     def _restore(self, tier: PrefixTier) -> None:
         """Take rows from the prefix tier, for sequences for which the slots have fewer."""
@@ -528,9 +550,11 @@ class BatchEngine:
         return sequence_end(sequence, reason, self._clock())
 
     def _forget(self, sequence: EngineSequence) -> None:
-        """Read nothing more for a sequence from the prefix tier."""
+        """Read nothing more for a sequence from the prefix tier, and score its prompt no further."""
         if self._tier is not None:
             self._tier.forget(sequence.request.stream)
+        if self._sparse is not None:
+            self._sparse.forget(sequence)
 
     def _fail(self, sequence: EngineSequence, call: str, error: Exception) -> None:
         self._step.fail(sequence.request.stream, sequence.slot, call, error)

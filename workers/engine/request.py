@@ -27,10 +27,14 @@ from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings, without_rows
 from workers.engine.prefix_match import PinnedPrefix
+from workers.engine.sparse.kept_rows import check_ranges
+from workers.engine.sparse.sparse_request import SparsePrompt
 
 GREEDY = Sampling()
 EMBEDDINGS = "prompt_embeds"
 """The request field that errors name."""
+SPARSE = "sparse_prefill"
+"""Likewise."""
 
 
 class Constraint(Protocol):
@@ -102,6 +106,8 @@ class EngineRequest:
     """Seconds after which it fails, unless its prompt is being prefilled by then."""
     embeddings: PromptEmbeddings | None = None
     """The rows of embeddings in the prompt."""
+    sparse: SparsePrompt | None = None
+    """Computes only a part of the prompt; None computes all of it."""
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -157,6 +163,8 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
         text = f"prompt and resume have {len(request.prompt) + len(request.resume)} tokens, the context is {context}"
         raise RequestRefused(ErrorCode.CONTEXT, text, "resume")
     check_sampling(request.sampling)
+    if request.sparse is not None:
+        _check_sparse(request, request.sparse)
     biased = [each.token for each in request.sampling.logit_bias]
     _check_tokens("logit_bias", biased, vocab_size)
     _check_bad_sequences(request, vocab_size)
@@ -173,6 +181,17 @@ def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, widt
     if request.prompt_logprobs:
         text = "rows of embeddings have no log-probabilities: leave `prompt_logprobs` out"
         raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt_logprobs")
+
+
+def _check_sparse(request: EngineRequest, sparse: SparsePrompt) -> None:
+    if request.embeddings is not None or request.prompt_logprobs or request.max_tokens == 0:
+        text = "log-probabilities of the prompt, rows of embeddings and prompts without an answer need all of it"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, f"`sparse_prefill`: {text}: leave it out", SPARSE)
+    if sparse.kept:
+        try:
+            check_ranges(sparse.kept, len(request.prompt))
+        except ValueError as error:
+            raise _invalid(SPARSE, str(error)) from error
 
 
 def check_score(tokens: Sequence[int], vocab_size: int, context: int) -> None:

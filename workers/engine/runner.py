@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -65,7 +66,8 @@ class RunnerCapabilities:
 class Chunk(Struct, frozen=True, gc=False):
     """Consecutive prompt tokens of one slot, which fill rows `start .. start + len(tokens)` of its cache.
 
-    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out.
+    `position` is the RoPE position of the first token. It equals `start` unless earlier tokens were left out. The
+    others follow one after the other, unless `positions` has those of all tokens, in rising order.
     """
 
     slot: int
@@ -74,6 +76,17 @@ class Chunk(Struct, frozen=True, gc=False):
     position: int
     embeddings: PromptEmbeddings | None = None
     """The rows that negative numbers among the tokens stand for."""
+    positions: tuple[int, ...] | None = None
+
+    def position_at(self, index: int) -> int:
+        """Return the RoPE position of a token."""
+        return self.position + index if self.positions is None else self.positions[index]
+
+    def part(self, at: int, length: int) -> "Chunk":
+        """Return up to `length` tokens from index `at` on as a chunk."""
+        positions = None if self.positions is None else self.positions[at : at + length]
+        tokens = self.tokens[at : at + length]
+        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -117,6 +130,13 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
+        if chunk.positions is not None and not _are_positions_of(chunk, chunk.positions):
+            raise ValueError(f"positions: give {len(chunk.tokens)} in rising order from {chunk.position} on")
+
+
+def _are_positions_of(chunk: Chunk, positions: tuple[int, ...]) -> bool:
+    rising = all(first < second for first, second in pairwise(positions))
+    return len(positions) == len(chunk.tokens) and positions[0] == chunk.position and rising
 
 
 def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
@@ -255,6 +275,27 @@ class DraftHead(Protocol):
         """
 
 
+LOOKED_ROWS = 8
+"""Rows whose queries are read at once: one block of the prefill graphs for CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionReader:
+    """Reads the queries and keys of a runner's model, from which prompts are scored for sparse prefill.
+
+    Used only by the runner's thread, between two calls.
+    """
+
+    layers: tuple[int, ...]
+    """The layers that attend to the whole prompt."""
+    queries: Callable[[Chunk], NDArray[np.float32]]
+    """Computes up to `LOOKED_ROWS` rows like `Runner.prefill`, and returns their queries in each of `layers`, rotated
+    and scaled: float32 [layers, rows, heads, lanes]. Raises `ValueError` as `check_chunks` does."""
+    keys: Callable[[int, int, int], NDArray[np.float32]]
+    """Returns the keys of the rows of a slot (the first argument) in a layer of the model (the second one) up to a row
+    (the third one), rotated: float32 [KV heads, rows, lanes]."""
+
+
 class Runner(Protocol):
     """A model on a device, with `capabilities.slots` KV slots. Used only by the thread that made it.
 
@@ -269,6 +310,10 @@ class Runner(Protocol):
     @property
     def draft_head(self) -> DraftHead | None:
         """The head for multi-token prediction that was loaded with the model; None without one."""
+
+    @property
+    def attention(self) -> AttentionReader | None:
+        """Reads the model's queries and keys; None if the runner was not loaded with it."""
 
     @property
     def graphs_failed(self) -> int:

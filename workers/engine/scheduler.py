@@ -25,6 +25,7 @@ from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
 from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
+from workers.engine.sparse.kept_rows import KeptRows, Ranges
 from workers.engine.states.prefix_states import PrefixStates
 
 
@@ -83,6 +84,8 @@ class Scheduler:
         )
         self._calls = PrefillCalls(capabilities, self._allocator, states)
         # One container per phase, so that a cancel is cheap in any phase.
+        self._scoring: dict[int, EngineSequence] = {}
+        """Those of which it is not known yet what of their prompt is computed."""
         self._waiting = SlotQueue()
         self._prefilling: dict[int, EngineSequence] = {}
         self._reporting: dict[int, EngineSequence] = {}
@@ -95,12 +98,12 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No sequence waits or runs."""
-        return not (self._waiting or self._prefilling or self._reporting or self._decoding)
+        return not (self._scoring or self._waiting or self._prefilling or self._reporting or self._decoding)
 
     @property
     def prompts(self) -> bool:
         """There are prompts to prefill, for which the token budget matters."""
-        return bool(self._waiting or self._prefilling or self._reporting)
+        return bool(self._scoring or self._waiting or self._prefilling or self._reporting)
 
     @property
     def reports_alone(self) -> bool | None:
@@ -115,13 +118,14 @@ class Scheduler:
     @property
     def queued(self) -> int:
         """Number of sequences that wait for a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._scoring)
 
     def expire(self, now: float) -> list[EngineSequence]:
         """Remove the sequences whose prefill has not begun within the time for which they may wait."""
         held = chain(self._prefilling.values(), self._reporting.values())
         late = [each for each in held if not each.started and now - each.submitted_at >= each.request.queue_s]
         late += self._waiting.expired(now)
+        late += [each for each in self._scoring.values() if now - each.submitted_at >= each.request.queue_s]
         for sequence in late:
             self.remove(sequence.request.stream)
         return late
@@ -145,13 +149,13 @@ class Scheduler:
         Raises `RequestRefused`: OVERLOADED, or INVALID and CONTEXT with the invalid field.
         """
         stream = request.stream
-        if any(stream in live for live in (self._waiting, self._prefilling, self._reporting, self._decoding)):
+        if stream in self._scoring or stream in self._waiting or any(stream in each for each in self._phases()):
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
         check(request, self._capabilities.vocab_size, context, self._capabilities.embedding_width)
         request = _within_vocabulary(request, self._capabilities.vocab_size)
-        if len(self._waiting) >= self._max_queue + self.slots.available:
-            raise RequestRefused(ErrorCode.OVERLOADED, f"{len(self._waiting)} sequences wait already")
+        if self.queued >= self._max_queue + self.slots.available:
+            raise RequestRefused(ErrorCode.OVERLOADED, f"{self.queued} sequences wait already")
         chunk_ends = self._chunk_ends(len(request.prompt), len(request.resume))
         tokens = [*request.prompt, *request.resume]
         longest = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
@@ -167,10 +171,30 @@ class Scheduler:
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
         number = next(self._numbers)
         sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
-        if self._ranked:
-            sequence.rank = rank("shortest-uncached-first", now, len(tokens) - self.cached_rows(sequence))
-        self._waiting.add(sequence, now)
+        if request.sparse is not None and not request.sparse.kept:
+            self._scoring[stream] = sequence
+        else:
+            self._wait(sequence, () if request.sparse is None else request.sparse.kept, now)
         return sequence
+
+    def to_score(self) -> list[EngineSequence]:
+        """Return the sequences of which it is to be decided what of their prompt is computed, the first one first."""
+        return in_turn(self._scoring.values(), self._now) if self._scoring else []
+
+    def scored(self, sequence: EngineSequence, kept: Ranges, now: float) -> None:
+        """Let a sequence wait for a slot, for these ranges of its prompt; for all of it if there are none."""
+        del self._scoring[sequence.request.stream]
+        self._wait(sequence, kept, now)
+
+    def _wait(self, sequence: EngineSequence, kept: Ranges, now: float) -> None:
+        if kept:
+            prompt = len(sequence.request.prompt)
+            sequence.kept = KeptRows.of(kept, prompt)
+            sequence.chunk_ends = self._chunk_ends(prompt - sequence.left_out, len(sequence.tokens) - prompt)
+        if self._ranked:
+            cost = len(sequence.tokens) - sequence.left_out - self.cached_rows(sequence)
+            sequence.rank = rank("shortest-uncached-first", now, cost)
+        self._waiting.add(sequence, now)
 
     def cached_rows(self, sequence: EngineSequence) -> int:
         """Return the rows that a waiting sequence could take from a slot now."""
@@ -222,7 +246,7 @@ class Scheduler:
         del (self._decoding if stream in self._decoding else self._prefilling)[stream]
         self._allocator.release(sequence, failed=False)
         prompt = len(sequence.request.prompt)
-        sequence.preempted(now, self._chunk_ends(prompt, len(sequence.tokens) - prompt))
+        sequence.preempted(now, self._chunk_ends(prompt - sequence.left_out, len(sequence.tokens) - prompt))
         self._waiting.add(sequence, now)
 
     def _chunk_ends(self, prompt: int, after: int) -> tuple[int, ...]:
@@ -238,8 +262,11 @@ class Scheduler:
 
     def find(self, stream: int) -> EngineSequence | None:
         """Return a running sequence; None if it waits or is unknown."""
-        phases = (self._decoding, self._prefilling, self._reporting)
-        return next((phase[stream] for phase in phases if stream in phase), None)
+        return next((phase[stream] for phase in self._phases() if stream in phase), None)
+
+    def _phases(self) -> tuple[dict[int, EngineSequence], ...]:
+        """The sequences that have a slot, by what is computed of them."""
+        return (self._decoding, self._prefilling, self._reporting)
 
     def evict_suspects(self, sequence: EngineSequence, *, non_finite: bool) -> None:
         """Evict retained rows that may be the cause of a failure, or corrupted like those of `sequence`: they become
@@ -253,7 +280,7 @@ class Scheduler:
         blocks. Returns those that do, with the copies that the runner must make first."""
         begun: list[tuple[EngineSequence, PrefixCopy | None]] = []
         for sequence in self._prefilling.values():
-            if sequence.reused is not None or sequence.searched:
+            if sequence.reused is not None or sequence.searched or sequence.kept is not None:
                 continue
             sequence.searched = True
             if rows := stored(sequence):
@@ -279,7 +306,8 @@ class Scheduler:
     def held_rows(self) -> Iterator[tuple[int, CachedRows]]:
         """Iterate over the slots with rows, of running sequences and retained ones."""
         for sequence in self._decoding.values():
-            yield sequence.slot, sequence.cached
+            if sequence.kept is None:
+                yield sequence.slot, sequence.cached
         yield from self.slots.retained()
 
     def next_call(self) -> list[ScheduledChunk]:
@@ -352,11 +380,10 @@ class Scheduler:
 
         The rows of a sequence that `failed` are not retained. Returns None for an unknown sequence.
         """
-        waiting = self._waiting.remove(stream)
+        waiting = self._waiting.remove(stream) or self._scoring.pop(stream, None)
         if waiting is not None:
             return waiting
-        phases = (self._prefilling, self._reporting, self._decoding)
-        sequence = next((phase.pop(stream) for phase in phases if stream in phase), None)
+        sequence = next((phase.pop(stream) for phase in self._phases() if stream in phase), None)
         if sequence is not None:
             self._allocator.release(sequence, failed=failed)
         return sequence

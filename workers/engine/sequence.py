@@ -7,6 +7,7 @@ from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.sparse.kept_rows import KeptRows
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.states.prefix_digests import PrefixDigests
 from workers.engine.states.snapshot_store import Snapshot
@@ -69,6 +70,8 @@ class EngineSequence:
     """The number of rows behind which those of the prefix tier begin."""
     restores_to: int = 0
     """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
+    kept: KeptRows | None = None
+    """The tokens of its prompt that are computed; None if all are. Its rows are not shared with other sequences."""
     drafts: SequenceDrafts | None = None
     """None until tokens are drafted for it."""
     digests: PrefixDigests | None = None
@@ -91,6 +94,20 @@ class EngineSequence:
     def reports_prompt(self) -> bool:
         """The log-probabilities of its prompt are reported: it computes all rows itself, in chunks of its own."""
         return self.request.prompt_logprobs and not self.request.resume and not self.preemptions
+
+    @property
+    def left_out(self) -> int:
+        """Tokens of its prompt that have no cache row."""
+        return 0 if self.kept is None else self.kept.left_out
+
+    def chunk(self, start: int, length: int) -> Chunk:
+        """Return rows of its prefill as a chunk."""
+        if self.kept is None:
+            tokens = tuple(self.tokens[start : start + length])
+            return Chunk(self.slot, tokens, start, start, self.request.embeddings)
+        positions = tuple(self.kept.of_rows(start, start + length))
+        tokens = tuple(self.tokens[at] for at in positions)
+        return Chunk(self.slot, tokens, start, positions[0], positions=positions)
 
     def waited_s(self, now: float) -> float:
         """Return the seconds that it has waited for its next token so far, in the queue and in prefill."""
@@ -163,7 +180,7 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 def decode_row(sequence: EngineSequence) -> DecodeRow:
     """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
     at = sequence.cached.rows
-    return DecodeRow(sequence.slot, sequence.last_token, at, at, sample_spec(sequence))
+    return DecodeRow(sequence.slot, sequence.last_token, at, at + sequence.left_out, sample_spec(sequence))
 
 
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:
@@ -190,6 +207,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         sequence.prefill_length,
         sequence.cached_tokens,
         sequence.stored_tokens,
+        () if sequence.kept is None else sequence.kept.ranges,
     )
 
 
@@ -207,4 +225,5 @@ def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> 
         now - first,
         sequence.cached_tokens,
         sequence.created_tokens,
+        0 if sequence.kept is None else len(sequence.kept.positions),
     )

@@ -114,6 +114,8 @@ class SlotAllocator:
         which is at `other_start`, is complete, so that waiting for it pays."""
         if not self._prefixes.enabled or sequence.request.tenant != other.request.tenant:
             return False
+        if sequence.kept is not None or other.kept is not None:
+            return False
         if self._states is not None:
             return self._states.gains_by_waiting(sequence, start, other, other_start, self._prefixes.min_tokens)
         most = min(sequence.prefill_length - 1, other.prefill_length)
@@ -156,7 +158,8 @@ class SlotAllocator:
         if sequence.reused is None and sequence.inherited is not None:  # it has not changed the retained rows
             sequence.cached = sequence.inherited
             self._slots.add_rows(sequence.slot, sequence.cached.rows)
-        if not failed and self._prefixes.enabled and sequence.cached.rows >= self._prefixes.min_tokens:
+        shared = self._prefixes.enabled and sequence.kept is None
+        if not failed and shared and sequence.cached.rows >= self._prefixes.min_tokens:
             self._retain(sequence)
         else:
             self._slots.release(sequence.slot)
@@ -226,7 +229,7 @@ class SlotAllocator:
         last = max(least, self._prefixes.min_tokens) - 1
         if last >= source.rows or last >= sequence.prefill_length - 1 or source.tokens[last] != sequence.tokens[last]:
             return 0
-        if not self._prefixes.enabled or sequence.reports_prompt:
+        if not self._prefixes.enabled or sequence.reports_prompt or sequence.kept is not None:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
@@ -238,5 +241,5 @@ class SlotAllocator:
     def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:
         yield from self._slots.retained()
         for other in others:
-            if other is not sequence and other.cached.rows:
+            if other is not sequence and other.cached.rows and other.kept is None:
                 yield other.slot, other.cached

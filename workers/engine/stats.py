@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protocol.bounds import MAX_MILLISECONDS
 from protocol.events import Gauges
 from workers.engine.kv_slots import SlotTable
+from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.states.snapshot_store import SnapshotStore
 from workers.engine.tier.prefix_tier import PrefixTier
 
@@ -59,6 +60,7 @@ class EngineStats:
         tier: PrefixTier | None = None,
         drafters_failed: int = 0,
         snapshots: SnapshotStore | None = None,
+        sparse: SparsePrefill | None = None,
     ) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
@@ -89,4 +91,8 @@ class EngineStats:
             state_cache_bytes=0 if snapshots is None else snapshots.used_bytes,
             state_cache_hits=0 if snapshots is None else snapshots.hits,
             state_cache_evictions=0 if snapshots is None else snapshots.evictions,
+            sparse_prompts=0 if sparse is None else sparse.prompts,
+            sparse_kept_tokens=0 if sparse is None else sparse.kept_tokens,
+            sparse_left_out_tokens=0 if sparse is None else sparse.left_out_tokens,
+            sparse_dense_prompts=0 if sparse is None else sparse.dense,
         )

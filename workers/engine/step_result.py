@@ -13,6 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.request import FinishReason
 from workers.engine.request import ConstraintFailed
 from workers.engine.runner import Chunk, NotFiniteError
+from workers.engine.sparse.kept_rows import Ranges
 from workers.sampling.logprobs import RowLogprobs
 
 
@@ -58,6 +59,8 @@ class SequenceStart:
     """Those of them whose cache rows were taken from another sequence."""
     stored_tokens: int = 0
     """Those of the cached tokens whose rows were restored from the prefix tier."""
+    kept: Ranges = ()
+    """The ranges of the prompt that were computed, if the others were left out; empty if none were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class SequenceEnd:
     """Prompt and resumed tokens whose cache rows were taken from another sequence."""
     created_tokens: int = 0
     """Prompt tokens of a pinned prefix that were computed and that the prefix tier keeps."""
+    kept_tokens: int = 0
+    """Prompt tokens that were computed, where others were left out; 0 where none were."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,15 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from workers.engine.runner import Chunk, DecodeRow, DraftHead, NotFiniteError, Runner, RunnerCapabilities
+from workers.engine.runner import (
+    AttentionReader,
+    Chunk,
+    DecodeRow,
+    DraftHead,
+    NotFiniteError,
+    Runner,
+    RunnerCapabilities,
+)
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
@@ -47,6 +55,11 @@ class FaultyRunner:
     def draft_head(self) -> DraftHead | None:
         """That of the wrapped runner, without faults: its failures end no request."""
         return self._runner.draft_head
+
+    @property
+    def attention(self) -> AttentionReader | None:
+        """That of the wrapped runner, without faults, as the head."""
+        return self._runner.attention
 
     @property
     def graphs_failed(self) -> int:

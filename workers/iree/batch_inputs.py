@@ -22,17 +22,17 @@ class SlotRun(NamedTuple):
     output_index: int
     """The index of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
     embeddings: PromptEmbeddings | None = None
-    """As in `Chunk`."""
+    positions: tuple[int, ...] | None = None
+    """As in `Chunk`, like the embeddings."""
 
 
 def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     """Divide a chunk into runs of `most` rows; the last run has the chunk's last row."""
     runs = []
     for at in range(0, len(chunk.tokens), most):
-        part = chunk.tokens[at : at + most]
-        ends = at + len(part) == len(chunk.tokens)
-        index = output_index if ends else -1
-        runs.append(SlotRun(chunk.slot, part, chunk.start + at, chunk.position + at, index, chunk.embeddings))
+        part = chunk.part(at, most)
+        index = output_index if at + len(part.tokens) == len(chunk.tokens) else -1
+        runs.append(SlotRun(part.slot, part.tokens, part.start, part.position, index, part.embeddings, part.positions))
     return runs
 
 

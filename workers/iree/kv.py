@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +73,24 @@ class HostKv:
                 part[:whole, :, layer, target] = part[:whole, :, layer, source]
                 if rest:
                     part[whole, :rest, layer, target] = part[whole, :rest, layer, source]
+
+    def keys(self, slot: int, layer: int, end: int, dtype: str) -> NDArray[np.float32]:
+        """Return the keys of rows `0 .. end` of a slot in a layer: float32 [heads, end, lanes]. `dtype` is the
+        model's."""
+        tiled, _ = self._whole_parts[0]
+        heads, n = tiled.shape[2], tiled.shape[5]
+        tiles = tiled[layer, slot, :, : -(-end // n)]  # [heads, tiles, lanes / k, n, k]
+        rows = tiles.transpose(0, 1, 3, 2, 4).reshape(heads, -1, self._cache.lane_elements)[:, :end]
+        if not self._cache.bits:
+            stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+            return np.ascontiguousarray(rows).view(stored).astype(np.float32)
+        tiled_scales, _ = self._whole_parts[2]
+        scales = tiled_scales[layer, slot, :, : -(-end // n)].reshape(heads, -1, tiled_scales.shape[-1])[:, :end]
+        levels = rows.astype(np.int8)
+        if self._cache.bits == 4:  # a lane of the first half and one of the second share a byte
+            levels = np.concatenate([(levels << 4) >> 4, levels >> 4], -1)
+        factors = np.ascontiguousarray(scales).view(np.float32)
+        return levels.astype(np.float32) * factors
 
     def read(self, slot: int, start: int, end: int) -> memoryview:
         """Return a copy of rows `start .. end`: the keys, then the values, of each the rows of the first tile that are

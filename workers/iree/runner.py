@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.request import Sampling
+from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
+    LOOKED_ROWS,
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -33,7 +37,7 @@ from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder, Building
-from workers.iree.build.graph_plan import EMBEDDED
+from workers.iree.build.graph_plan import EMBEDDED, QUERIES
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -82,6 +86,11 @@ class IreeRunner:
         self._written = [0] * plan.cache.slots
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
+        self._attention = None
+        layers = full_layers(plan.config.plan)
+        if plan.queries and self._host_kv is not None and layers:
+            keys = partial(self._host_kv.keys, dtype=plan.ops.dtype)
+            self._attention = AttentionReader(layers, self._queries, keys)
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
@@ -165,6 +174,10 @@ class IreeRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._mtp
+
+    @property
+    def attention(self) -> AttentionReader | None:
+        return self._attention
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         self._check_chunks(chunks)
@@ -314,7 +327,7 @@ class IreeRunner:
         for at, end in zip(starts, [*starts[1:], length], strict=True):
             if self._states is not None and at == again:
                 before = self._states.read(chunk.slot)
-            part = _part(chunk, at, end - at)
+            part = chunk.part(at, end - at)
             result = self._few_logits(part) if size == self._few_rows else self._score_logits(part, size)
             reports += self._sampler.reports_of(result, len(part.tokens), targets[at:end])
         if exact and spec is None:
@@ -322,7 +335,7 @@ class IreeRunner:
         if self._states is not None and before is not None:
             self._states.write(chunk.slot, before)
             self._written[chunk.slot] = chunk.start + again
-        (token,) = self.prefill([_part(chunk, again, length - again)], [spec])
+        (token,) = self.prefill([chunk.part(again, length - again)], [spec])
         return token, reports
 
     @property
@@ -356,7 +369,7 @@ class IreeRunner:
         return whole
 
     def _score(self, chunk: Chunk, at: int, size: int) -> NDArray[np.float32]:
-        part = _part(chunk, at, size)
+        part = chunk.part(at, size)
         logits: NDArray[np.float32] = self._device.download(self._score_logits(part, size)[1])
         return logits[: len(part.tokens)]
 
@@ -377,10 +390,13 @@ class IreeRunner:
         block = self._plan.block or size
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
-            self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
+            if run.positions is None:
+                self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
+            else:  # the head has rows at consecutive positions only
+                self._mtp.rows.forget(run.slot)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
-        result, (index,), _, _ = self._decode_rows(_rows_of(_part(chunk, at, 1)))
+        result, (index,), _, _ = self._decode_rows(_rows_of(chunk.part(at, 1)))
         logits: NDArray[np.float32] = self._device.download(result[1])
         return logits[index : index + 1]
 
@@ -417,6 +433,14 @@ class IreeRunner:
                 self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
                 first += count
         return result, output_indices, batch, greedy
+
+    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+        check_chunks(self.capabilities, self._written.__getitem__, [chunk])
+        self._sampler.forget()
+        (run,) = runs_of(chunk, -1, LOOKED_ROWS)
+        result = self._call(f"{QUERIES}_{LOOKED_ROWS}", *self._run_inputs([run], LOOKED_ROWS))
+        queries: NDArray[np.float32] = self._device.download(result[0])
+        return queries[:, : len(run.tokens)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
@@ -517,7 +541,8 @@ class IreeRunner:
             count = len(run.tokens)
             tokens[row, :count] = run.tokens if run.embeddings is None else [max(token, -1) for token in run.tokens]
             kv_rows[row, :count] = np.arange(run.start, run.start + count)
-            positions[row, :count] = np.arange(run.position, run.position + count)
+            given = run.positions
+            positions[row, :count] = np.arange(run.position, run.position + count) if given is None else given
             slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
         return self._inputs(tokens, positions, kv_rows, slots)
@@ -557,13 +582,8 @@ def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
     """Return the rows of a chunk as those of a decode step; the last one is sampled by `last`."""
     none = SampleSpec(Sampling(), 0)
     rows = [
-        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position + at, none)
+        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position_at(at), none)
         for at, token in enumerate(chunk.tokens[:-1])
     ]
     end = len(rows)
-    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position + end, last or none)]
-
-
-def _part(chunk: Chunk, at: int, length: int) -> Chunk:
-    """Return some rows of a chunk as a chunk."""
-    return Chunk(chunk.slot, chunk.tokens[at : at + length], chunk.start + at, chunk.position + at)
+    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position_at(end), last or none)]

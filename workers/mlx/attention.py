@@ -88,14 +88,23 @@ class LayerCache:
     """
 
     def __init__(
-        self, layer: int, groups: Sequence[AttentionGroup], offset: mx.array, window: int | None = None, *, cpu: bool
+        self,
+        layer: int,
+        groups: Sequence[AttentionGroup],
+        offset: mx.array,
+        window: int | None = None,
+        *,
+        cpu: bool,
+        queries: list[mx.array] | None = None,
     ) -> None:
-        """`window` is the attention window in rows, the query's own included; None is no window."""
+        """`window` is the attention window in rows, the query's own included; None is no window. `queries` is given
+        those of the layer, scaled: float32 [rows, heads, head_dim]."""
         self.offset = offset
         self._layer = layer
         self._groups = groups
         self._window = window
         self._cpu = cpu
+        self._queries = queries
 
     def make_mask(self, *_: object, **__: object) -> None:
         """Return no mask: `attend` makes one for each group."""
@@ -116,6 +125,8 @@ class LayerCache:
 
         With a `cap`, scores s become cap * tanh(s / cap).
         """
+        if self._queries is not None:
+            self._queries.append(queries[:, :, 0].astype(mx.float32) * scale)
         slices, first = [], 0
         for group in self._groups:
             slices.append(slice(first, first + group.rows))

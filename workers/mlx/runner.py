@@ -12,11 +12,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
+from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -42,6 +44,7 @@ from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
+from workers.mlx.quantized_rows import dequantize_rows
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
 from workers.mlx.runtime.device import OwnedDevice, adds_in_order, choose_device, evaluate_weights
@@ -76,6 +79,8 @@ class MlxRunner:
         capabilities: RunnerCapabilities,
         device: mx.Device,
         kv_dtype: KvDtype = "auto",
+        *,
+        attention: bool = False,
     ) -> None:
         self.capabilities = capabilities
         self._model = model
@@ -93,6 +98,8 @@ class MlxRunner:
         self._rows = GivenRows.under(model.model) if capabilities.embedding_width else None
         self._steps = 0
         self._sampler = MlxSampler(capabilities.vocab_size)
+        layers = full_layers(config.plan) if attention else ()
+        self._attention = AttentionReader(layers, self._queries, self._keys) if layers else None
         self._mtp = None
         if config.mtp:
             self._mtp = MlxMtpHead(
@@ -163,7 +170,7 @@ class MlxRunner:
             embedding_width=config.hidden_size if options.embeddings else 0,
             state_bytes=state_bytes,
         )
-        return cls(model, config, capabilities, chosen, options.kv_dtype)
+        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention)
 
     @property
     def graphs_failed(self) -> int:
@@ -173,6 +180,10 @@ class MlxRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._mtp
+
+    @property
+    def attention(self) -> AttentionReader | None:
+        return self._attention
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_specs(self.capabilities, chunks, specs)
@@ -324,13 +335,31 @@ class MlxRunner:
                     self._states = SlotStates(self.capabilities)
                 raise
 
-    def _forward(self, chunks: Sequence[Chunk]) -> mx.array:
-        """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated."""
+    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+        with self._owned():
+            self._sampled = None
+            queries: list[mx.array] = []
+            self._forward([chunk], queries)
+            layers = mx.stack([queries[number] for number in full_layers(self._config.plan)])
+            mx.eval(self._kv.arrays, layers)
+            return np.array(layers)
+
+    def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
+        with self._owned():
+            capacity, place = self._kv.place(slot)
+            keys = self._kv.slab(capacity).buffers[layer][0][place : place + 1, :, :end]
+            if self._kv_bits:
+                keys = dequantize_rows(keys, self._kv_bits, mx.float32)
+            return np.array(keys[0].astype(mx.float32))
+
+    def _forward(self, chunks: Sequence[Chunk], queries: list[mx.array] | None = None) -> mx.array:
+        """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated.
+        `queries` as in `_hidden`."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
         self._states.check_call(self._kv.lengths, chunks, decode=False)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
         groups, order = self._grouped(chunks)
-        hidden = self._hidden([chunks[index] for index in order], groups)
+        hidden = self._hidden([chunks[index] for index in order], groups, queries)
         for chunk in chunks:
             self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
             self._states.prefilled(chunk.slot)
@@ -340,6 +369,9 @@ class MlxRunner:
         hidden = _as_given(hidden, chunks, order)
         if self._mtp is not None:
             self._mtp.computed(chunks, hidden)
+            for chunk in chunks:
+                if chunk.positions is not None:  # the head has rows at consecutive positions only
+                    self._mtp.rows.forget(chunk.slot)
         return hidden
 
     def _grouped(self, chunks: Sequence[Chunk]) -> tuple[list[AttentionGroup], list[int]]:
@@ -376,11 +408,14 @@ class MlxRunner:
         out = self._model.mtp(hidden, self._model.model.embed_tokens(tokens), cache)
         return _as_given(out[:, 0], chunks, order)
 
-    def _hidden(self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup]) -> mx.array:
-        """Write the KV of chunks in the order of their groups, and return their last hidden states."""
+    def _hidden(
+        self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup], queries: list[mx.array] | None = None
+    ) -> mx.array:
+        """Write the KV of chunks in the order of their groups, and return their last hidden states. `queries` is given
+        those of each layer."""
         tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
-            LayerCache(self._config.kv_index(number), groups, offset, layer.window, cpu=self._cpu)
+            LayerCache(self._config.kv_index(number), groups, offset, layer.window, cpu=self._cpu, queries=queries)
             if layer.kind == "attention"
             else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
             for number, layer in enumerate(self._config.plan)
@@ -426,7 +461,7 @@ class MlxRunner:
 
 def _positions(chunks: Sequence[Chunk]) -> mx.array:
     """Return the positions of the rows of chunks, int32 [rows]."""
-    positions = [chunk.position + offset for chunk in chunks for offset in range(len(chunk.tokens))]
+    positions = [chunk.position_at(offset) for chunk in chunks for offset in range(len(chunk.tokens))]
     return mx.array(positions, dtype=mx.int32)
 
 

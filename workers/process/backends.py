@@ -190,6 +190,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         adapter=Path(spec.adapter) if spec.adapter else None,
         embeddings=spec.embeddings,
+        attention=spec.attention,
         workers=spec.workers,
         place=spec.place,
     )
@@ -264,6 +265,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         state_bytes=STATE_BYTES if spec.scripted.recurrent else 0,
         rollback_rows=rows if spec.scripted.recurrent else 0,
         embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
+        sparse=spec.sparse_prefill or spec.attention,
     )
 
 

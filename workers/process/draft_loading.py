@@ -1,9 +1,12 @@
 """Loads the draft model of a worker beside its model."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from workers.engine.runner import Runner, RunnerCapabilities
+from workers.engine.sparse.cost import pays
+from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.errors import LoadRefused
@@ -46,14 +49,35 @@ def load_draft(spec: WorkerSpec, progress: Progress) -> Runner:
         raise LoadRefused(f"draft_model: {error}") from error
 
 
-def drafting_by(draft: Runner, target: RunnerCapabilities) -> BatchDrafting:
+def drafter_of(draft: Runner) -> DraftModel:
     """Return what drafts by a runner. Raises `LoadRefused` where it cannot."""
-    own = draft.capabilities
-    if not own.decode_rows:
-        raise LoadRefused(f"draft_model: on {own.device} a step takes one row a slot")
-    if own.state_bytes:
+    if not draft.capabilities.decode_rows:
+        raise LoadRefused(f"draft_model: on {draft.capabilities.device} a step takes one row a slot")
+    if draft.capabilities.state_bytes:
         raise LoadRefused(
             "draft_model: it has a recurrent state, from which rejected drafts cannot be taken back: give one without"
         )
+    return DraftModel(draft)
+
+
+def drafting_by(drafter: DraftModel, target: RunnerCapabilities) -> BatchDrafting:
+    """Return what decides when a draft model drafts."""
+    own = drafter.runner.capabilities
     known = own.weight_bytes and target.weight_bytes
-    return BatchDrafting(DraftModel(draft), own.weight_bytes / target.weight_bytes if known else RELATIVE_COST)
+    return BatchDrafting(drafter, own.weight_bytes / target.weight_bytes if known else RELATIVE_COST)
+
+
+def sparse_prefill_by(spec: WorkerSpec, drafter: DraftModel) -> SparsePrefill | None:
+    """Return what scores prompts by a draft model, if that is wanted. Raises `LoadRefused` where it cannot."""
+    if not spec.sparse_prefill:
+        return None
+    if drafter.runner.attention is None:
+        device = drafter.runner.capabilities.device
+        raise LoadRefused(f"sparse_prefill: the attention of the draft model cannot be read on {device}: leave it out")
+    if choose_backend(spec) == "scripted":
+        return SparsePrefill(drafter.runner, drafter)
+    from workers.checkpoints.checkpoint import ModelConfig
+    from workers.process.startup.sparse_plan import prompt_cost
+
+    draft, model = (prompt_cost(ModelConfig.from_dir(Path(path))) for path in (spec.draft_model, spec.model_path))
+    return SparsePrefill(drafter.runner, drafter, partial(pays, draft, model))

@@ -19,6 +19,7 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.runner import DecodeRow, DraftHead, Runner, RunnerCapabilities
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.tier.prefix_tier import PrefixTier
@@ -27,12 +28,12 @@ from workers.faults.faulty_runner import with_faults
 from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of, spare_bytes
-from workers.load_options import Progress
+from workers.load_options import Progress, SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
-from workers.process.draft_loading import drafting_by, load_draft, plan_draft
+from workers.process.draft_loading import drafter_of, drafting_by, load_draft, plan_draft, sparse_prefill_by
 from workers.process.spec import WorkerSpec
 from workers.process.startup.alone import log_alone
 from workers.process.startup.state_cache import state_cache_bytes
@@ -63,6 +64,8 @@ class Loaded:
     unknown."""
     mtp: bool = False
     """The model's head for multi-token prediction drafts tokens."""
+    sparse: SparseSettings | None = None
+    """Settings of sparse prefill; None without it."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -100,7 +103,8 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
                 check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
-        speculator = make_speculator(spec, runner.capabilities, draft, runner.draft_head)
+        drafter = None if draft is None else drafter_of(draft)
+        speculator = make_speculator(spec, runner.capabilities, drafter, runner.draft_head)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -111,6 +115,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             tier=prefix_tier(spec, served),
             speculator=speculator,
             state_cache_bytes=state_cache_bytes(spec, runner.capabilities, spare_bytes()),
+            sparse=None if drafter is None else sparse_prefill_by(spec, drafter),
         )
         undo.pop_all()  # the engine owns the runners now
     vocab_size = runner.capabilities.vocab_size
@@ -123,7 +128,9 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         held += engine.snapshots.max_bytes
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)
-    return Loaded(engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp)
+    return Loaded(
+        engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp, spec.sparse
+    )
 
 
 def kv_tokens(
@@ -188,7 +195,7 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
 def make_speculator(
     spec: WorkerSpec,
     capabilities: RunnerCapabilities,
-    draft: Runner | None = None,
+    draft: DraftModel | None = None,
     head: DraftHead | None = None,
 ) -> Speculator | None:
     """Return what drafts tokens, by the draft model or the model's own head as well, where drafts can be verified and

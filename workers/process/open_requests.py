@@ -64,6 +64,7 @@ class OpenRequests:
             grammars=loaded.grammars,
             formats=loaded.formats,
             vocab_size=loaded.engine.capabilities.vocab_size,
+            sparse=loaded.sparse,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None

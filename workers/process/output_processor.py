@@ -33,8 +33,10 @@ from protocol.request import ChatInput, Sampling
 from workers.checkpoints.generation_config import SamplingDefaults
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.request import Constraint, EngineRequest
+from workers.engine.sparse.kept_rows import bounds_of
 from workers.engine.step_result import PromptPart, SequenceEnd, SequenceFailure, StepResult
 from workers.engine.transfer.row_exchange import RowsAnswer
+from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.process.logprob_labels import LogprobLabels
@@ -107,13 +109,14 @@ class OutputProcessor:
         grammars: "GrammarCompiler | None" = None,
         formats: ChosenFormats = NO_FORMATS,
         vocab_size: int = 0,
+        sparse: SparseSettings | None = None,
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
-        `eos_ids`, `grammars`, `formats` and `vocab_size` as in `PromptBuilder`. `sampling_defaults` stand for
+        `eos_ids`, `grammars`, `formats`, `vocab_size` and `sparse` as in `PromptBuilder`. `sampling_defaults` stand for
         parameters that a request leaves open."""
         self._vocab_size = vocab_size
         self._labels = LogprobLabels(tokenizer)
-        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size)
+        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse)
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
@@ -243,6 +246,7 @@ class OutputProcessor:
             pins=prompt.pins,
             queue_s=queue_s,
             embeddings=prompt.embeddings,
+            sparse=prompt.sparse,
         )
         return SubmitResult(request, None)
 
@@ -332,6 +336,7 @@ class OutputProcessor:
                 each.prompt_tokens,
                 each.cached_tokens,
                 each.stored_tokens,
+                bounds_of(each.kept),
             )
             for each in step.starts
             if (live := self._live.get(each.stream)) is not None and not live.has_output
@@ -387,9 +392,8 @@ class OutputProcessor:
             tail, segments = live.take_parsed()
             self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
-        usage = Usage(
-            live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens, end.created_tokens
-        )
+        times, cached = (queue, prefill, decode), (end.cached_tokens, end.created_tokens)
+        usage = Usage(live.prompt_tokens, live.completion_tokens, *times, *cached, end.kept_tokens)
         reason = live.reason(end.reason)
         return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason)),)
 

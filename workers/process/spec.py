@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, Label, Name
+from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, MIN_KEEP, Label, Name
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
+from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import AUTO
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
@@ -71,6 +72,14 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The name under which it is shown."""
     adapter: str = ""
     """Directory of a LoRA adapter of mlx-lm, which is applied to the model; empty for none."""
+    sparse_prefill: bool = False
+    """Requests may ask that only a part of their prompt is computed, which the draft model chooses."""
+    sparse_prefill_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Tokens from which on that is done unless a request forbids it; 0 leaves it to requests."""
+    sparse_prefill_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1.0)] = 0.3
+    """The part that is kept, where a request does not say."""
+    attention: bool = False
+    """The model is loaded with what reads its attention. Set for a draft model by its worker."""
     kv_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """Bytes of KV cache that all sequences share; 0 means the whole context of every slot, or what memory allows."""
     kv_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
@@ -116,6 +125,13 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()
     """Planned faults, for tests; empty in production."""
+
+    @property
+    def sparse(self) -> SparseSettings | None:
+        """Settings of sparse prefill; None without it."""
+        if not self.sparse_prefill:
+            return None
+        return SparseSettings(self.sparse_prefill_tokens, self.sparse_prefill_keep)
 
     def of_incarnation(self, number: int) -> "WorkerSpec":
         """Return the specification for one incarnation, with the faults planned for it."""

@@ -10,6 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
 from workers.engine.runner import (
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -55,7 +57,8 @@ class ScriptedRunner:
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
     `exact_rows`, `block_rows` and `decode_rows` are reported as capabilities. `state_bytes` (0, or `STATE_BYTES` and
     more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with `row_bytes` 0 tokens follow
-    from it alone. A sample with a NaN bias returns no
+    from it alone. With `sparse`, positions may be beyond rows, and attention can be read: a row attends as the hash of
+    a row says. A sample with a NaN bias returns no
     token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
     because the engine contains exceptions.
     """
@@ -74,6 +77,7 @@ class ScriptedRunner:
         row_bytes: int = ROW_BYTES,
         state_bytes: int = 0,
         rollback_rows: int = 0,
+        sparse: bool = False,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -97,6 +101,7 @@ class ScriptedRunner:
             state_bytes=state_bytes,
             rollback_rows=rollback_rows,
         )
+        self._sparse = sparse
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
         self._prefill_interval = 1.0 / prefill_tokens_per_second if prefill_tokens_per_second else 0.0
@@ -126,6 +131,22 @@ class ScriptedRunner:
         return None
 
     @property
+    def attention(self) -> AttentionReader | None:
+        """One head of one layer, whose queries are ones."""
+        return AttentionReader((0,), self._queries, self._keys) if self._sparse else None
+
+    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+        self._check_chunk(chunk)
+        self.calls += 1
+        for index, token in enumerate(chunk.tokens):
+            self._write(chunk.slot, token, chunk.position_at(index))
+        return np.ones((1, len(chunk.tokens), 1, 1), np.float32)
+
+    def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
+        hashes = self._history[slot][1 : end + 1]
+        return np.array([value / _MASK * 8 for value in hashes], np.float32).reshape(1, -1, 1)
+
+    @property
     def graphs_failed(self) -> int:
         """0: nothing is compiled in the background."""
         return 0
@@ -140,7 +161,7 @@ class ScriptedRunner:
         for chunk, spec in zip(chunks, specs, strict=True):
             self._take_back(chunk)
             for index, token in enumerate(chunk.tokens):
-                self._write(chunk.slot, token, chunk.position + index)
+                self._write(chunk.slot, token, chunk.position_at(index))
             self._settle_state(chunk.slot)
             tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
@@ -313,7 +334,7 @@ class ScriptedRunner:
         self._check_states(chunks, decode=False)
         for chunk, spec in zip(chunks, specs, strict=True):
             self._check_chunk(chunk)
-            if spec is not None and spec.position != chunk.position + len(chunk.tokens):
+            if spec is not None and spec.position != chunk.position_at(len(chunk.tokens) - 1) + 1:
                 raise self._violation(f"a sample at position {spec.position} after {chunk}")
 
     def _check_chunk(self, chunk: Chunk) -> None:
@@ -323,13 +344,17 @@ class ScriptedRunner:
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), tokens)
         if not 1 <= len(chunk.tokens) <= self._capabilities.prefill_chunks[-1]:
             raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
-        if chunk.position != chunk.start:
-            raise self._violation(f"chunk at position {chunk.position} in row {chunk.start}")
+        positions = [chunk.position_at(index) for index in range(len(chunk.tokens))]
+        rising = all(first < second for first, second in pairwise(positions))
+        left_out = positions[-1] - (chunk.start + len(positions) - 1)
+        if chunk.position < chunk.start or not rising or (left_out and not self._sparse):
+            raise self._violation(f"chunk at positions {positions} in row {chunk.start}")
 
     def _check_row(self, row: DecodeRow) -> None:
         if row.start == 0:
             raise self._violation(f"decode of slot {row.slot}, which has no prompt")
-        if row.position != row.start or row.sample.position != row.position + 1:
+        left_out = row.position - row.start
+        if left_out < 0 or (left_out and not self._sparse) or row.sample.position != row.position + 1:
             raise self._violation(f"row {row.start} at position {row.position} samples for {row.sample.position}")
 
     def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:

@@ -38,7 +38,8 @@ def well_ended(output: Output, counts: TokenCounts, *, continued: bool) -> Respo
         incomplete={"reason": "max_output_tokens"} if truncated else None,
         usage={
             "input_tokens": counts.prompt,
-            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": counts.created},
+            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": counts.created}
+            | counts.sparse_details,
             "output_tokens": counts.completion,
             "output_tokens_details": {"reasoning_tokens": min(counts.reasoning, counts.completion)},
             "total_tokens": counts.prompt + counts.completion,

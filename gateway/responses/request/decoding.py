@@ -114,6 +114,8 @@ class ResponsesDecoder:
                 max_tokens=body.max_output_tokens,
                 stop=stop_strings(body.stop),
                 speculate=body.speculate is not False,
+                sparse_prefill=body.sparse_prefill,
+                sparse_keep=body.sparse_prefill_keep,
             ),
             output=output,
             seed=None if body.seed == RANDOM_SEED else body.seed,

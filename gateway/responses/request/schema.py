@@ -6,7 +6,17 @@ from msgspec import Meta, Struct
 
 from gateway.openai.schema import RepetitionPenalty, Stops, TopLogprobs
 from gateway.responses.items.input_schema import InputItem
-from protocol.bounds import MAX_MESSAGES, MAX_NAME, MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K, Name, Text
+from protocol.bounds import (
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
+    MAX_TOP_K,
+    MIN_KEEP,
+    Name,
+    Text,
+)
 from protocol.request import Penalty, ReasoningEffort
 
 MAX_METADATA = 16
@@ -81,7 +91,8 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True):
 
 class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`. `seed`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`,
-    `stop`, `speculate`, `cache_salt` and `stream_options.resume_s` are additions, as in chats."""
+    `stop`, `speculate`, `sparse_prefill`, `sparse_prefill_keep`, `cache_salt` and
+    `stream_options.resume_s` are additions, as in chats."""
 
     model: Name
     input: Text | Annotated[tuple[InputItem, ...], Meta(max_length=MAX_MESSAGES)]
@@ -120,6 +131,8 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     stop: Stops | None = None
     speculate: bool | None = None
+    sparse_prefill: bool | None = None
+    sparse_prefill_keep: Annotated[float, Meta(ge=MIN_KEEP, le=1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     # Refused when they would change something: see `gateway.responses.unsupported`.
     access_programs: Any = None

@@ -278,6 +278,9 @@ class PrefixRouting:
         expected = load.take(event.stream)
         if expected is None:
             return
+        if event.kept:  # its rows are no prefix for another one, and its pace is not that of whole prompts
+            state.index.drop(handle.name, _sequence(event.stream))
+            return
         state.tiers.saved(handle.name, state.index.held(handle.name, _sequence(event.stream)), event.prompt_tokens)
         self._measure(state, load, event)
         if expected.estimated:

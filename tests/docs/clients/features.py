@@ -73,6 +73,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
         "Prompts that are kept",
         "Hints for caches",
         "No speculative decoding",
+        "Sparse prefill",
         "Service tier and priority",
     ),
 }

@@ -60,6 +60,7 @@ SAMPLING: Mapping[str, Sample] = {
     "The best of several answers": of(best_of=2),
     "Beam search": of(use_beam_search=True),
     "No speculative decoding": of(speculate=False),
+    "Sparse prefill": of(sparse_prefill=True, sparse_prefill_keep=0.5),
 }
 """Options of sampling: fields of a body in OpenAI's and Anthropic's APIs, and members of Ollama's `options`."""
 SAME_FIELDS: Mapping[str, Sample] = {

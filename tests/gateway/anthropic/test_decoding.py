@@ -35,11 +35,14 @@ def test_sampling_and_limits() -> None:
         stop_sequences=["a", "b"],
         seed=7,
         speculate=False,
+        sparse_prefill=True,
+        sparse_prefill_keep=0.5,
         cache_salt="s",
         service_tier="auto",
     )
     assert made.sampling == Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7)
     assert (made.limits.stop, made.limits.speculate) == (("a", "b"), False)
+    assert (made.limits.sparse_prefill, made.limits.sparse_keep) == (True, 0.5)
     assert (made.unset, made.cache_salt) == (("min_p", "repetition_penalty"), "s")
 
 

@@ -46,10 +46,12 @@ def launch(
     prefix_cache_dir: str = "",
     role: Phases = "both",
     draft_model: str = "",
+    sparse_prefill_tokens: int = 0,
     **scripted: Any,
 ) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, `prefix_cache_dir` the
-    directory of its prefix tier, and `draft_model` the name of a second scripted model, which drafts for it."""
+    directory of its prefix tier, and `draft_model` the name of a second scripted model, which drafts for it
+    and, with `sparse_prefill_tokens`, scores prompts of so many tokens."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
@@ -63,6 +65,8 @@ def launch(
         speculate="auto" if draft_model else "off",
         draft_model=draft_model,
         draft_name=draft_model,
+        sparse_prefill=bool(sparse_prefill_tokens),
+        sparse_prefill_tokens=sparse_prefill_tokens,
         scripted=ScriptedSpec(tokens_per_second=rate, drafts=bool(draft_model), **scripted),
         faults=tuple(faults),
     )

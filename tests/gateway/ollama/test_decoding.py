@@ -90,6 +90,8 @@ async def test_options(decoder: OllamaDecoder) -> None:
         "mirostat": 0,
         "repeat_last_n": -1,
         "speculate": False,
+        "sparse_prefill": True,
+        "sparse_prefill_keep": 0.5,
     }
     made = chat(decoder, options=options, keep_alive="5m")
     assert made.sampling == Sampling(
@@ -97,6 +99,7 @@ async def test_options(decoder: OllamaDecoder) -> None:
     )
     assert (made.limits.max_tokens, made.limits.stop, made.unset) == (9, ("a",), ())
     assert not made.limits.speculate
+    assert (made.limits.sparse_prefill, made.limits.sparse_keep) == (True, 0.5)
     assert chat(decoder, options={"speculate": None}).limits.speculate
     assert chat(decoder, options={"typical_p": 0}).sampling.typical_p == 1
     assert chat(decoder, options={"num_predict": -1}).limits.max_tokens is None

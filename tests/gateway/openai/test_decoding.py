@@ -184,6 +184,13 @@ def test_the_bytes_of_a_fan_out_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("body", [completion, chat])
+def test_sparse_prefill_is_left_to_the_server_unless_a_request_says(body: Any) -> None:
+    plans = [body(), body(sparse_prefill=False), body(sparse_prefill=True, sparse_prefill_keep=0.05)]
+    limits = [plan.sequences[0].limits for plan in plans]
+    assert [(each.sparse_prefill, each.sparse_keep) for each in limits] == [(None, None), (False, None), (True, 0.05)]
+
+
+@pytest.mark.parametrize("body", [completion, chat])
 def test_drafts_are_left_to_the_server_unless_they_are_refused(body: Any) -> None:
     plans = [body(), body(speculate=None), body(speculate=True), body(speculate=False)]
     assert [plan.sequences[0].limits.speculate for plan in plans] == [True, True, True, False]

@@ -161,6 +161,8 @@ def test_sampling_and_limits() -> None:
         presence_penalty=1,
         frequency_penalty=-1,
         speculate=False,
+        sparse_prefill=True,
+        sparse_prefill_keep=0.5,
         cache_salt="s",
         max_tool_calls=3,
         stream=True,
@@ -174,7 +176,7 @@ def test_sampling_and_limits() -> None:
         background_options={"completion_window": "soonest"},
     )
     (sequence,) = request.sequences
-    assert sequence.limits == Limits(5, ("a",), speculate=False)
+    assert sequence.limits == Limits(5, ("a",), speculate=False, sparse_prefill=True, sparse_keep=0.5)
     sampling = sequence.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)

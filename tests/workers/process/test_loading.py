@@ -17,6 +17,7 @@ from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
 from workers.process import loading
+from workers.process.draft_loading import drafter_of
 from workers.process.loading import kv_tokens, load, make_speculator, prefix_tier, warm_up
 from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.process.startup.state_cache import state_cache_bytes
@@ -150,7 +151,7 @@ def test_a_state_cache_too_small_for_a_state_is_refused_if_it_was_set() -> None:
 def test_a_draft_model_with_a_recurrent_state_is_refused() -> None:
     draft = ScriptedRunner(decode_rows=4, state_bytes=STATE_BYTES, rollback_rows=4)
     with pytest.raises(LoadRefused, match="draft_model: it has a recurrent state"):
-        make_speculator(scripted(), capabilities(exact_rows=True, decode_rows=8), draft)
+        drafter_of(draft)
 
 
 def test_a_tier_that_keeps_no_recurrent_state_is_off(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Parts of an architecture: norms, names of tensors, experts, and what differs between layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -134,3 +135,8 @@ class GatedDelta:
         """Values of the state of one slot in one layer: the convolution's [taps - 1, channels], and the matrices
         [value_heads, key_dim, value_dim]."""
         return (self.taps - 1) * self.channels + self.values * self.key_dim
+
+
+def full_layers(plan: Sequence[LayerConfig]) -> tuple[int, ...]:
+    """Return the layers without a window: they attend to all rows before their own."""
+    return tuple(number for number, layer in enumerate(plan) if layer.window is None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from workers.engine.chunking import chunk_lengths
-from workers.engine.runner import Chunk, RunnerCapabilities
+from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduling.preemption import in_turn
 from workers.engine.sequence import EngineSequence, ScheduledChunk, sample_spec
 from workers.engine.slot_allocation import SlotAllocator
@@ -43,7 +43,7 @@ class _Candidate:
     @property
     def rest(self) -> int:
         """Tokens that remain to be prefilled."""
-        return self.sequence.prefill_length - self.start
+        return self.sequence.prefill_length - self.sequence.left_out - self.start
 
 
 class PrefillCalls:
@@ -144,11 +144,8 @@ class PrefillCalls:
         sequence, start = candidate.sequence, candidate.start
         is_first = sequence.reused is None
         copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
-        tokens = tuple(sequence.tokens[start : start + length])
-        chunk = Chunk(sequence.slot, tokens, start, start, sequence.request.embeddings)
-        return ScheduledChunk(
-            sequence, chunk, sample_spec(sequence) if length == candidate.rest else None, copy, is_first
-        )
+        sample = sample_spec(sequence) if length == candidate.rest else None
+        return ScheduledChunk(sequence, sequence.chunk(start, length), sample, copy, is_first)
 
     def _reported_chunk(self, sequence: EngineSequence, rows: int) -> ScheduledChunk:
         """Return the next chunk of a prompt with log-probabilities, of at most so many rows if rows are exact."""

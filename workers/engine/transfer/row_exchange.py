@@ -79,6 +79,8 @@ class RowExchange:
         """Return rows of a running sequence, or none if it has none there."""
         if not self.rows_format or sequence is None or sequence.slot < 0 or sequence.request.embeddings is not None:
             return RowsRead(asked)  # rows of embeddings have no tokens by which another worker could find them
+        if sequence.kept is not None:  # its rows are not those of its tokens alone
+            return RowsRead(asked)
         held, start = sequence.cached.rows, asked.start
         end = min(start + asked.most, held, start + MAX_ROWS_BYTES // self._capabilities.row_bytes)
         if end <= start:

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import jaxlib
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import LOOKED_ROWS
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
+from workers.iree.model.attention_queries import attention_queries
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.mtp import mtp_cache, mtp_forward
@@ -44,6 +46,8 @@ SAMPLE = "sample"
 (`workers.iree.kernels.sampling.sample`)."""
 SAMPLING = (("unfiltered", "narrow"),)
 """Graphs that sample on other devices, those of one module together."""
+QUERIES = "queries"
+"""The graph of the queries of a few rows."""
 EMBEDDED = "embedded"
 """The graphs that prefill prompts with rows of embeddings."""
 ON_DEMAND = (("edit", "mask"), ("report",))
@@ -80,6 +84,8 @@ class GraphPlan:
     chunks: tuple[int, ...] = field(default=())
     embeddings: bool = False
     """There are prefill graphs that take rows of embeddings, beside those that do not."""
+    queries: bool = False
+    """There is a graph of the queries of a few rows, for the scores of sparse prefill."""
 
     def required(self) -> list[tuple[str, ...]]:
         """Return the fewest graphs that can serve everything, those of one module together."""
@@ -90,7 +96,8 @@ class GraphPlan:
             return [(*steps, f"score_{self.score_chunk}", "copy")]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
-        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,), *embedded]
+        queries = [(f"{QUERIES}_{LOOKED_ROWS}",)] if self.queries else []
+        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,), *embedded, *queries]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
@@ -186,7 +193,7 @@ class GraphPlan:
         """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
-        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False))
+        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False))
         return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
@@ -214,6 +221,8 @@ class GraphPlan:
             return self._mtp(name, int(size))
         if kind == "rows":
             return self._mtp_rows(name, int(size))
+        if kind == QUERIES:
+            return self._queries(name, int(size))
         if kind == "copy":
             return self._copy(name)
         return self._on_logits(kind, name, int(size))
@@ -387,6 +396,19 @@ class GraphPlan:
             return (mtp_cache(self.config, self.ops, self.cache, typed, inputs, hidden, kv),)
 
         return Graph(name, mtp_rows, (*self._step_inputs(rows, 1)[: KV + 1], self._hidden(rows)), in_place=((KV, 0),))
+
+    def _queries(self, name: str, rows: int) -> Graph:
+        """Rows of one slot -> their queries, float32 [layers, rows, heads, lanes], cache."""
+        ops = self.ops
+        if isinstance(ops, PlainOps):
+            raise TypeError("queries are read on CPUs only")  # refused when the model is loaded
+
+        def queries(*values: Any) -> tuple[jax.Array, ...]:
+            tokens, cos, sin, kv_rows, slots, kv, weights = values
+            inputs = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows))
+            return attention_queries(self.config, ops, self.cache, self._typed(weights), inputs, kv)
+
+        return Graph(name, queries, self._step_inputs(1, rows), in_place=((KV, 1),))
 
     def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
         return struct((rows, self.config.hidden_size), "float32")

@@ -49,6 +49,8 @@ class Recipe(Struct, frozen=True):
     """Compute threads of a local device."""
     embeddings: bool = False
     """There are graphs for prompts with rows of embeddings."""
+    queries: bool = False
+    """There is a graph of the queries of a few rows."""
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
@@ -74,6 +76,7 @@ class Recipe(Struct, frozen=True):
             mtp=config.mtp and isinstance(ops, TiledOps) and options.slots > 1,
             threads=device.threads,
             embeddings=options.embeddings,
+            queries=options.attention,
         )
 
     def plan(self) -> GraphPlan:
@@ -104,7 +107,7 @@ class Recipe(Struct, frozen=True):
         # One decode graph where rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         chunks = prefill_chunks(self.context)
-        return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings)
+        return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings, queries=self.queries)
 
     def compiler(self) -> Compiler:
         """Return the compiler with its cache. Raises `CacheError`."""

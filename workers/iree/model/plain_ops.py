@@ -161,7 +161,7 @@ class PlainOps(PlainRecurrence):
         if norms is not None:
             q, k = (_norm_heads(x, weight, config) for x, weight in zip((q, k), norms, strict=True))
         if angles is not None:
-            q, k = _rotate(q, angles), _rotate(k, angles)
+            q, k = rotate(q, angles), rotate(k, angles)
         q = q * np.float32(config.attention_scale)
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.row_width)
@@ -269,7 +269,7 @@ def _norm_heads(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Arr
     return (_unit(x.reshape(len(x), -1), config.rms_eps) * weight).reshape(x.shape)
 
 
-def _rotate(x: jax.Array, angles: RopeAngles) -> jax.Array:
+def rotate(x: jax.Array, angles: RopeAngles) -> jax.Array:
     """RoPE on the first lanes of x, float32 [rows, heads, head_dim]: its pairs are the halves of the rotated lanes."""
     half = angles.cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -110,7 +110,7 @@ class TiledOps(TiledRecurrence):
         qkv, o, up, down = (
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
-        rope = (None, None) if angles is None else self._padded_angles(angles)
+        rope = (None, None) if angles is None else self.padded_angles(angles)
         operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows]
         operands.append(_layer_of(number, cache, config))
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
@@ -164,7 +164,7 @@ class TiledOps(TiledRecurrence):
         kind = self._rope_and_cache(shape, config)
         name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
         self.add_kernel(name, rope_and_cache, kind, live=step.live is not None)
-        rope = () if angles is None else self._padded_angles(angles)
+        rope = () if angles is None else self.padded_angles(angles)
         place = _layer_of(layer, cache, config)
         operands = (qkv, *rope, step.slots, step.rows, place, *(norms or ()), kv, step.live)
         queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
@@ -224,7 +224,7 @@ class TiledOps(TiledRecurrence):
     def _rotated_lanes(self, lanes: int) -> int:
         return lanes if self.padding is None else 2 * self.padding.rotated_half
 
-    def _padded_angles(self, angles: RopeAngles) -> tuple[jax.Array, jax.Array]:
+    def padded_angles(self, angles: RopeAngles) -> tuple[jax.Array, jax.Array]:
         """Return cosines and sines for the padded half of the rotated lanes."""
         missing = self._rotated_lanes(2 * angles.cos.shape[-1]) // 2 - angles.cos.shape[-1]
         if not missing:

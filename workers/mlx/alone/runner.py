@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.lone_config import LoneConfig
 from workers.engine.runner import (
+    AttentionReader,
     Chunk,
     DecodeRow,
     DraftHead,
@@ -53,6 +54,7 @@ class LoneRunner:
     """
 
     draft_head: DraftHead | None = None
+    attention: AttentionReader | None = None
     graphs_failed = 0
     """Nothing is prepared in the background."""
 

@@ -34,6 +34,12 @@ class PinnedPrefixes:
         found = (PinnedPrefix(self._rows(source, pin, text, mark, tokens), float(pin.seconds)) for pin in source.pins)
         return tuple(pin for pin in found if pin.rows)
 
+    def boundaries(self, source: ChatInput, tokens: Sequence[int], messages: Sequence[int]) -> list[int]:
+        """Return how many tokens of a prompt come before the content of each of some messages, by their index; 0 if
+        that is not known."""
+        text, mark = self._render(source)
+        return [self._rows(source, Pin(index, 1), text, mark, tokens) for index in messages]
+
     def _rows(self, source: ChatInput, pin: Pin, text: str, mark: str, tokens: Sequence[int]) -> int:
         """Return the tokens that the prompt has in common with that of a chat which differs behind the prefix. The
         template decides what this is: it may put later messages first. 0 if it takes no other text."""

@@ -16,8 +16,10 @@ from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import Constraint
+from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.grammar.tool_calls.answer_grammar import ToolCallGrammars
 from workers.grammar.tool_calls.call_syntax import call_writer
+from workers.load_options import SparseSettings
 from workers.output_formats.calls.tool_schemas import ToolSchemas
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
@@ -28,6 +30,7 @@ from workers.process.prompts.answer_constraint import AnswerConstraints
 from workers.process.prompts.embedded_prompt import embedded_prompt, last_tokens
 from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
 from workers.process.prompts.refusal import PromptRefused
+from workers.process.prompts.sparse_prompts import SparsePrompts
 from workers.process.prompts.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
 from workers.text.tokenizer import Tokenizer
@@ -63,6 +66,8 @@ class TokenizedPrompt:
     """Its prefixes that the prefix tier is to keep."""
     embeddings: PromptEmbeddings | None = None
     """The rows of embeddings among the tokens."""
+    sparse: SparsePrompt | None = None
+    """The part of it that is computed; None for all of it."""
 
 
 PromptResult = TokenizedPrompt | BaseException
@@ -90,10 +95,11 @@ class PromptBuilder:
         grammars: "GrammarCompiler | None" = None,
         formats: ChosenFormats = NO_FORMATS,
         vocab_size: int = 0,
+        sparse: SparseSettings | None = None,
     ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
         model without a tokenizer. Without `grammars`, requests that have one are refused. `vocab_size` is that of the
-        model, in which constraints are."""
+        model, in which constraints are. `sparse` as in `SparsePrompts`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._context = context
@@ -102,6 +108,7 @@ class PromptBuilder:
         self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
         added = {} if tokenizer is None else tokenizer.added_tokens
         self._encoder = PromptEncoder(tokenizer, context, call_writer(formats.tools, added))
+        self._sparse = SparsePrompts(sparse, self._encoder.boundaries)
         self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tools, added))
 
     def compiled(self, prompt: TokenizedPrompt) -> bool:
@@ -148,8 +155,9 @@ class PromptBuilder:
         grammar = self._constraints.grammar(submit, gate)
         prefix = PrefixDigests.of(submit.input, submit.tenant)
         pins = self._encoder.pinned(submit.input, tokens) if isinstance(submit.input, ChatInput) else ()
+        sparse = self._sparse.of(submit, tokens)
         return TokenizedPrompt(
-            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings
+            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings, sparse
         )
 
     def _ends(self, source: Input) -> frozenset[int]:

@@ -52,6 +52,11 @@ class PromptEncoder:
         """Return the prefixes of a chat's prompt that are to be kept, of which these are the tokens."""
         return self._pinned.of(source, tokens)
 
+    def boundaries(self, source: ChatInput, tokens: Sequence[int], messages: Sequence[int]) -> list[int]:
+        """Return how many tokens of a chat's prompt come before the content of each of some messages, by their index; 0
+        if that is not known."""
+        return self._pinned.boundaries(source, tokens, messages)
+
     def _encode_rendered(self, text: str, mark: str) -> Sequence[int]:
         tokenizer = self.require("messages")
         return tokenizer.encode_marked(text, mark) if mark else tokenizer.encode(text, special=False)

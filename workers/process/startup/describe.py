@@ -58,6 +58,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         raise LoadRefused("draft_model: nothing is drafted with speculate off: set --speculate auto")
     if backend != "iree" and spec.cpu != "host":
         raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
+    if spec.sparse_prefill and not spec.draft_model:
+        raise LoadRefused("sparse_prefill: a smaller model scores the prompts: set --draft-model, or leave it out")
     if backend == "scripted":
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
@@ -66,6 +68,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     from workers.process.startup.alone import check_alone
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
+    from workers.process.startup.sparse_plan import check_sparse
 
     path = Path(spec.model_path)
     config = served_config(spec)
@@ -74,6 +77,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         check_alone(spec, config)
     elif spec.draft_model:
         check_draft(spec, backend, config)
+    if spec.sparse_prefill:
+        check_sparse(spec, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
     context = chosen.context
     device, computes = _device(spec, backend, config)

@@ -93,6 +93,8 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         model_path=spec.draft_model,
         draft_model="",
         adapter="",
+        sparse_prefill=False,
+        attention=spec.sparse_prefill,
         speculate="off",
         embeddings=False,
         chosen_context=0,

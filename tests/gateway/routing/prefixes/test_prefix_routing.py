@@ -356,6 +356,18 @@ async def test_a_promise_is_kept_if_less_is_missing_than_a_worker_would_reuse(mi
     assert routing._models["tiny"].trust.value(0.5) == trust
 
 
+async def test_a_prompt_of_which_a_part_was_left_out_is_no_prefix_for_another_one() -> None:
+    fleet = Fleet("a", "b")
+    group = fleet.open("x" * 640)
+    number = group.sequences[0].submit.stream
+    routing = fleet.router._placement.routing
+    (handle,) = (each for each in fleet.router.handles() if number in each.live)
+    assert routing._models["tiny"].index.holders(handle.name) == 1
+    routing.started(handle, StartedStream(number, prefill_us=1000, prompt_tokens=641, kept=(0, 32, 600, 641)))
+    assert routing._models["tiny"].index.holders(handle.name) == 0
+    assert routing._models["tiny"].pace.prefill.value(-1.0) == -1.0, "not the pace of whole prompts"
+
+
 async def test_equal_workers_are_used_in_turn_however_many_there_are() -> None:
     """Prompts of 40 workers that are idle, each with one slot: the one that was used least recently evicts its rows."""
     names = [f"w{number}" for number in range(40)]

@@ -13,7 +13,7 @@ from workers.errors import LoadRefused
 from workers.host import memory
 from workers.host.memory import MemoryRefused
 from workers.process.backends import options_of
-from workers.process.draft_loading import drafting_by, load_draft, plan_draft
+from workers.process.draft_loading import drafter_of, load_draft, plan_draft
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import row_bytes
@@ -130,4 +130,4 @@ def test_what_is_wrong_with_it_names_the_setting(paths: tuple[Path, Path]) -> No
     with pytest.raises(LoadRefused, match=r"^draft_model: .*config\.json"):
         load_draft(spec(paths, model_path="/nonexistent", draft_model=""), lambda *_: None)
     with pytest.raises(LoadRefused, match=r"^draft_model: on none a step takes one row a slot"):
-        drafting_by(ScriptedRunner(), ScriptedRunner(decode_rows=9).capabilities)
+        drafter_of(ScriptedRunner())

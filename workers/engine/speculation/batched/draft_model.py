@@ -48,7 +48,7 @@ class DraftModel:
         capabilities = runner.capabilities
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
-        self._runner = runner
+        self.runner = self._runner = runner
         self._vocab_size = capabilities.vocab_size
         self._context = capabilities.context
         self._rows = capabilities.decode_rows
@@ -67,6 +67,19 @@ class DraftModel:
             slot = self._cached.pop(sequence).slot
             self._runner.reset(slot)
             self._free.append(slot)
+
+    def lend_slot(self) -> int:
+        """Return an empty slot for another use. If all are taken, a sequence loses its own, and is computed again."""
+        if not self._free:
+            slot = self._cached.popitem()[1].slot
+            self._runner.reset(slot)
+            self._free.append(slot)
+        return self._free.pop()
+
+    def take_back(self, slot: int) -> None:
+        """Take back a slot that was lent, and clear it."""
+        self._free.append(slot)
+        self._runner.reset(slot)
 
     def missing(self, sequence: EngineSequence) -> int:
         """See `BatchDrafter.missing`."""
@@ -91,6 +104,8 @@ class DraftModel:
         for sequence in sequences:
             cached = self._cached.get(sequence)
             if cached is None:
+                if not self._free:  # one is lent
+                    break
                 cached = self._cached[sequence] = _Cached(self._free.pop())
             begin = self._truncated(sequence, cached)
             tokens = tuple(sequence.tokens[begin : min(begin + room, len(sequence.tokens) - 1)])

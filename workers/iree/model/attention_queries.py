@@ -1,0 +1,71 @@
+"""The queries of a model's layers, as its graph computes them: what the scores of sparse prefill start from."""
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from workers.checkpoints.architectures.parts import full_layers
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.model.decoder import Parameters, StepInputs, forward
+from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.ops import LayerState, Ops, RopeAngles, StepRows
+from workers.iree.model.plain_ops import rotate
+from workers.iree.model.tiled_ops import TiledOps
+
+
+def attention_queries(
+    config: ModelConfig, ops: TiledOps, cache: KvLayout, w: Parameters, inputs: StepInputs, kv: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Compute rows, and return the queries of the layers without a window, rotated and scaled, float32 [layers, rows,
+    heads, lanes], and the cache with the new rows. Lanes are padded as in the cache."""
+    tap = _QueryTap(ops)
+    _, kv, *_ = forward(config, cast(Ops, tap), cache, w, inputs, kv)
+    return jnp.stack([tap.queries[number] for number in full_layers(config.plan)]), kv
+
+
+class _QueryTap:
+    """The operations of a device, which keeps the queries of each layer on the way."""
+
+    def __init__(self, ops: TiledOps) -> None:
+        self.queries: dict[int, jax.Array] = {}
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def fused_layer(self, *_: object) -> LayerState | None:
+        """Return None: the queries of a fused layer do not leave its kernel."""
+        return None
+
+    def rope_and_cache(
+        self,
+        qkv: jax.Array,
+        angles: RopeAngles | None,
+        norms: tuple[jax.Array, jax.Array] | None,
+        kv: jax.Array,
+        cache: KvLayout,
+        layer: int,
+        config: ModelConfig,
+        step: StepRows,
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `Ops.rope_and_cache`."""
+        q = qkv.reshape(len(qkv), -1, cache.head_dim)[:, : config.heads]
+        if norms is not None:
+            q = self._normed(q, norms[0], config)
+        if angles is not None:
+            q = rotate(q, RopeAngles(*self._ops.padded_angles(angles)))
+        self.queries[layer] = q * np.float32(config.attention_scale)
+        return self._ops.rope_and_cache(qkv, angles, norms, kv, cache, layer, config, step)
+
+    def _normed(self, q: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+        """Return the RMS norm of queries [rows, heads, lanes], whose padded lanes are zeros, head by head or of all
+        heads together."""
+        padding = self._ops.padding
+        values = config.head_dim if padding is None else padding.head.size
+        if config.head_norm == "each":
+            mean = jnp.sum(q * q, -1, keepdims=True) / values
+            return q * jax.lax.rsqrt(mean + config.rms_eps) * weight
+        mean = jnp.sum(q * q, (1, 2), keepdims=True) / (values * config.heads)
+        return q * jax.lax.rsqrt(mean + config.rms_eps) * weight.reshape(1, *q.shape[1:])
