@@ -1,4 +1,4 @@
-"""Where a sequence of a model with recurrent state can start, and after which of its rows a snapshot is taken. Pure.
+"""Decides where a sequence of a model with recurrent state can start, and where its snapshots are taken. Pure.
 
 Rows can be reused up to any length, a state only after the tokens that it was read for. So a prefix ends where there is
 a snapshot, or where the rows of a slot end: the slot itself has the state after these.

@@ -27,7 +27,7 @@ class Snapshot:
     tenant: str
     length: int
     state: bytes = field(repr=False)
-    """Empty once it is not held any more, whoever still knows the snapshot."""
+    """Empty once it is not held any more: a sequence may still know the snapshot."""
     size: int
     """Bytes that it counts."""
     worth: int
