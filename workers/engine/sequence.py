@@ -9,7 +9,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.sparse.kept_rows import KeptRows
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import Snapshot
 from workers.engine.step_result import SequenceEnd, SequenceStart
 from workers.sampling.sample_spec import SampleSpec
@@ -74,7 +74,7 @@ class EngineSequence:
     """The tokens of its prompt that are computed; None if all are. Its rows are not shared with other sequences."""
     drafts: SequenceDrafts | None = None
     """None until tokens are drafted for it."""
-    digests: PrefixDigests | None = None
+    digests: SequenceDigests | None = None
     """The names of its prefixes, if its model has a recurrent state."""
     snapshot: Snapshot | None = None
     """The recurrent state that it has started with, unless that was in a slot."""

@@ -1,4 +1,4 @@
-"""Which slots of a runner have a recurrent state, and how many rows can be taken back from it. Pure bookkeeping.
+"""Tracks which slots of a runner have a recurrent state, and how many rows can be taken back from it. Pure.
 
 A runner of a model with recurrent state (`RunnerCapabilities.state_bytes`) has one of these, beside its count of rows.
 For other models nothing is refused, and nothing needs to be recorded.

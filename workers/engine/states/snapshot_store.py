@@ -11,7 +11,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 
 OVERHEAD_BYTES = 1024
 """Counted for each snapshot beside its state: its digest, and its places in the store and in the digests of others."""
@@ -27,7 +27,7 @@ class Snapshot:
     tenant: str
     length: int
     state: bytes = field(repr=False)
-    """Empty once it is not held any more, whoever still knows the snapshot."""
+    """Empty once it is not held any more: a sequence may still know the snapshot."""
     size: int
     """Bytes that it counts."""
     worth: int
@@ -68,7 +68,7 @@ class SnapshotStore:
     def __len__(self) -> int:
         return len(self._held)
 
-    def nearest(self, tenant: str, digests: PrefixDigests, most: int) -> Snapshot | None:
+    def nearest(self, tenant: str, digests: SequenceDigests, most: int) -> Snapshot | None:
         """Return the snapshot of the longest prefix of a sequence with at most `most` tokens."""
         if tenant not in self._lengths:
             return None
@@ -77,7 +77,7 @@ class SnapshotStore:
         digest = digests.of(matching[count - 1]) if count else None
         return None if digest is None else self._held[digest]
 
-    def _matching(self, tenant: str, digests: PrefixDigests) -> list[int]:
+    def _matching(self, tenant: str, digests: SequenceDigests) -> list[int]:
         """Return the lengths of the snapshots of a sequence's prefixes, in order."""
         lengths = self._lengths[tenant]
         lengths = sorted(set(lengths[: bisect_right(lengths, digests.most)]))
@@ -92,7 +92,7 @@ class SnapshotStore:
         """Return whether a state of so many bytes can be held at all."""
         return size + OVERHEAD_BYTES <= self.max_bytes
 
-    def add(self, tenant: str, digests: PrefixDigests, length: int, state: bytes) -> Snapshot | None:
+    def add(self, tenant: str, digests: SequenceDigests, length: int, state: bytes) -> Snapshot | None:
         """Hold a state, for which those that are worth least are evicted. Returns None for one that does not fit, or
         that is held already."""
         digest = digests.of(length)

@@ -1,4 +1,4 @@
-"""Which states sequences start with: those of slots, snapshots, and those of prompts that others share."""
+"""States with which sequences start: those of slots, snapshots, and those of prompts that others share."""
 
 from collections.abc import Sequence
 from typing import Any

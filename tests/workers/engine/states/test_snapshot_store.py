@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import MAX_SNAPSHOTS, OVERHEAD_BYTES, SnapshotStore
 
 TOKENS = tuple(range(100))
@@ -12,8 +12,8 @@ STATE = bytes(100)
 ONE = len(STATE) + OVERHEAD_BYTES
 
 
-def digests(tokens: tuple[int, ...] = TOKENS, tenant: str = "", ends: tuple[int, ...] | None = None) -> PrefixDigests:
-    return PrefixDigests(tenant, tokens, ends)
+def digests(tokens: tuple[int, ...] = TOKENS, tenant: str = "", ends: tuple[int, ...] | None = None) -> SequenceDigests:
+    return SequenceDigests(tenant, tokens, ends)
 
 
 def test_digests_are_those_of_tenant_and_tokens_however_they_are_asked_for() -> None:
@@ -29,7 +29,7 @@ def test_digests_are_those_of_tenant_and_tokens_however_they_are_asked_for() -> 
 
 def test_digests_follow_the_tokens_that_are_appended() -> None:
     tokens = list(TOKENS[:10])
-    growing = PrefixDigests("", tokens, None)
+    growing = SequenceDigests("", tokens, None)
     assert growing.of(10) == digests().of(10)
     tokens += TOKENS[10:20]
     assert growing.of(20) == digests().of(20)

@@ -1,4 +1,4 @@
-"""Which slots have a recurrent state: what a runner refuses, and what it may take back."""
+"""Slots with a recurrent state and without: what a runner refuses, and what it may take back."""
 
 import pytest
 
