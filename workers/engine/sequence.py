@@ -8,7 +8,7 @@ from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import Snapshot
 from workers.engine.step_result import SequenceEnd, SequenceStart
 from workers.sampling.sample_spec import SampleSpec
@@ -71,7 +71,7 @@ class EngineSequence:
     """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
     drafts: SequenceDrafts | None = None
     """None until tokens are drafted for it."""
-    digests: PrefixDigests | None = None
+    digests: SequenceDigests | None = None
     """The names of its prefixes, if its model has a recurrent state."""
     snapshot: Snapshot | None = None
     """The recurrent state that it has started with, unless that was in a slot."""

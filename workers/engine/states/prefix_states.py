@@ -7,7 +7,7 @@ a snapshot, or where the rows of a slot end: the slot itself has the state after
 from workers.engine.prefix_match import CachedRows, common_prefix
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES, Snapshot, SnapshotStore
 
 SHARE_OF_PROMPT = 4
@@ -106,10 +106,10 @@ class PrefixStates:
             tenant = sequence.request.tenant
             self.store.discard_where(lambda each: each.tenant == tenant and not each.proven)
 
-    def _digests(self, sequence: EngineSequence) -> PrefixDigests:
+    def _digests(self, sequence: EngineSequence) -> SequenceDigests:
         if sequence.digests is None:
             ends = None if self._exact else sequence.chunk_ends
-            sequence.digests = PrefixDigests(sequence.request.tenant, sequence.tokens, ends)
+            sequence.digests = SequenceDigests(sequence.request.tenant, sequence.tokens, ends)
         return sequence.digests
 
     def _step(self, sequence: EngineSequence) -> int:

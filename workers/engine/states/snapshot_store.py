@@ -11,7 +11,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 
 OVERHEAD_BYTES = 1024
 """Counted for each snapshot beside its state: its digest, and its places in the store and in the digests of others."""
@@ -27,17 +27,15 @@ class Snapshot:
     tenant: str
     length: int
     state: bytes = field(repr=False)
+    """Empty once it is not held any more, whoever still knows the snapshot."""
+    size: int
+    """Bytes that it counts."""
     worth: int
     """Tokens that are computed again without it."""
     entry: int = 0
     """The number of its entry in the queue, which has its priority."""
     proven: bool = False
     """A token was sampled by a state that follows from it: its logits would not be finite if this state was not."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it counts."""
-        return len(self.state) + OVERHEAD_BYTES
 
 
 class SnapshotStore:
@@ -70,7 +68,7 @@ class SnapshotStore:
     def __len__(self) -> int:
         return len(self._held)
 
-    def nearest(self, tenant: str, digests: PrefixDigests, most: int) -> Snapshot | None:
+    def nearest(self, tenant: str, digests: SequenceDigests, most: int) -> Snapshot | None:
         """Return the snapshot of the longest prefix of a sequence with at most `most` tokens."""
         if tenant not in self._lengths:
             return None
@@ -79,7 +77,7 @@ class SnapshotStore:
         digest = digests.of(matching[count - 1]) if count else None
         return None if digest is None else self._held[digest]
 
-    def _matching(self, tenant: str, digests: PrefixDigests) -> list[int]:
+    def _matching(self, tenant: str, digests: SequenceDigests) -> list[int]:
         """Return the lengths of the snapshots of a sequence's prefixes, in order."""
         lengths = self._lengths[tenant]
         lengths = sorted(set(lengths[: bisect_right(lengths, digests.most)]))
@@ -94,14 +92,15 @@ class SnapshotStore:
         """Return whether a state of so many bytes can be held at all."""
         return size + OVERHEAD_BYTES <= self.max_bytes
 
-    def add(self, tenant: str, digests: PrefixDigests, length: int, state: bytes) -> Snapshot | None:
+    def add(self, tenant: str, digests: SequenceDigests, length: int, state: bytes) -> Snapshot | None:
         """Hold a state, for which those that are worth least are evicted. Returns None for one that does not fit, or
         that is held already."""
         digest = digests.of(length)
         if digest is None or digest in self._held or not self.fits(len(state)):
             return None
         below = self.nearest(tenant, digests, length - 1)
-        snapshot = Snapshot(digest, tenant, length, state, length - (0 if below is None else below.length))
+        worth = length - (0 if below is None else below.length)
+        snapshot = Snapshot(digest, tenant, length, state, len(state) + OVERHEAD_BYTES, worth)
         while self.used_bytes + snapshot.size > self.max_bytes or len(self._held) >= self._most:
             self._evict()
         self._held[digest] = snapshot
@@ -156,3 +155,4 @@ class SnapshotStore:
         if not lengths:
             del self._lengths[snapshot.tenant]
         self.used_bytes -= snapshot.size
+        snapshot.state = b""

@@ -197,7 +197,7 @@ def play(run: Schedule, randomness: random.Random) -> None:
 
 
 # A schedule is a function of its seed, which cannot be made simpler.
-@settings(max_examples=120, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=80, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(st.integers(0, 1 << 32))
 def test_all_tokens_are_those_of_a_cold_run_alone(seed: int) -> None:
     randomness = random.Random(seed)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from workers.engine.states.prefix_digests import PrefixDigests
+from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import MAX_SNAPSHOTS, OVERHEAD_BYTES, SnapshotStore
 
 TOKENS = tuple(range(100))
@@ -12,8 +12,8 @@ STATE = bytes(100)
 ONE = len(STATE) + OVERHEAD_BYTES
 
 
-def digests(tokens: tuple[int, ...] = TOKENS, tenant: str = "", ends: tuple[int, ...] | None = None) -> PrefixDigests:
-    return PrefixDigests(tenant, tokens, ends)
+def digests(tokens: tuple[int, ...] = TOKENS, tenant: str = "", ends: tuple[int, ...] | None = None) -> SequenceDigests:
+    return SequenceDigests(tenant, tokens, ends)
 
 
 def test_digests_are_those_of_tenant_and_tokens_however_they_are_asked_for() -> None:
@@ -29,7 +29,7 @@ def test_digests_are_those_of_tenant_and_tokens_however_they_are_asked_for() -> 
 
 def test_digests_follow_the_tokens_that_are_appended() -> None:
     tokens = list(TOKENS[:10])
-    growing = PrefixDigests("", tokens, None)
+    growing = SequenceDigests("", tokens, None)
     assert growing.of(10) == digests().of(10)
     tokens += TOKENS[10:20]
     assert growing.of(20) == digests().of(20)
@@ -58,9 +58,9 @@ def test_the_longest_prefix_is_found_within_a_tenant() -> None:
 
 def test_the_bound_holds_at_its_edge() -> None:
     store = SnapshotStore(2 * ONE)
-    for length in (10, 20, 30):
-        assert store.add("", digests(), length, STATE) is not None
+    made = [store.add("", digests(), length, STATE) for length in (10, 20, 30)]
     assert (len(store), store.used_bytes, store.evictions) == (2, 2 * ONE, 1)
+    assert [each and each.state for each in made] == [b"", STATE, STATE], "nobody holds the state that was dropped"
     short = SnapshotStore(2 * ONE - 1)
     for length in (10, 20):
         assert short.add("", digests(), length, STATE) is not None
@@ -145,6 +145,7 @@ def test_any_order_of_changes_keeps_the_account() -> None:
             case _:
                 store.add(tenant, found, randomness.randint(1, 40), bytes(randomness.randrange(120)))
         held = list(store._held.values())
+        assert sum(len(each.state) for *_, each in store._queue if each not in held) == 0
         assert store.used_bytes == sum(each.size for each in held) <= store.max_bytes
         assert len(held) <= 6
         for owner in ("", "b"):

@@ -8,7 +8,7 @@ import numpy as np
 DIGEST_BYTES = 16
 
 
-class PrefixDigests:
+class SequenceDigests:
     """Digests of the prefixes of one sequence, computed once each.
 
     Equal digests mean the same tenant and tokens, and, with `chunk_ends`, the same prefill chunks. Tokens may be
