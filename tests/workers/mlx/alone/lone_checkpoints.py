@@ -99,6 +99,7 @@ def make_lone_checkpoint(directory: Path, family: str, seed: int = 0, **fields: 
     (directory / "config.json").write_text(json.dumps(config))
     module = importlib.import_module(f"mlx_lm.models.{family}")
     with mx.stream(mx.Device(mx.cpu)):
+        mx.random.seed(seed)  # the weights that modules begin with
         model = module.Model(module.ModelArgs.from_dict(config))
         keys = iter(mx.random.split(mx.random.key(seed), len(tree_flatten(model.parameters()))))
 

@@ -51,7 +51,7 @@ def test_tokens_are_those_of_mlx_lm(tmp_path: Path, family: str) -> None:
         model, _ = utils.load_model(path)
         steps = generate_step(mx.array(PROMPT), model, max_tokens=12)
         assert tokens == [int(token) for token, _ in steps]
-    assert len(set(tokens)) > 3
+    assert len(set(tokens)) > 2
 
 
 @pytest.mark.parametrize("family", ["mamba2", "deepseek_v2", "falcon_h1", "gpt_oss"])
