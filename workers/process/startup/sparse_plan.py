@@ -28,8 +28,8 @@ def check_sparse(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> None:
         )
     if any(layer.kind != "attention" for layer in config.plan):
         raise SparseRefused(
-            f"sparse_prefill: {spec.model_path} has layers with a recurrent state, which would miss the tokens that are "
-            "left out: leave it out"
+            f"sparse_prefill: {spec.model_path} has layers with a recurrent state, which would miss the tokens that "
+            "are left out: leave it out"
         )
     if len(full_layers(config.plan)) < len(config.plan):
         raise SparseRefused(
