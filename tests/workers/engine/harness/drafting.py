@@ -30,6 +30,27 @@ def always(
     )
 
 
+class Known:
+    """Drafts given tokens by the length of the answer."""
+
+    def __init__(self, sequence: EngineSequence, answer: Sequence[int]) -> None:
+        self._sequence = sequence
+        self._answer = answer
+
+    def draft(self, most: int) -> Sequence[int]:
+        at = self._sequence.completion_tokens
+        return self._answer[at : at + most]
+
+
+def known(answer: Sequence[int]) -> Callable[[EngineSequence], list[Drafter]]:
+    """Return what makes drafters that draft these tokens of an answer."""
+
+    def make(sequence: EngineSequence) -> list[Drafter]:
+        return [Known(sequence, answer)]
+
+    return make
+
+
 class Unlimited(LossBudget):
     """A budget that is never spent."""
 

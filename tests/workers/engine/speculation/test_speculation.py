@@ -15,7 +15,7 @@ from protocol.events import Gauges
 from protocol.request import Bias, Sampling
 from tests.gate import SAMPLINGS
 from tests.grammar_matchers import matcher_of
-from tests.workers.engine.harness.drafting import always
+from tests.workers.engine.harness.drafting import always, known
 from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.edits.dry import Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
@@ -222,25 +222,6 @@ def test_a_draft_ends_before_the_last_token(most: int) -> None:
     outcome = run(device, [EngineRequest(1, (97,) * 7, max_tokens=most)], always(device.capabilities))
     assert len(outcome.tokens[1]) == most
     assert outcome.gauges.draft_tokens <= max(0, most - 2)
-
-
-class Known:
-    """Drafts given tokens by the length of the answer."""
-
-    def __init__(self, sequence: EngineSequence, answer: Sequence[int]) -> None:
-        self._sequence = sequence
-        self._answer = answer
-
-    def draft(self, most: int) -> Sequence[int]:
-        at = self._sequence.completion_tokens
-        return self._answer[at : at + most]
-
-
-def known(answer: Sequence[int]) -> Any:
-    def make(sequence: EngineSequence) -> list[Drafter]:
-        return [Known(sequence, answer)]
-
-    return make
 
 
 def test_a_token_that_ends_the_answer_is_not_a_row() -> None:
