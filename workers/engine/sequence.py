@@ -69,6 +69,8 @@ class EngineSequence:
     """The number of rows that it has when those of the tier are restored; 0 if there are none to restore."""
     drafts: SequenceDrafts | None = None
     """None until tokens are drafted for it."""
+    drafts_failed: bool = False
+    """A draft has failed: no further ones are made for it."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     _waited_s: float = 0.0

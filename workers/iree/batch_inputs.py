@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
+from workers.iree.model.kv_layout import KvLayout
 
 
 class SlotRun(NamedTuple):
@@ -94,10 +95,10 @@ class DecodeInputs:
     and each of numpy's operations takes many times as long as a number.
     """
 
-    def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int) -> None:
-        """`spare_row` is the cache row of padding rows."""
+    def __init__(self, device: Device, batch: int, angles: RopeTable, cache: KvLayout) -> None:
+        """Padding rows have the spare row of `cache`."""
         self._angles = angles
-        self._spare_row = spare_row
+        self._spare_row, self._slots_there = cache.spare_row, cache.slots
         self._width = angles.width
         integers, floats = ((batch, 1), "int32"), ((batch, 1, angles.width), "float32")
         self._inputs = [device.input(*each) for each in (integers, floats, floats, integers, ((batch,), "int32"))]
@@ -113,7 +114,11 @@ class DecodeInputs:
     def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
         """Return the arguments of a call that leaves these rows' results at these indices. Other rows are padding."""
         for index in self._used:
-            self._tokens[index], self._kv_rows[index], self._slots[index] = 0, self._spare_row, index
+            self._tokens[index], self._kv_rows[index], self._slots[index] = (
+                0,
+                self._spare_row,
+                index % self._slots_there,
+            )
         self._used = output_indices
         width = self._width
         for index, row in zip(output_indices, rows, strict=True):

@@ -96,6 +96,7 @@ class IreeRunner:
             prefill_chunks=plan.chunks,
             exact_rows=isinstance(plan.ops, TiledOps),
             decode_rows=plan.buckets[-1] if isinstance(plan.ops, TiledOps) else 0,
+            draft_rows=plan.draft_rows,
             block_rows=plan.block or 1,
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
@@ -153,6 +154,11 @@ class IreeRunner:
     def graphs_failed(self) -> int:
         """Modules that could not be compiled or loaded. From any thread."""
         return self.graphs.failed
+
+    def fits(self, rows: int) -> bool:
+        return (
+            rows <= self._plan.buckets[-1] or self.graphs.covering("decode", (self._plan.draft_rows,), rows) is not None
+        )
 
     @property
     def draft_head(self) -> DraftHead | None:
@@ -347,14 +353,16 @@ class IreeRunner:
     def _decode_rows(self, rows: Sequence[DecodeRow]) -> tuple[Results, Sequence[int], int, list[int] | None]:
         """Like `_step`, for rows that were checked. Several may be of one slot where rows are exact: the KV of all of
         them is written in each layer before any of them attends."""
-        batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
+        most = self._plan.buckets[-1]
+        sizes = self._plan.buckets if len(rows) <= most else (self._plan.draft_rows,)
+        batch = self.graphs.covering("decode", sizes, len(rows)) or sizes[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
-            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row)
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache)
             self._decode_inputs[batch] = inputs
         arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
         result = self._call(f"decode_{batch}", *arguments)

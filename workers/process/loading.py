@@ -84,6 +84,8 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     runner = load_runner(spec, progress)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
+        if planned is not None and (reason := _unverified(runner.capabilities)):
+            raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
         draft = None if planned is None else load_draft(planned, progress)
         if draft is not None:
             undo.callback(draft.close)
@@ -95,7 +97,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
                 check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
-        speculator = make_speculator(spec, runner.capabilities, draft, runner.draft_head)
+        speculator = make_speculator(spec, runner.capabilities, draft, runner.draft_head, runner.fits)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -176,21 +178,25 @@ def make_speculator(
     capabilities: RunnerCapabilities,
     draft: Runner | None = None,
     head: DraftHead | None = None,
+    fits: Callable[[int], bool] | None = None,
 ) -> Speculator | None:
     """Return what drafts tokens, by the draft model or the model's own head as well, where drafts can be verified and
-    the setting does not forbid it. Raises `LoadRefused` for a draft model where they cannot."""
+    the setting does not forbid it. `fits` as in `Speculator`."""
     if spec.speculate == "off":
         return None
-    if capabilities.exact_rows and capabilities.decode_rows > 1:
-        batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
-        return Speculator(capabilities, batched=batched if draft is None else drafting_by(draft, capabilities))
-    reason = "a step has one row for each sequence"
+    if reason := _unverified(capabilities):
+        structlog.get_logger().info("speculation_off", reason=reason)
+        return None
+    batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
+    batched = batched if draft is None else drafting_by(draft, capabilities)
+    return Speculator(capabilities, batched=batched, fits=fits)
+
+
+def _unverified(capabilities: RunnerCapabilities) -> str:
+    """Return why drafts cannot be verified; empty where they can."""
     if not capabilities.exact_rows:
-        reason = f"on {capabilities.device} a row of several in a step may have other bits than one alone"
-    if draft is not None:
-        raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
-    structlog.get_logger().info("speculation_off", reason=reason)
-    return None
+        return f"on {capabilities.device} a row of several in a step may have other bits than one alone"
+    return "" if capabilities.decode_rows > 1 else "a step has one row for each sequence"
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -235,6 +235,7 @@ class OutputProcessor:
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
             constraint=constraint,
+            grammar=prompt.grammar_name,
             bad_sequences=prompt.bad_sequences,
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,

@@ -7,13 +7,13 @@ from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.loss_budget import LossBudget
-from workers.engine.speculation.speculator import Speculator, drafters
+from workers.engine.speculation.speculator import Speculator
 from workers.engine.speculation.step_costs import StepCosts
 
 
 def always(
     capabilities: RunnerCapabilities,
-    make: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
+    make: Callable[[EngineSequence], Sequence[Drafter]] | None = None,
     *,
     batched: BatchDrafting | None = None,
     beside_prompts: bool = False,

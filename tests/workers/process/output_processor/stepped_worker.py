@@ -10,7 +10,6 @@ from protocol.request import Input, Limits, Sampling, TextInput
 from tests.workers.engine.harness.drafting import always, known
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.speculation.speculator import drafters
 from workers.engine.step_result import SequenceEnd, SequenceFailure, SequenceStart, StepResult, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
@@ -69,7 +68,7 @@ class Worker:
         **runner: Any,
     ) -> None:
         """With `drafts`, all of them are verified; those of `drafted` are these tokens of the answer."""
-        make = drafters if drafted is None else known(drafted)
+        make = None if drafted is None else known(drafted)
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), decode_rows=16 if drafts else 0, **runner)
         self.engine = BatchEngine(
             with_faults(self.runner, faults),
