@@ -296,6 +296,8 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of them whose KV was taken from another sequence."""
     stored_tokens: Count = 0
     """Those of the cached tokens whose KV was restored from the prefix tier."""
+    created_tokens: Count = 0
+    """As in `Usage`: known from the first token on, so that a stream that moves to another worker keeps them."""
 
 
 class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -337,6 +339,8 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Prompt and resumed tokens whose KV was taken from another sequence."""
     created_tokens: Count = 0
     """Prompt tokens of a pinned prefix whose KV was computed and is kept for later requests, see `Pin`."""
+    reasoning_tokens: Count = 0
+    """Those of the completion tokens that are reasoning, if the output is parsed."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):

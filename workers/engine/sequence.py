@@ -178,6 +178,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         sequence.prefill_length,
         sequence.cached_tokens,
         sequence.stored_tokens,
+        sequence.created_tokens,
     )
 
 

@@ -58,6 +58,8 @@ class SequenceStart:
     """Those of them whose cache rows were taken from another sequence."""
     stored_tokens: int = 0
     """Those of the cached tokens whose rows were restored from the prefix tier."""
+    created_tokens: int = 0
+    """As in `SequenceEnd`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ class OutputParser:
         tail = self._text(prompt[-PROMPT_TOKENS:])
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
+        self.reasoning_tokens = 0
+        """Tokens after which the output was within the reasoning: of its markers only the last token of the first
+        one."""
         self._machine = OutputMachine(plan, tail, tools, parallel=parallel)
         self._scanner = StopScanner(stops, keep=keep_stop) if stops else None
 
@@ -91,6 +94,11 @@ class OutputParser:
 
     def push(self, token: int) -> list[Segment]:
         """Add a token and return the output that is certain now."""
+        segments = self._push(token)
+        self.reasoning_tokens += self._machine.reasoning
+        return segments
+
+    def _push(self, token: int) -> list[Segment]:
         symbol = self._symbols.get(token)
         if symbol is not None:
             self._machine.feed(self._decoder.decode(b"", True) + symbol)

@@ -333,6 +333,7 @@ class OutputProcessor:
                 each.prompt_tokens,
                 each.cached_tokens,
                 each.stored_tokens,
+                each.created_tokens,
             )
             for each in step.starts
             if (live := self._live.get(each.stream)) is not None and not live.has_output
@@ -389,7 +390,14 @@ class OutputProcessor:
             self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         usage = Usage(
-            live.prompt_tokens, live.completion_tokens, queue, prefill, decode, end.cached_tokens, end.created_tokens
+            live.prompt_tokens,
+            live.completion_tokens,
+            queue,
+            prefill,
+            decode,
+            end.cached_tokens,
+            end.created_tokens,
+            live.reasoning_tokens,
         )
         reason = live.reason(end.reason)
         return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason)),)
@@ -414,7 +422,8 @@ class OutputProcessor:
 def _stopped(stream: int, live: OpenSequence) -> Finished:
     """Return the end of an answer that its text has ended."""
     reason = live.reason("stop")
-    return Finished(stream, reason, Usage(live.prompt_tokens, live.completion_tokens), stop=live.stop(reason))
+    usage = Usage(live.prompt_tokens, live.completion_tokens, reasoning_tokens=live.reasoning_tokens)
+    return Finished(stream, reason, usage, stop=live.stop(reason))
 
 
 def _refused(stream: int, code: ErrorCode, text: str, field: str) -> SubmitResult:

@@ -50,9 +50,9 @@ class ScriptedRunner:
 
     Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
-    `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. A sample with a NaN bias returns no
-    token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
-    because the engine contains exceptions.
+    `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. A sample with a NaN bias
+    returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
+    `ContractError`s, because the engine contains exceptions.
     """
 
     def __init__(

@@ -100,7 +100,8 @@ def test_a_copy_goes_on_like_the_constraint_itself_and_changes_nothing_of_it(kin
                     other.accept(before)
                 for drafted in tokens[at : at + 8]:
                     taken = randomness.choice(tokens) if randomness.random() < 0.1 else drafted
-                    assert (went_on := accepts(fork, taken)) == accepts(other, taken)
+                    went_on = accepts(fork, taken)
+                    assert went_on == accepts(other, taken)
                     if not went_on:
                         break
                     assert state(fork) == state(other)

@@ -1,7 +1,7 @@
-"""Learns which tokens follow each other in answers of one grammar, and keeps what was learned for the next ones. Pure.
+"""Learns which tokens follow each other in answers of one grammar, and keeps that for the next ones. Pure.
 
-A simple form of SuffixDecoding (https://arxiv.org/abs/2411.04975), which drafts from a tree of earlier answers: here the
-last tokens are looked up in a table, and each of its entries has one following token.
+A simple form of SuffixDecoding (https://arxiv.org/abs/2411.04975), which drafts from a tree of earlier answers: here
+the last tokens are looked up in a table, and each of its entries has one following token.
 """
 
 from collections import OrderedDict

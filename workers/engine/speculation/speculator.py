@@ -99,9 +99,10 @@ class Speculator:
         fits: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`make_drafters` are `LookupDrafters` by default. `batched` drafts where nothing likelier is known. `budget` bounds what look-ups may lose; None is the usual
-        one. `beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `fits` is that of
-        the runner; without it a step has `decode_rows`. `clock` measures the time to draft. Raises `ValueError` for a runner that takes one row a slot."""
+        """`make_drafters` are `LookupDrafters` by default, and `batched` drafts where nothing likelier is known.
+        `budget` bounds what look-ups may lose; None is the usual one. `beside_prompts`: also in steps in which prompts
+        wait, whose first tokens it delays. `fits` is that of the runner; without it a step has `decode_rows`. `clock`
+        measures the time to draft. Raises `ValueError` for a runner that takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         self._most = capabilities.decode_rows

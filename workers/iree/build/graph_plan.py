@@ -53,8 +53,8 @@ a row has typical_p or XTC."""
 ROWS, KV, GREEDY = 3, 5, 6
 """The positions of the cache rows, of the KV cache and of the buffer for greedy tokens among a step's inputs."""
 MOST_DRAFTED = 16
-"""Most rows of the decode graph for drafts beyond one of each slot. With more rows a step takes as much longer as it has
-more rows."""
+"""Most rows of the decode graph for drafts beyond one of each slot: of more rows each takes about as long as those
+before."""
 FEW_ROWS = 4
 """The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 

@@ -17,6 +17,7 @@ def always(
     *,
     batched: BatchDrafting | None = None,
     beside_prompts: bool = False,
+    fits: Callable[[int], bool] | None = None,
 ) -> Speculator:
     """A speculator to which every draft is worth its rows, those of the first sequences before others."""
     return Speculator(
@@ -26,6 +27,7 @@ def always(
         batched=batched,
         budget=Unlimited(),
         beside_prompts=beside_prompts,
+        fits=fits,
         clock=lambda: 0.0,
     )
 

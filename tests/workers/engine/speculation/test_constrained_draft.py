@@ -95,11 +95,11 @@ def test_answers_are_the_same_and_those_of_a_known_grammar_take_fewer_steps() ->
 
 
 def test_another_tenant_learns_nothing_of_an_answer() -> None:
-    capabilities = runner().capabilities
-    kept = always(capabilities)
-    for stream in range(4):
-        answer(ask(stream, "another"), kept)
-    assert answer(ask(9), kept) == answer(ask(9), always(capabilities))
+    made = LookupDrafters()
+    answer(ask(1, "one"), always(runner().capabilities, made))
+    assert len(made._patterns.of("one", "people")) > 10
+    assert len(made._patterns.of("two", "people")) == 0
+    assert len(made._patterns.of("one", "cities")) == 0
 
 
 def test_a_table_is_kept_for_a_tenant_and_a_grammar() -> None:
