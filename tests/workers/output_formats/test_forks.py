@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from protocol.request import Limits
 from tests.workers.output_formats.marked_tokenizer import MarkedTokenizer
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import Constraint, ConstraintFailed
+from workers.output_formats.calls.tool_schemas import ToolSchemas
 from workers.output_formats.formats.choice import choose_formats
 from workers.output_formats.parsing import OutputParsing
 from workers.output_formats.reasoning_gate import ReasoningConstraint
@@ -130,3 +132,16 @@ def test_the_end_of_the_reasoning_is_known_where_it_is_forced() -> None:
     for token in b"</th":
         constraint.accept(token)
     assert bytes(constraint.forced()) == b"ink>"
+
+
+def test_tokens_of_the_reasoning_are_counted_one_by_one() -> None:
+    tokenizer, formats, _ = KINDS["tokens"]
+    parser = OutputParsing(tokenizer, formats, VOCAB).parser(
+        (), Limits(), ToolSchemas(), parses_reasoning=True, parses_tools=False, parallel=True
+    )
+    assert parser is not None
+    counts = []
+    for token in tokenizer.encode("<think>ab</think>cd", special=False):
+        parser.push(token)
+        counts.append(parser.reasoning_tokens)
+    assert counts == [1, 2, 3, 3, 3, 3]

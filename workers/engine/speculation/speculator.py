@@ -15,14 +15,12 @@ import structlog
 from workers.engine.runner import DecodeRow, RunnerCapabilities
 from workers.engine.sequence import EngineSequence, decode_row
 from workers.engine.speculation.acceptance import Acceptance
-from workers.engine.speculation.answer_patterns import PatternTables
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.joint_lengths import Offer
-from workers.engine.speculation.constrained_draft import ConstrainedDraft
 from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
+from workers.engine.speculation.lookup_drafters import LookupDrafters
 from workers.engine.speculation.loss_budget import LossBudget
-from workers.engine.speculation.prompt_lookup import PromptLookup, RealignedLookup
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.speculation.step_costs import StepCosts
 from workers.sampling.sample_spec import SampleSpec
@@ -66,22 +64,6 @@ class Draft(NamedTuple):
 
 
 NO_DRAFT = Draft()
-
-
-class LookupDrafters:
-    """Makes what drafts the tokens of a sequence without a model. Owns what was learned of answers with a grammar."""
-
-    def __init__(self) -> None:
-        self._patterns = PatternTables()
-
-    def __call__(self, sequence: EngineSequence) -> list[Drafter]:
-        """Return the drafters of a sequence: of equal drafts the first one is used."""
-        lookup = PromptLookup(sequence.tokens)
-        looked_up: list[Drafter] = [lookup, RealignedLookup(lookup)]
-        request = sequence.request
-        if request.constraint is None:
-            return looked_up
-        return [ConstrainedDraft(sequence, self._patterns.of(request.tenant, request.grammar)), *looked_up]
 
 
 class Speculator:

@@ -14,7 +14,8 @@ from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.speculation import answer_patterns
 from workers.engine.speculation.answer_patterns import MAX_CONTEXTS, MAX_TABLES, AnswerPatterns, PatternTables
-from workers.engine.speculation.speculator import LookupDrafters, Speculator
+from workers.engine.speculation.lookup_drafters import LookupDrafters
+from workers.engine.speculation.speculator import Speculator
 from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.matcher import GrammarMatcher
 from workers.grammar.vocabulary import tokenizer_vocabulary

@@ -74,6 +74,7 @@ class _Answer(NamedTuple):
     pieces: tuple[tuple[int, tuple[Segment, ...]], ...]
     """The number of tokens so far, and the output that came with the last ones."""
     reason: FinishReason
+    reasoning_tokens: int
 
     def joined(self, first: "tuple[tuple[int, tuple[Segment, ...]], ...]" = ()) -> Any:
         """The output as a client puts it together, after the first pieces."""
@@ -128,13 +129,13 @@ class Model:
         for delta in deltas:
             asked.take(delta)
         asked.finish(finished, cancelled=False)
-        gauges = worker.engine.gauges()
+        gauges, reasoning = worker.engine.gauges(), finished.usage.reasoning_tokens
         self.drafted, self.accepted = self.drafted + gauges.draft_tokens, self.accepted + gauges.accepted_tokens
         tokens = submit.resume + tuple(token for delta in deltas for token in delta.tokens)
         pieces: list[tuple[int, tuple[Segment, ...]]] = [(len(submit.resume), ())]
         for delta in deltas:
             pieces.append((pieces[-1][0] + len(delta.tokens), _segments(delta)))
-        return _Answer(tokens, (*pieces[1:], (len(tokens) + 1, _segments(finished))), finished.reason)
+        return _Answer(tokens, (*pieces[1:], (len(tokens) + 1, _segments(finished))), finished.reason, reasoning)
 
 
 def _segments(event: Any) -> tuple[Segment, ...]:
@@ -204,6 +205,7 @@ def test_an_answer_is_the_same_from_any_token_on(model: Model, seed: int) -> Non
         resumed = model.answer(again)
         assert not isinstance(resumed, Failed), resumed
         assert (resumed.tokens, resumed.reason) == (whole.tokens, whole.reason)
+        assert resumed.reasoning_tokens == whole.reasoning_tokens
         delivered = tuple(piece for piece in whole.pieces if piece[0] <= at)
         assert resumed.joined(delivered) == whole.joined()
 
@@ -224,6 +226,7 @@ def test_drafts_change_nothing(model: Model) -> None:
         made += model.accepted > before
         assert not isinstance(again, Failed), again
         assert (again.tokens, again.reason) == (whole.tokens, whole.reason)
+        assert again.reasoning_tokens == whole.reasoning_tokens
         assert again.joined() == whole.joined()
     assert made > 10
     assert model.accepted > 0.5 * model.drafted
