@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
-from workers.iree.model.kv_layout import KvLayout
 
 
 class SlotRun(NamedTuple):
@@ -95,10 +94,10 @@ class DecodeInputs:
     and each of numpy's operations takes many times as long as a number.
     """
 
-    def __init__(self, device: Device, batch: int, angles: RopeTable, cache: KvLayout) -> None:
-        """Padding rows have the spare row of `cache`."""
+    def __init__(self, device: Device, batch: int, angles: RopeTable, spare_row: int, slots: int) -> None:
+        """`spare_row` is the cache row of padding rows, which are of any of the `slots`."""
         self._angles = angles
-        self._spare_row, self._slots_there = cache.spare_row, cache.slots
+        self._spare_row, self._slots_there = spare_row, slots
         self._width = angles.width
         integers, floats = ((batch, 1), "int32"), ((batch, 1, angles.width), "float32")
         self._inputs = [device.input(*each) for each in (integers, floats, floats, integers, ((batch,), "int32"))]

@@ -362,7 +362,7 @@ class IreeRunner:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
-            inputs = DecodeInputs(self._device, batch, self._angles, self._cache)
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row, self._cache.slots)
             self._decode_inputs[batch] = inputs
         arguments = (*inputs.write(output_indices, rows), self._kv.view, *inputs.results)
         result = self._call(f"decode_{batch}", *arguments)

@@ -71,7 +71,7 @@ def test_a_draft_model_is_not_loaded_beside_a_runner_that_cannot_verify(
     paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "load_draft", lambda *_: pytest.fail("it was loaded"))
-    with pytest.raises(LoadRefused, match="^draft_model: a step has one row for each sequence"):
+    with pytest.raises(LoadRefused, match=r"^draft_model: a step has one row for each sequence"):
         load(scripted(draft_model=str(paths[1])), lambda *_: None)
 
 
