@@ -277,6 +277,10 @@ class LogitsProcessors:
         one."""
         return SampleSpec(sampling, position, self._edits(), self._allowed())
 
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must come next by the constraint, as far as it knows any."""
+        return () if self._constraint is None else self._constraint.forced()
+
     def copied_constraint(self) -> Constraint | None:
         """Return a copy of the constraint, if there is one that can be copied."""
         return None if self._constraint is None else self._constraint.fork()

@@ -48,7 +48,7 @@ class Counted(AllowedTokens):
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
-    def fork(self) -> "Counted":  # type: ignore[override]
+    def fork(self) -> "Counted":
         return Counted(self.accepted)
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from workers.engine.request import ConstraintFailed
+from workers.engine.request import Constraint, ConstraintFailed
 from workers.engine.sequence import EngineSequence
-from workers.engine.speculation.answer_patterns import SIZES, AnswerPatterns
+from workers.engine.speculation.answer_patterns import SIZES, AnswerPatterns, Guess
 
-LEAST_CERTAIN = 0.5
+LEAST_CERTAIN = 0.6
 """Certainty of all guessed tokens of a draft together at which it ends."""
 
 
@@ -28,19 +28,24 @@ class ConstrainedDraft:
         self._patterns.learn(tokens, self._learned, self._first)
         self._learned = len(tokens)
         processors = self._sequence.processors
-        constraint = None if processors is None else processors.copied_constraint()
-        if constraint is None:
+        last = tokens[max(self._first, len(tokens) - SIZES[0]) :]
+        if processors is None or not (processors.forced() or self._guess(last, 1.0)):  # without the cost of a copy
             return ()
+        constraint = processors.copied_constraint()
+        return () if constraint is None else self._extend(constraint, last, most)
+
+    def _extend(self, constraint: Constraint, last: list[int], most: int) -> list[int]:
         draft: list[int] = []
-        last, certainty = tokens[max(self._first, len(tokens) - SIZES[0]) :], 1.0
+        certainty = 1.0
         try:
             while len(draft) < most:
-                added = list(constraint.forced())
+                added: Sequence[int] = constraint.forced()
                 if not added:
-                    guess = self._patterns.guess(last)
-                    if guess is None or (certainty := certainty * guess.certainty) < LEAST_CERTAIN:
+                    guess = self._guess(last, certainty)
+                    if guess is None:
                         break
-                    added = [guess.token]
+                    certainty *= guess.certainty
+                    added = (guess.token,)
                 for token in added:
                     constraint.accept(token)
                 draft += added
@@ -48,3 +53,8 @@ class ConstrainedDraft:
         except ConstraintFailed:  # the last token that was added is not allowed
             pass
         return draft[:most]
+
+    def _guess(self, last: Sequence[int], certainty: float) -> Guess | None:
+        """Return what may follow, if it is certain enough after a draft that is it by `certainty`."""
+        guess = self._patterns.guess(last)
+        return guess if guess is not None and certainty * guess.certainty >= LEAST_CERTAIN else None
