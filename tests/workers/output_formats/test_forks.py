@@ -65,7 +65,7 @@ def made(kind: str, *, limit: int | None, grammar: bool, calls: bool, inside: bo
 
 
 def state(constraint: Constraint) -> tuple[object, ...]:
-    """What the next token may be."""
+    """Return what the next token may be."""
     mask = constraint.mask()
     shown = None if mask is None else np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
     return shown, tuple(constraint.forced()), constraint.ended
