@@ -38,7 +38,7 @@ class CopySpy:
         self.capabilities, self.graphs_failed = runner.capabilities, runner.graphs_failed
         self.draft_head = runner.draft_head
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
-        self.logprobs, self.settle = runner.logprobs, runner.settle
+        self.logprobs, self.settle, self.fits = runner.logprobs, runner.settle, runner.fits
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows
         self.read_rows, self.write_rows = runner.read_rows, runner.write_rows
         self.in_place = self.copies = 0
