@@ -317,6 +317,8 @@ class StartedStream(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """Those of the cached tokens whose KV was restored from the prefix tier."""
     kept: RangeBounds = ()
     """The ranges of the prompt that were computed, where the others were left out; empty where none were."""
+    created_tokens: Count = 0
+    """As in `Usage`: known from the first token on, so that a stream that moves to another worker keeps them."""
 
 
 class HeldPrefix(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -360,6 +362,8 @@ class Usage(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Prompt tokens of a pinned prefix whose KV was computed and is kept for later requests, see `Pin`."""
     sparse_kept_tokens: Count = 0
     """Prompt tokens that were computed, where others were left out; 0 where none were."""
+    reasoning_tokens: Count = 0
+    """Those of the completion tokens that are reasoning, if the output is parsed."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaults=True, gc=False):

@@ -124,7 +124,7 @@ def run_gate(
         planned = [_vary(request, expected[request.stream], resume, vocab) for request in planned]
         prompts = {each.stream: plain_report(reference, each.prompt) for each in planned if each.prompt_logprobs}
         with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
-            speculator = guessing(runner.capabilities, expected, randomness) if speculates else None
+            speculator = guessing(runner, expected, randomness) if speculates else None
             if make_draft is not None:
                 drafting = drafting_with(make_draft(), lambda: randomness.randint(0, 4))
                 undo.callback(drafting.close)
@@ -152,9 +152,7 @@ class _Guess:
         return [each if self._randomness.random() < 0.8 else self._randomness.randrange(self._vocab) for each in draft]
 
 
-def guessing(
-    capabilities: RunnerCapabilities, references: dict[int, list[Token]], randomness: random.Random
-) -> Speculator:
+def guessing(runner: Runner, references: dict[int, list[Token]], randomness: random.Random) -> Speculator:
     """Return a speculator that mostly drafts the tokens of the reference runs, whatever it costs."""
 
     def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
@@ -164,12 +162,14 @@ def guessing(
             room -= chosen[-1]
         return chosen
 
+    capabilities = runner.capabilities
     return Speculator(
         capabilities,
         lambda each: [_Guess(each, references[each.request.stream], randomness, capabilities.vocab_size)],
         lengths,
         budget=Unlimited(),
         beside_prompts=True,
+        fits=runner.fits,
         clock=lambda: 0.0,
     )
 

@@ -38,7 +38,7 @@ class CopySpy:
         self.capabilities, self.graphs_failed = runner.capabilities, runner.graphs_failed
         self.draft_head, self.attention = runner.draft_head, runner.attention
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
-        self.logprobs, self.settle = runner.logprobs, runner.settle
+        self.logprobs, self.settle, self.fits = runner.logprobs, runner.settle, runner.fits
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows
         self.read_rows, self.write_rows = runner.read_rows, runner.write_rows
         self.read_state, self.write_state = runner.read_state, runner.write_state

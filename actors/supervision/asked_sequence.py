@@ -156,6 +156,8 @@ class AskedSequence:
             raise PeerLied(f"stream {stream} ended with {usage.completion_tokens} tokens, and {self._tokens} came")
         if usage.prompt_tokens > self._context or self._prompt not in (None, usage.prompt_tokens):
             raise PeerLied(f"stream {stream} ended with {usage.prompt_tokens} tokens of its prompt")
+        if usage.reasoning_tokens > usage.completion_tokens:
+            raise PeerLied(f"stream {stream} ended with {usage.reasoning_tokens} tokens of reasoning")
         if usage.cached_tokens > usage.prompt_tokens + self._tokens:
             raise PeerLied(f"stream {stream} ended with {usage.cached_tokens} cached tokens")
 

@@ -28,8 +28,11 @@ class HalfRunner:
     def __init__(self, runner: Runner, first: int, slots: int) -> None:
         self._runner = runner
         self._first = first
-        self.capabilities = replace(runner.capabilities, slots=slots, decode_rows=slots)
+        self.capabilities = replace(runner.capabilities, slots=slots, decode_rows=slots, draft_rows=2 * slots)
         self.graphs_failed = 0
+
+    def fits(self, rows: int) -> bool:
+        return self._runner.fits(rows)
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         return self._runner.prefill([structs.replace(each, slot=each.slot + self._first) for each in chunks], specs)

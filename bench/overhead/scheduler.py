@@ -43,6 +43,9 @@ class Constant:
         self.graphs_failed, self.draft_head, self.attention = 0, None, None
         self._tokens: list[list[int | None]] = [[7] * rows for rows in range(slots + 1)]
 
+    def fits(self, rows: int) -> bool:
+        return rows < len(self._tokens)
+
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         return [None if spec is None else 7 for spec in specs]
 

@@ -76,7 +76,7 @@ def rate(
     randomness = random.Random(seed)
     for stream in range(streams):
         prompt, constraint = answers.make(load, tokens, randomness)
-        engine.submit(EngineRequest(stream, prompt, Sampling(), tokens, constraint=constraint))
+        engine.submit(EngineRequest(stream, prompt, Sampling(), tokens, constraint=constraint, grammar=load))
     begun: set[int] = set()
     while len(begun) < streams:
         begun |= {token.stream for token in engine.step().tokens}
@@ -90,7 +90,7 @@ def rate(
 def measure(runner: Runner, answers: DictatedAnswers, load: str, streams: int, tokens: int, rounds: int) -> str:
     """Return a line of the table."""
     pairs, gauges = [], Gauges()
-    speculator = Speculator(runner.capabilities)
+    speculator = Speculator(runner.capabilities, fits=runner.fits)
     for seed in range(-1, rounds):
         off, _ = rate(runner, answers, load, streams, tokens, None, seed)
         on, gauges = rate(runner, answers, load, streams, tokens, speculator, seed)
@@ -123,7 +123,7 @@ def measure_loss(runner: Runner, model: str, streams: int, tokens: int, seconds:
     halves = HalfRunner(runner, 0, slots), HalfRunner(runner, slots, slots)
     request = free_chats(model, tokens)
     off = Side(halves[0], None, streams, request)
-    on = Side(halves[1], Speculator(halves[1].capabilities), streams, request)
+    on = Side(halves[1], Speculator(halves[1].capabilities, fits=halves[1].fits), streams, request)
     take_turns(off, on, seconds / 10, TURN_S)
     runner.settle()
     pairs = take_turns(off, on, seconds, TURN_S)

@@ -107,16 +107,16 @@ class RequestGroup(LiveRequest):
         """The counts of the whole request. A prompt is cached as far as it was for the first of its sequences."""
         done = [sequence.usage or Usage(0, 0) for sequence in self.sequences]
         prompts = done[:: self.output.per_prompt]
+        caches = [sequence.cache_counts for sequence in self.sequences[:: self.output.per_prompt]]
         return TokenCounts(
             prompt=sum(usage.prompt_tokens for usage in prompts),
             completion=sum(usage.completion_tokens for usage in done),
-            # What a sequence resumes may be cached beyond its prompt.
-            cached=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in prompts),
-            created=sum(usage.created_tokens for usage in prompts),
+            cached=sum(cached for cached, _ in caches),
+            created=sum(created for _, created in caches),
             prefill_ms=sum(usage.prefill_ms for usage in prompts),
             decode_ms=sum(usage.decode_ms for usage in done),
             sparse_kept=sum(min(usage.sparse_kept_tokens, usage.prompt_tokens) for usage in prompts),
-            reasoning=sum(sequence.reasoning_tokens for sequence in self.sequences),
+            reasoning=sum(usage.reasoning_tokens for usage in done),
         )
 
 

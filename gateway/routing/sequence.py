@@ -24,7 +24,6 @@ from protocol.events import (
     Logprobs,
     PromptLogprobs,
     PromptToken,
-    ReasoningSegment,
     StartedStream,
     TextSegment,
     Usage,
@@ -50,12 +49,12 @@ class LiveSequence:
 
     __slots__ = (
         "_context",
+        "_created",
         "_logprobs",
         "_output",
         "_output_ends",
         "_parsed",
         "_prompt",
-        "_shown",
         "_taken",
         "attempts",
         "begun",
@@ -76,7 +75,6 @@ class LiveSequence:
         "prefix",
         "queued_s",
         "reason",
-        "reasoning_tokens",
         "replays",
         "request",
         "since_replay",
@@ -156,10 +154,8 @@ class LiveSequence:
         self._parsed = False
         """There is something else than text among them."""
         self._logprobs: list[Logprobs] = []
-        self._shown = 0
-        """Tokens up to the last one that has added output."""
-        self.reasoning_tokens = 0
-        """Tokens of the reasoning. A token that has added no output yet counts for the next output."""
+        self._created: StartedStream | None = None
+        """The first report of tokens of a pinned prefix that were computed."""
         self._taken = 0
         reported = submit.prompt_logprobs is not None
         self._prompt = PromptOutput(submit.input, echo=echo) if echo or reported else None
@@ -173,6 +169,16 @@ class LiveSequence:
     def queue_s(self) -> float:
         """Seconds for which it waited: for a worker with room, and there for a slot, if it ended well."""
         return self.queued_s + (self.usage.queue_ms / 1000 if self.usage is not None else 0.0)
+
+    @property
+    def cache_counts(self) -> tuple[int, int]:
+        """Tokens of its prompt that were cached, and those of a pinned prefix that were computed for it: by the worker
+        that has computed them, if it has moved to another one since, which has them in its cache."""
+        if self.usage is None:
+            return 0, 0
+        known = self._created or self.usage
+        # What it resumes may be cached beyond its prompt.
+        return min(known.cached_tokens, self.usage.prompt_tokens), known.created_tokens
 
     def submit_as(self, number: int, now: float, *, suspect: bool = False) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.
@@ -215,6 +221,8 @@ class LiveSequence:
         attempt.started, attempt.first_at = event, now
         if self.submit.kept is None:
             self.submit = replace(self.submit, kept=event.kept)
+        if event.created_tokens and self._created is None:
+            self._created = event
 
     def leave(self, cause: Cause, loss: str, now: float) -> None:
         """Note that it has no worker any more; `loss` is the reason in words."""
@@ -255,13 +263,9 @@ class LiveSequence:
         if delta.text:
             self._output.append(delta.text)
             self._output_ends.append(len(self.tokens))
-            self._shown = len(self.tokens)
             size += TEXT_BYTES + len(delta.text)
         elif delta.segments:
             self._parsed = True
-            if isinstance(delta.segments[0], ReasoningSegment):
-                self.reasoning_tokens += len(self.tokens) - self._shown
-            self._shown = len(self.tokens)
             output = [segment.text if isinstance(segment, TextSegment) else segment for segment in delta.segments]
             self._output += output
             self._output_ends.extend([len(self.tokens)] * len(output))

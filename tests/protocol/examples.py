@@ -227,6 +227,7 @@ EVENTS: dict[str, Event] = {
     "step_started": Step(
         (Delta(1, (12,), " Paris"),), GAUGES, (StartedStream(1, 150, 2000, 31000, 40, 32), StartedStream(2))
     ),
+    "step_pinned": Step((Delta(1, (12,)),), GAUGES, (StartedStream(1, prompt_tokens=500, created_tokens=448),)),
     "step_restored": Step((Delta(1, (12,)),), GAUGES, (StartedStream(1, 150, 2000, 9000, 400, 352, 320),)),
     "step_idle": Step(()),
     "step_prefixes": Step((), GAUGES, prefixes=(HeldPrefix(3, 240, (1, (1 << 63) - 1)), HeldPrefix(4))),
@@ -242,6 +243,7 @@ EVENTS: dict[str, Event] = {
     "finished_stop_token": Finished(1, "stop", Usage(5, 3), stop=13),
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "finished_pinned": Finished(1, "stop", Usage(500, 3, created_tokens=448)),
+    "finished_reasoned": Finished(1, "stop", Usage(5, 30, reasoning_tokens=21)),
     "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k", 7),
     "tokenized": Tokenized(8, 2, (9906, 13)),

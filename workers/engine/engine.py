@@ -471,8 +471,7 @@ class BatchEngine:
     def _drop_draft(self, sequence: EngineSequence) -> None:
         """Clear the rows of a draft that has led to non-finite logits: without it they may be finite. No further tokens
         are drafted for this sequence."""
-        if sequence.drafts is not None:
-            sequence.drafts.off = True
+        sequence.drafts_failed = True
         try:
             self._runner.copy_prefix(sequence.slot, sequence.slot, sequence.cached.rows)
         except Exception as error:  # noqa: BLE001 - any error of a device must end this request only

@@ -281,6 +281,10 @@ class LogitsProcessors:
         """Return tokens that must come next by the constraint, as far as it knows any."""
         return () if self._constraint is None else self._constraint.forced()
 
+    def copied_constraint(self) -> Constraint | None:
+        """Return a copy of the constraint, if there is one that can be copied."""
+        return None if self._constraint is None else self._constraint.fork()
+
     def _checkpoint(self) -> Callable[[], None]:
         """Return a function that returns to the present state, but for the constraint."""
         parts = [each.checkpoint() for each in (self._penalties, self._sequences, self._dry) if each is not None]

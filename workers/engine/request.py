@@ -90,6 +90,9 @@ class EngineRequest:
     """Minimum number of generated tokens, resumed ones included, before a token of `eos` may be sampled."""
     constraint: Constraint | None = None
     """For this sequence alone."""
+    grammar: str = ""
+    """Names the grammar of `constraint`: drafts are made by the earlier answers of the tenant with the same name. Empty
+    for none."""
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """The tokens of `sampling.bad_words`: sequences that the answer may not contain."""
     breakers: Breakers = NO_BREAKERS

@@ -50,6 +50,8 @@ class RunnerCapabilities:
     decode_rows: int = 0
     """Most rows of a decode step that has several rows of one slot; 0 if a step takes one row a slot. More than 0 only
     if rows are exact."""
+    draft_rows: int = 0
+    """Most rows of a decode step for which `Runner.fits`, where these may be more than `decode_rows`."""
     embedding_width: int = 0
     """The hidden size, where prompts may have rows of embeddings in place of tokens; 0 where they may not."""
     state_bytes: int = 0
@@ -162,8 +164,8 @@ def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: S
     ):
         return
     chunks = chunks_of(rows)
-    if len(rows) > max(len(chunks), capabilities.decode_rows):
-        most = capabilities.decode_rows
+    most = max(capabilities.decode_rows, capabilities.draft_rows)
+    if len(rows) > max(len(chunks), most):
         raise ValueError(f"rows: {len(rows)} for {len(chunks)} slots, a step takes {most or 'one row a slot'}")
     check_chunks(capabilities, written.__getitem__, chunks)  # raises the error
 
@@ -321,6 +323,10 @@ class Runner(Protocol):
 
         Without them calls are slower, with the same results.
         """
+
+    def fits(self, rows: int) -> bool:
+        """Return whether a decode step may have so many rows now: `decode_rows` always. Up to `draft_rows` it may only
+        lack a graph, which is then compiled in the background."""
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         """Compute the KV of chunks of different slots; of a single chunk if rows are not exact.

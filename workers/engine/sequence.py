@@ -82,6 +82,8 @@ class EngineSequence:
     """Those that were taken of it since its last token."""
     shared_ends: set[int] = field(default_factory=set)
     """Lengths of prefixes that others have in common with it: a snapshot is taken there."""
+    drafts_failed: bool = False
+    """A draft has failed: no further ones are made for it."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     _waited_s: float = 0.0
@@ -208,6 +210,7 @@ def sequence_start(sequence: EngineSequence, now: float) -> SequenceStart:
         sequence.cached_tokens,
         sequence.stored_tokens,
         () if sequence.kept is None else sequence.kept.ranges,
+        sequence.created_tokens,
     )
 
 

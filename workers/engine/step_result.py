@@ -61,6 +61,8 @@ class SequenceStart:
     """Those of the cached tokens whose rows were restored from the prefix tier."""
     kept: Ranges = ()
     """The ranges of the prompt that were computed, if the others were left out; empty if none were."""
+    created_tokens: int = 0
+    """As in `SequenceEnd`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ class FaultyRunner:
         """The count of the wrapped runner."""
         return self._runner.graphs_failed
 
+    def fits(self, rows: int) -> bool:
+        """See the wrapped runner."""
+        return self._runner.fits(rows)
+
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         """Carry out the planned faults, then prefill."""
         given = [token for chunk in chunks for token in chunk.tokens]

@@ -95,11 +95,12 @@ class DecodeInputs:
     """
 
     def __init__(
-        self, device: Device, batch: int, angles: RopeTable, spare_row: int, *, has_places: bool = False
+        self, device: Device, batch: int, angles: RopeTable, spare_row: int, slots: int, *, has_places: bool = False
     ) -> None:
-        """`spare_row` is the cache row of padding rows. With `has_places` there are the places of recurrent states."""
+        """`spare_row` is the cache row of padding rows, which are of any of the `slots`. With `has_places` there are
+        the places of recurrent states."""
         self._angles = angles
-        self._spare_row = spare_row
+        self._spare_row, self._slots_there = spare_row, slots
         self._width = angles.width
         integers, floats = ((batch, 1), "int32"), ((batch, 1, angles.width), "float32")
         self._inputs = [device.input(*each) for each in (integers, floats, floats, integers, ((batch,), "int32"))]
@@ -118,7 +119,11 @@ class DecodeInputs:
     def write(self, output_indices: Sequence[int], rows: Sequence[DecodeRow]) -> list[rt.HalBufferView]:
         """Return the arguments of a call that leaves these rows' results at these indices. Other rows are padding."""
         for index in self._used:
-            self._tokens[index], self._kv_rows[index], self._slots[index] = 0, self._spare_row, index
+            self._tokens[index], self._kv_rows[index], self._slots[index] = (
+                0,
+                self._spare_row,
+                index % self._slots_there,
+            )
         self._used = output_indices
         width = self._width
         for index, row in zip(output_indices, rows, strict=True):

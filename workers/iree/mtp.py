@@ -101,7 +101,8 @@ class IreeMtpHead:
     def _compute(self, name: str, size: int, rows: "list[tuple[DecodeRow, Hidden]]") -> Results:
         if size not in self._inputs:
             hidden = self._device.input((size, self._plan.config.hidden_size), "float32")
-            self._inputs[size] = DecodeInputs(self._device, size, self._angles, self._plan.cache.spare_row), hidden
+            cache = self._plan.cache
+            self._inputs[size] = DecodeInputs(self._device, size, self._angles, cache.spare_row, cache.slots), hidden
         inputs, hidden = self._inputs[size]
         for index, (_, values) in enumerate(rows):
             hidden.array[index] = values

@@ -108,6 +108,7 @@ class IreeRunner:
             prefill_chunks=plan.chunks,
             exact_rows=isinstance(plan.ops, TiledOps),
             decode_rows=plan.buckets[-1] if isinstance(plan.ops, TiledOps) else 0,
+            draft_rows=plan.draft_rows,
             block_rows=plan.block or 1,
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
@@ -170,6 +171,11 @@ class IreeRunner:
     def graphs_failed(self) -> int:
         """Modules that could not be compiled or loaded. From any thread."""
         return self.graphs.failed
+
+    def fits(self, rows: int) -> bool:
+        return (
+            rows <= self._plan.buckets[-1] or self.graphs.covering("decode", (self._plan.draft_rows,), rows) is not None
+        )
 
     @property
     def draft_head(self) -> DraftHead | None:
@@ -409,15 +415,17 @@ class IreeRunner:
 
         Returns its results, the index of each row among its outputs, how many rows it has, and `DecodeInputs.greedy`.
         """
-        batch = self.graphs.covering("decode", self._plan.buckets, len(rows)) or self._plan.buckets[-1]
+        most = self._plan.buckets[-1]
+        sizes = self._plan.buckets if len(rows) <= most else (self._plan.draft_rows,)
+        batch = self.graphs.covering("decode", sizes, len(rows)) or sizes[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
             self._written[row.slot] = max(self._written[row.slot], row.start + 1)
         inputs = self._decode_inputs.get(batch)
         if inputs is None:
-            places = self._plan.has_places
-            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row, has_places=places)
+            slots, places = self._cache.slots, self._plan.has_places
+            inputs = DecodeInputs(self._device, batch, self._angles, self._cache.spare_row, slots, has_places=places)
             self._decode_inputs[batch] = inputs
         arguments = [*inputs.write(output_indices, rows), *self._kept]
         if self._states is not None:

@@ -43,6 +43,7 @@ class Sampler:
         self._call = call
         self._vocab_size = plan.config.vocab_size
         self._sizes = plan.sample_sizes
+        self._draft_sizes = (plan.draft_rows,)
         self._last: _Last | None = None
 
     def forget(self) -> None:
@@ -172,7 +173,7 @@ class Sampler:
 
     def _covering(self, kind: str, rows: int) -> int | None:
         """Return the rows of the smallest graph that is ready and takes as many."""
-        return self._graphs.covering(kind, self._sizes, rows)
+        return self._graphs.covering(kind, self._sizes if rows <= self._sizes[-1] else self._draft_sizes, rows)
 
     def _padded(self, logits: rt.HalBufferView, rows: int) -> rt.HalBufferView:
         """Return the logits with padding rows, for a larger graph: a copy costs less than sampling by numpy."""

@@ -36,6 +36,12 @@ def _try(device, name: str, mx) -> Probe:  # type: ignore[no-untyped-def]  # mlx
     return Probe("mlx", name, True, f"matrix product right, MLX {mx.__version__}")
 
 
+def verifies_drafts(device: str) -> bool:
+    """Return whether decode steps on a device can verify drafted tokens: on a CPU rows of several have the bits of one
+    alone. The default device "" is taken for a GPU on macOS only."""
+    return device == "cpu" or (not device and sys.platform != "darwin")
+
+
 def gpu_advice() -> str:
     """Return the advice to install MLX with a GPU; empty on macOS, where there is only one build."""
     return "" if sys.platform == "darwin" else "with an NVIDIA GPU: pip install 'mlx[cuda]'"

@@ -44,6 +44,7 @@ from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
+from workers.mlx.probe import verifies_drafts
 from workers.mlx.quantized_rows import dequantize_rows
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
@@ -120,7 +121,7 @@ class MlxRunner:
         """
         context, quantize = config.choose_context(options.context), options.quantize
         name, chosen = choose_device(options.device)
-        if name != "cpu":  # drafts of the head could not be verified
+        if not verifies_drafts(name):  # drafts of the head could not be verified
             config = config.without_mtp()
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
@@ -159,7 +160,7 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
-            decode_rows=options.slots + DRAFTED_ROWS if name == "cpu" and not state_bytes else 0,
+            decode_rows=options.slots + DRAFTED_ROWS if verifies_drafts(name) and not state_bytes else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
@@ -176,6 +177,9 @@ class MlxRunner:
     def graphs_failed(self) -> int:
         """Always 0: nothing is prepared in the background."""
         return 0
+
+    def fits(self, rows: int) -> bool:
+        return rows <= self.capabilities.decode_rows
 
     @property
     def draft_head(self) -> DraftHead | None:

@@ -5,6 +5,9 @@ decides it. What is held back is bounded: the beginning of a marker, `MAX_SPACE`
 `MAX_HELD` characters of what may become a call, beyond which it is text.
 """
 
+import copy
+from typing import Self
+
 from protocol.bounds import MAX_TOOL_CALLS
 from protocol.events import Segment
 from workers.output_formats.calls.channel_call import channel_call
@@ -82,6 +85,15 @@ class OutputMachine:
     def held(self) -> str:
         """The beginning of what may be a marker."""
         return self._held
+
+    def fork(self) -> Self | None:
+        """Return a copy that parses on by itself, without the segments that were not taken. None within a region of
+        calls, whose parser cannot be copied."""
+        if self._parser is not None:
+            return None
+        fork = copy.copy(self)
+        fork._out, fork._raw, fork.malformed = SegmentList(), self._raw.copy(), self.malformed.copy()
+        return fork
 
     def take(self) -> list[Segment]:
         """Return what was parsed since the last call."""

@@ -1,7 +1,9 @@
 """Parses the tokens of one answer: the counterpart of `workers.text.detokenizer` for output that is parsed."""
 
 import codecs
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 from protocol.events import ReasoningSegment, Segment, TextSegment
 from protocol.request import FinishReason
@@ -40,8 +42,11 @@ class OutputParser:
         self._symbols = plan.symbols
         self._piece = tokenizer.piece
         tail = self._text(prompt[-PROMPT_TOKENS:])
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
+        self.reasoning_tokens = 0
+        """Tokens after which the output was within the reasoning: of its markers only the last token of the first
+        one."""
         self._machine = OutputMachine(plan, tail, tools, parallel=parallel)
         self._scanner = StopScanner(stops, keep=keep_stop) if stops else None
 
@@ -75,11 +80,28 @@ class OutputParser:
         """Reasons for which text that began like a call is not one."""
         return self._machine.malformed
 
+    def fork(self) -> Self | None:
+        """Return a copy that parses on by itself. None where that is not possible: within a call, and with stop
+        strings, which nothing needs that is drafted."""
+        machine = None if self._scanner is not None else self._machine.fork()
+        if machine is None:
+            return None
+        fork = copy.copy(self)
+        fork._machine = machine
+        fork._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        fork._decoder.setstate(self._decoder.getstate())
+        return fork
+
     def push(self, token: int) -> list[Segment]:
         """Add a token and return the output that is certain now."""
+        segments = self._push(token)
+        self.reasoning_tokens += self._machine.reasoning
+        return segments
+
+    def _push(self, token: int) -> list[Segment]:
         symbol = self._symbols.get(token)
         if symbol is not None:
-            self._machine.feed(self._decode(b"", True) + symbol)
+            self._machine.feed(self._decoder.decode(b"", True) + symbol)
             return self._stopped(self._machine.take())
         piece = self._piece(token)
         if not piece:
@@ -87,7 +109,7 @@ class OutputParser:
         if not self._begun:
             self._begun = True
             piece = self._piece(token, first=True)
-        text = self._decode(piece)
+        text = self._decoder.decode(piece)
         plain = self._machine.plain(text)
         if plain is None:
             self._machine.feed(text)
@@ -104,7 +126,7 @@ class OutputParser:
         """Return the output that was held back. `reason` is the engine's: without `stop` the answer was truncated."""
         if self.stopped:
             return []
-        self._machine.feed(self._decode(b"", True))
+        self._machine.feed(self._decoder.decode(b"", True))
         self._machine.finish(stopped=reason == "stop")
         segments = self._stopped(self._machine.take())
         if self._scanner is not None and not self.stopped and (held := self._scanner.finish()):

@@ -1,5 +1,6 @@
 """Constraint over the reasoning of an answer: it bounds its length, and lets a grammar begin after it."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,17 +135,31 @@ class ReasoningConstraint:
         self._in_answer = self._in_answer or (self._parser.answering and not self._unwritten)
 
     def fork(self) -> Constraint | None:
-        """See `Constraint.fork`. None where the parser of the reasoning gets the next token as well."""
-        return self._inner.fork() if self._inner is not None and self._is_inner_alone else None
+        """See `Constraint.fork`. None within a call, and where the inner constraint cannot be copied."""
+        inner = None if self._inner is None else self._inner.fork()
+        if self._is_inner_alone:
+            return inner
+        parser = self._parser.fork()
+        if parser is None or (inner is None and self._inner is not None):
+            return None
+        fork = copy.copy(self)
+        fork._parser, fork._inner, fork._forced = parser, inner, self._forced.copy()
+        return fork
 
     def forced(self) -> Sequence[int]:
-        """See `Constraint.forced`."""
-        return self._inner.forced() if self._inner is not None and self._is_inner_alone else ()
+        """See `Constraint.forced`: the end of the reasoning, or what the inner constraint forces."""
+        if self._forced:
+            return tuple(reversed(self._forced))
+        if self._inner is None or self._first or self._unwritten or not self._in_answer:
+            return ()
+        return self._inner.forced()
 
     @property
     def _is_inner_alone(self) -> bool:
         """Nothing but the inner constraint changes with the next token."""
-        return self._in_answer and not (self._first or self._unwritten or self._with_reasoning or self._forced)
+        if self._inner is None or not self._in_answer:
+            return False
+        return not (self._first or self._unwritten or self._with_reasoning or self._forced)
 
     @property
     def ended(self) -> bool | None:

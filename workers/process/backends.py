@@ -129,17 +129,19 @@ def drafts_by_head(spec: WorkerSpec) -> bool:
     """Return whether the model's own head for multi-token prediction drafts tokens, if it has one. It starts from the
     embeddings of tokens, and rows of embeddings have none."""
     wanted = spec.speculate == "auto" and not spec.draft_model and not spec.embeddings
-    return wanted and _may_verify_drafts(spec)
+    return wanted and may_verify_drafts(spec, choose_backend(spec))
 
 
-def _may_verify_drafts(spec: WorkerSpec) -> bool:
+def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
     """Return False for a device or a batch whose steps cannot verify drafts, as far as that is known before the device
-    is opened: `workers.process.loading.make_speculator` asks the runner."""
-    from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+    is opened. The loaders ask the same function of their backend about the opened one."""
+    if backend == "iree":
+        from workers.iree.device.drivers import verifies_drafts
 
-    if choose_backend(spec) == "iree":
-        return spec.max_batch_size > 1 and driver_of(spec.device or DEFAULT_DEVICE) in LOCAL_DRIVERS
-    return spec.device == "cpu" or (not spec.device and sys.platform != "darwin")
+        return verifies_drafts(spec.device, spec.max_batch_size)
+    from workers.mlx import probe
+
+    return probe.verifies_drafts(spec.device)
 
 
 def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":

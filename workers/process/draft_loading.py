@@ -21,11 +21,11 @@ RELATIVE_COST = 0.2
 
 def plan_draft(spec: WorkerSpec, *, compile_only: bool = False) -> WorkerSpec | None:
     """Return the specification by which the draft model of `spec` is loaded; None if there is none. For a worker,
-    before anything is loaded: raises `MemoryRefused` if the two models do not fit into memory, unless they are only
-    compiled."""
+    before anything is loaded: raises `DraftRefused` for a draft model that cannot draft for the model, and
+    `MemoryRefused` if the two models do not fit into memory, unless they are only compiled."""
     if not spec.draft_model:
         return None
-    from workers.process.startup.draft_plan import DraftPlan, draft_spec
+    from workers.process.startup.draft_plan import DraftPlan, check_draft, draft_spec
 
     backend = choose_backend(spec)
     if backend == "scripted":
@@ -34,6 +34,7 @@ def plan_draft(spec: WorkerSpec, *, compile_only: bool = False) -> WorkerSpec | 
     from workers.process.startup.context_choice import ContextChoice
 
     config = ModelConfig.from_dir(Path(spec.model_path))
+    check_draft(spec, backend, config)
     plan = DraftPlan.of(spec, backend, config, ContextChoice.of(spec, backend, config).context)
     if not compile_only:
         plan.check(leaving_bytes(spec.predecessor, os.getppid()), quantizable=config.quantization is None)

@@ -92,6 +92,8 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     log_alone(spec, runner.capabilities.slots)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
+        if planned is not None and (reason := _unverified(runner.capabilities)):
+            raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
         draft = None if planned is None else load_draft(planned, progress)
         if draft is not None:
             undo.callback(draft.close)
@@ -104,7 +106,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             progress("warm-up", 1, 1)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
         drafter = None if draft is None else drafter_of(draft)
-        speculator = make_speculator(spec, runner.capabilities, drafter, runner.draft_head)
+        speculator = make_speculator(spec, runner.capabilities, drafter, runner.draft_head, runner.fits)
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -197,24 +199,27 @@ def make_speculator(
     capabilities: RunnerCapabilities,
     draft: DraftModel | None = None,
     head: DraftHead | None = None,
+    fits: Callable[[int], bool] | None = None,
 ) -> Speculator | None:
     """Return what drafts tokens, by the draft model or the model's own head as well, where drafts can be verified and
-    the setting does not forbid it. Raises `LoadRefused` for a draft model where they cannot."""
+    the setting does not forbid it. `fits` as in `Speculator`."""
     if spec.speculate == "off":
         return None
-    rolls_back = not capabilities.state_bytes or capabilities.rollback_rows > 1
-    if capabilities.exact_rows and capabilities.decode_rows > 1 and rolls_back:
-        batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
-        return Speculator(capabilities, batched=batched if draft is None else drafting_by(draft, capabilities))
-    reason = "a step has one row for each sequence"
+    if reason := _unverified(capabilities):
+        structlog.get_logger().info("speculation_off", reason=reason)
+        return None
+    batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
+    batched = batched if draft is None else drafting_by(draft, capabilities)
+    return Speculator(capabilities, batched=batched, fits=fits)
+
+
+def _unverified(capabilities: RunnerCapabilities) -> str:
+    """Return why drafts cannot be verified; empty where they can."""
     if not capabilities.exact_rows:
-        reason = f"on {capabilities.device} a row of several in a step may have other bits than one alone"
-    elif not rolls_back:
-        reason = "the model has a recurrent state, from which rejected drafts cannot be taken back"
-    if draft is not None:
-        raise LoadRefused(f"draft_model: {reason}, and its drafts could not be verified: leave it out")
-    structlog.get_logger().info("speculation_off", reason=reason)
-    return None
+        return f"on {capabilities.device} a row of several in a step may have other bits than one alone"
+    if capabilities.state_bytes and capabilities.rollback_rows < 2:
+        return "the model has a recurrent state, from which rejected drafts cannot be taken back"
+    return "" if capabilities.decode_rows > 1 else "a step has one row for each sequence"
 
 
 def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> float:

@@ -46,6 +46,11 @@ class OpenSequence:
     """The digests of its prompt and its answer."""
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Its tokens that are reasoning, resumed ones included."""
+        return 0 if self.parser is None else self.parser.reasoning_tokens
+
+    @property
     def ended_by_text(self) -> bool:
         """A stop string, or the only call, is complete."""
         output = self.text if self.parser is None else self.parser

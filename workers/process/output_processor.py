@@ -238,6 +238,7 @@ class OutputProcessor:
             tenant=submit.tenant,
             min_tokens=limits.min_tokens,
             constraint=constraint,
+            grammar=prompt.grammar_name,
             bad_sequences=prompt.bad_sequences,
             breakers=prompt.breakers,
             prompt_logprobs=submit.prompt_logprobs is not None,
@@ -337,6 +338,7 @@ class OutputProcessor:
                 each.cached_tokens,
                 each.stored_tokens,
                 bounds_of(each.kept),
+                each.created_tokens,
             )
             for each in step.starts
             if (live := self._live.get(each.stream)) is not None and not live.has_output
@@ -393,7 +395,8 @@ class OutputProcessor:
             self._count_malformed(end.stream, live.parser)
         queue, prefill, decode = (round(seconds * 1000) for seconds in (end.queue_s, end.prefill_s, end.decode_s))
         times, cached = (queue, prefill, decode), (end.cached_tokens, end.created_tokens)
-        usage = Usage(live.prompt_tokens, live.completion_tokens, *times, *cached, end.kept_tokens)
+        tokens = (live.prompt_tokens, live.completion_tokens)
+        usage = Usage(*tokens, *times, *cached, end.kept_tokens, live.reasoning_tokens)
         reason = live.reason(end.reason)
         return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason)),)
 
@@ -417,7 +420,8 @@ class OutputProcessor:
 def _stopped(stream: int, live: OpenSequence) -> Finished:
     """Return the end of an answer that its text has ended."""
     reason = live.reason("stop")
-    return Finished(stream, reason, Usage(live.prompt_tokens, live.completion_tokens), stop=live.stop(reason))
+    usage = Usage(live.prompt_tokens, live.completion_tokens, reasoning_tokens=live.reasoning_tokens)
+    return Finished(stream, reason, usage, stop=live.stop(reason))
 
 
 def _refused(stream: int, code: ErrorCode, text: str, field: str) -> SubmitResult:

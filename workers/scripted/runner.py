@@ -55,10 +55,10 @@ class ScriptedRunner:
 
     Tokens are sampled from `alphabet`. `tokens_per_second` limits the rate of decode steps, and
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
-    `exact_rows`, `block_rows` and `decode_rows` are reported as capabilities. `state_bytes` (0, or `STATE_BYTES` and
-    more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with `row_bytes` 0 tokens follow
-    from it alone. With `sparse`, positions may be beyond rows, and attention can be read: a row attends as the hash of
-    a row says. A sample with a NaN bias returns no
+    `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. `state_bytes` (0, or
+    `STATE_BYTES` and more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with
+    `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read:
+    a row attends as the hash of a row says. A sample with a NaN bias returns no
     token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
     because the engine contains exceptions.
     """
@@ -73,6 +73,7 @@ class ScriptedRunner:
         exact_rows: bool = True,
         block_rows: int = 1,
         decode_rows: int = 0,
+        draft_rows: int = 0,
         embedding_width: int = 0,
         row_bytes: int = ROW_BYTES,
         state_bytes: int = 0,
@@ -97,6 +98,7 @@ class ScriptedRunner:
             row_bytes=row_bytes,
             rows_format=ROWS_FORMAT if not state_bytes else f"{ROWS_FORMAT}-state-{state_bytes}",
             decode_rows=decode_rows,
+            draft_rows=draft_rows,
             embedding_width=embedding_width,
             state_bytes=state_bytes,
             rollback_rows=rollback_rows,
@@ -124,6 +126,10 @@ class ScriptedRunner:
     def capabilities(self) -> RunnerCapabilities:
         """The capabilities given to the constructor."""
         return self._capabilities
+
+    def fits(self, rows: int) -> bool:
+        """See `Runner.fits`: whatever its capabilities name."""
+        return rows <= max(self._capabilities.decode_rows, self._capabilities.draft_rows)
 
     @property
     def draft_head(self) -> DraftHead | None:
@@ -174,7 +180,7 @@ class ScriptedRunner:
         chunks = chunks_of(rows)
         if len({chunk.slot for chunk in chunks}) != len(chunks):
             raise self._violation(f"rows of one slot that do not follow each other: {[row.slot for row in rows]}")
-        if len(rows) > max(len(chunks), self._capabilities.decode_rows):
+        if len(rows) > len(chunks) and not self.fits(len(rows)):
             raise self._violation(f"{len(rows)} rows of {len(chunks)} slots in a step")
         for chunk in chunks:
             self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)

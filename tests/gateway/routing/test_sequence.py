@@ -9,7 +9,7 @@ from gateway.routing.failure import Cause
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.sequence import MAX_REPLAYS, LiveSequence
 from protocol.commands import Submit
-from protocol.events import Delta, Logprobs, ReasoningSegment, StartedStream, TextSegment, TokenLogprob, Usage
+from protocol.events import Delta, Logprobs, StartedStream, TokenLogprob, Usage
 from protocol.request import Limits, Sampling, TextInput, TokensInput
 
 
@@ -39,18 +39,28 @@ def test_text_tokens_and_log_probabilities_are_taken_once() -> None:
     assert take(one, with_tokens=True) == [TextDelta(0, "b", (6,), (second,), None)]
 
 
-@pytest.mark.parametrize("often", [True, False], ids=["taken-at-each-step", "taken-at-the-end"])
-def test_the_tokens_of_the_reasoning_are_counted_however_the_output_is_taken(often: bool) -> None:
+def test_what_the_first_worker_has_computed_of_a_pinned_prefix_counts_after_a_move() -> None:
+    """The next one has it in its cache."""
     one, group = sequence(), request()
     one.request, group.sequences = group, [one]
-    thoughts = {2: (ReasoningSegment("Hm"),), 4: (ReasoningSegment("m"), TextSegment("a")), 7: (TextSegment("c"),)}
-    for token in range(1, 8):
-        one.push(Delta(1, (token,), "b" if token == 6 else "", segments=thoughts.get(token, ())))
-        if often:
-            group.take()
-    one.finish(StopReason.END, Usage(1, 7))
-    group.take()
-    assert group.token_counts().reasoning == 4, "the tokens before a part of it, and not those after it"
+    for worker, started in (
+        ("a", StartedStream(1, prompt_tokens=500, cached_tokens=32, created_tokens=448)),
+        ("b", None),
+    ):
+        one.place(one.submit, worker, ("m", "f"), 1000, incarnation=1, now=0.0)
+        one.started(started or StartedStream(1, prompt_tokens=501, cached_tokens=500), 1.0)
+        one.push(Delta(1, (5,), "a"))
+    one.finish(StopReason.END, Usage(500, 2, cached_tokens=500, reasoning_tokens=1))
+    counts = group.token_counts()
+    assert (counts.cached, counts.created, counts.reasoning) == (32, 448, 1)
+
+
+def test_a_sequence_without_a_pinned_prefix_has_the_counts_of_its_last_worker() -> None:
+    one, group = sequence(), request()
+    one.request, group.sequences = group, [one]
+    one.finish(StopReason.END, Usage(500, 2, cached_tokens=501, created_tokens=0))
+    counts = group.token_counts()
+    assert (counts.cached, counts.created) == (500, 0)
 
 
 def test_what_was_discarded_is_not_taken() -> None:

@@ -58,7 +58,8 @@ def fetch_all(runner: IreeRunner, *kinds: str) -> None:
     slots = runner.capabilities.slots
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
-    wanted = [group for group in missing if group[0].startswith(kinds)]
+    more = f"decode_{runner.capabilities.draft_rows}"  # which only drafts of a full batch need
+    wanted = [group for group in missing if group[0].startswith(kinds) and (group[0] != more or more in kinds)]
     with compiling_here(), Building(runner.graphs.builder, wanted, usable_cores()) as building:
         runner.graphs.open(building, wanted, lambda phase, done, total: None)
 

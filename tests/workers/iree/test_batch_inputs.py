@@ -40,7 +40,7 @@ def test_a_step_leaves_nothing_of_the_one_before(
 ) -> None:
     device = Device("local-sync", 1)
     monkeypatch.setattr(device, "driver", driver)  # other drivers are given a new buffer each time
-    inputs = DecodeInputs(device, 4, angles, SPARE)
+    inputs = DecodeInputs(device, 4, angles, SPARE, 4)
     steps = [
         ([0, 1, 2], [DecodeRow(3, 30, 5, 6, SPEC), DecodeRow(0, 31, 2, 2, SPEC), DecodeRow(1, 32, 7, 40, SPEC)]),
         ([2], [DecodeRow(2, 40, 1, 1, SPEC)]),

@@ -1,6 +1,7 @@
 """Batch invariance: the reference gate, and bitwise identical logits."""
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,27 @@ def test_gate_while_requests_are_preempted(load: Load) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
-def test_gate_with_drafts(load: Load) -> None:
-    report = run_gate(load, speculates=True, max_tokens=40)
+def test_gate_with_drafts(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the graph that has more rows than there are slots."""
+    rows: list[int] = []
+
+    def make() -> IreeRunner:
+        runner = load()
+        assert runner.capabilities.draft_rows == 16
+        assert [runner.fits(8), runner.fits(9)] == [True, False]
+        fetch_all(runner, "decode_16")
+        assert [runner.fits(16), runner.fits(17)] == [True, False]
+        decode = runner.decode
+
+        def counted(given: Sequence[DecodeRow]) -> list[int | None]:
+            rows.append(len(given))
+            return decode(given)
+
+        monkeypatch.setattr(runner, "decode", counted)
+        return runner
+
+    report = run_gate(make, speculates=True, max_tokens=40)
+    assert max(rows) > 12
     assert report.drafted > 50
     assert report.drafted * 0.3 < report.accepted < report.drafted
     assert min(report.grammars, report.reported, report.masked) > 0

@@ -60,8 +60,6 @@ class SequenceDrafts:
         self._sources = [_Source(each, rates.setdefault(type(each).__name__, Acceptance())) for each in drafters]
         self._source = self._sources[0]
         """That of the last draft."""
-        self.off = False
-        """Nothing is drafted any more, because a draft has failed."""
         self.drafted = 0
         """Tokens that were verified, of which so many were accepted:"""
         self.accepted = 0

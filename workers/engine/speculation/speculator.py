@@ -19,9 +19,8 @@ from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.joint_lengths import Offer
 from workers.engine.speculation.draft_lengths import draft_lengths
 from workers.engine.speculation.drafter import Drafter
-from workers.engine.speculation.forced_tokens import ForcedTokens
+from workers.engine.speculation.lookup_drafters import LookupDrafters
 from workers.engine.speculation.loss_budget import LossBudget
-from workers.engine.speculation.prompt_lookup import PromptLookup, RealignedLookup
 from workers.engine.speculation.sequence_drafts import SequenceDrafts
 from workers.engine.speculation.step_costs import StepCosts
 from workers.sampling.sample_spec import SampleSpec
@@ -67,30 +66,25 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft()
 
 
-def drafters(sequence: EngineSequence) -> list[Drafter]:
-    """Return what drafts the tokens of a sequence: of equal drafts the first one is used."""
-    lookup = PromptLookup(sequence.tokens)
-    looked_up: list[Drafter] = [lookup, RealignedLookup(lookup)]
-    return looked_up if sequence.processors is None else [ForcedTokens(sequence.processors), *looked_up]
-
-
 class Speculator:
     """Owns what is learned of steps and of all drafts; each sequence has its own `SequenceDrafts`."""
 
     def __init__(
         self,
         capabilities: RunnerCapabilities,
-        make_drafters: Callable[[EngineSequence], Sequence[Drafter]] = drafters,
+        make_drafters: Callable[[EngineSequence], Sequence[Drafter]] | None = None,
         choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float, float]], int], list[int]] = draft_lengths,
         *,
         batched: BatchDrafting | None = None,
         budget: LossBudget | None = None,
         beside_prompts: bool = False,
+        fits: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`batched` drafts where nothing likelier is known. `budget` bounds what look-ups may lose; None is the usual
-        one. `beside_prompts`: also in steps in which prompts wait, whose first tokens it delays. `clock` measures the
-        time to draft. Raises `ValueError` for a runner that takes one row a slot."""
+        """`make_drafters` are `LookupDrafters` by default, and `batched` drafts where nothing likelier is known.
+        `budget` bounds what look-ups may lose; None is the usual one. `beside_prompts`: also in steps in which prompts
+        wait, whose first tokens it delays. `fits` is that of the runner; without it a step has `decode_rows`. `clock`
+        measures the time to draft. Raises `ValueError` for a runner that takes one row a slot."""
         if not capabilities.decode_rows:
             raise ValueError("decode_rows: the runner takes one row a slot in a decode step")
         if capabilities.state_bytes and capabilities.rollback_rows < 2:
@@ -100,8 +94,11 @@ class Speculator:
         """Most tokens that are drafted for one sequence: all of its rows of a step can be taken back."""
         if capabilities.state_bytes:
             self._most_of_slot = min(self._most, capabilities.rollback_rows) - 1
+        self._fits = fits
+        self._most_looked_up = self._most if fits is None else max(self._most, capabilities.draft_rows)
+        """Rows of a step with drafts of look-ups, if `fits`."""
         self._costs = StepCosts()
-        self._make_drafters = make_drafters
+        self._make_drafters = make_drafters or LookupDrafters()
         self._choose_lengths = choose_lengths
         self._batched = batched
         self._beside_prompts = beside_prompts
@@ -125,12 +122,13 @@ class Speculator:
             return None
         if self._batched is not None:
             self._batched.follow(decoding)
-        room = self._most - len(decoding)
+        room = self._most_looked_up - len(decoding)
         if room < 1 or (prompts and not self._beside_prompts):
             if not self._rest:
                 self._rest = self._resting = NO_ROOM_REST
             return None
-        batched = self._batched if self._batched is not None and self._batched.due() else None
+        batched = self._batched if self._batched is not None and len(decoding) < self._most else None
+        batched = batched if batched is not None and batched.due() else None
         rests = self._rest > 0
         if rests and batched is None:
             return None
@@ -142,7 +140,7 @@ class Speculator:
         else:
             if not rests:
                 self._pay(self._clock() - began)
-            planned = self._plan_batched(batched, decoding, drafts, room) or self._plan(decoding, drafts)
+            planned = self._plan_batched(batched, decoding, drafts) or self._plan(decoding, drafts)
         return planned if any(each.tokens for each in planned) else None
 
     def _pay(self, seconds: float) -> None:
@@ -158,16 +156,20 @@ class Speculator:
         if not any(drafts):
             return []
         offers = [(each.length, each.first, each.rate) for each in self._offers(decoding, drafts)]
-        return self._of_lengths(decoding, drafts, self._choose_lengths(self._costs, offers, self._most))
+        lengths = self._choose_lengths(self._costs, offers, self._most_looked_up)
+        rows = len(decoding) + sum(lengths)
+        if rows > self._most and self._fits is not None and not self._fits(rows):
+            lengths = self._choose_lengths(self._costs, offers, self._most)
+        return self._of_lengths(decoding, drafts, lengths)
 
     def _plan_batched(
         self,
         batched: BatchDrafting,
         decoding: Sequence[EngineSequence],
         drafts: Sequence[Sequence[int]],
-        room: int,
     ) -> list[Draft] | None:
         """Return the drafts of a step for some of which more is drafted; None if that fails."""
+        room = self._most - len(decoding)
         most = [self._most_drafted(sequence, room) for sequence in decoding]
         offers = self._offers(decoding, drafts)
         plan = batched.plan(self._costs, decoding, offers, most, self._most)
@@ -284,7 +286,7 @@ class Speculator:
     def _most_drafted(self, sequence: EngineSequence, room: int) -> int:
         """Return how many tokens may be drafted for a sequence: they fit into the step, the reserved rows and the
         maximum length, and its recurrent state can be taken back."""
-        if not sequence.request.speculate or (sequence.drafts is not None and sequence.drafts.off):
+        if not sequence.request.speculate or sequence.drafts_failed:
             return 0
         reserved, wanted = sequence.reserved - sequence.cached.rows, sequence.max_length - len(sequence.tokens)
         return max(0, min(room, self._most_of_slot, reserved - 1, wanted - 1))
@@ -303,5 +305,4 @@ class Speculator:
 
     def _failed(self, sequence: EngineSequence, error: Exception) -> None:
         self._log.error("draft_failed", stream=sequence.request.stream, exc_info=error)
-        if sequence.drafts is not None:
-            sequence.drafts.off = True
+        sequence.drafts_failed = True

@@ -58,6 +58,9 @@ a row has typical_p or XTC."""
 ROWS, KV = 3, 5
 """The positions of the cache rows and of the KV cache among a step's inputs. The recurrent states follow the cache, if
 the model has them, and on a CPU their places; the buffer for greedy tokens is behind all of them."""
+MOST_DRAFTED = 16
+"""Most rows of the decode graph for drafts beyond one of each slot: of more rows each takes about as long as those
+before."""
 FEW_ROWS = 4
 """The most rows of a graph that computes its padding rows: up to four rows cost little more than one."""
 
@@ -117,13 +120,17 @@ class GraphPlan:
         """Return the graphs that are compiled when they are first missed: most servers never need them."""
         if isinstance(self.ops, PlainOps):
             return self._on_logits_groups(ON_DEMAND + WIDE_SAMPLING)
-        return [(f"score_{self.score_chunk}",), *self._on_logits_groups(ON_DEMAND)]
+        drafts = [(f"decode_{self.draft_rows}",), *self._on_logits_groups(ON_DEMAND, [self.draft_rows])]
+        return [(f"score_{self.score_chunk}",), *self._on_logits_groups(ON_DEMAND), *drafts]
 
     def everything(self) -> list[tuple[str, ...]]:
         return self.required() + self.optional() + self.rare()
 
-    def _on_logits_groups(self, modules: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-        return [tuple(f"{kind}_{rows}" for kind in kinds) for kinds in modules for rows in self.sample_sizes]
+    def _on_logits_groups(
+        self, modules: Sequence[Sequence[str]], sizes: Sequence[int] | None = None
+    ) -> list[tuple[str, ...]]:
+        rows = self.sample_sizes if sizes is None else sizes
+        return [tuple(f"{kind}_{each}" for kind in kinds) for kinds in modules for each in rows]
 
     def _steps(self) -> list[tuple[str, ...]]:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
@@ -135,6 +142,14 @@ class GraphPlan:
         if not self.config.mtp:
             return []
         return [(f"rows_{MTP_ROWS}",), *((f"mtp_{size}",) for size in self.mtp_sizes)]
+
+    @property
+    def draft_rows(self) -> int:
+        """Rows of the decode graph that verifies drafts when one row of each slot leaves no room for them; 0 if rows
+        are not exact."""
+        if isinstance(self.ops, PlainOps):
+            return 0
+        return self.cache.slots + min(self.cache.slots, MOST_DRAFTED)
 
     @property
     def block(self) -> int:

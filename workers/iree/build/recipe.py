@@ -9,6 +9,7 @@ from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
+from workers.iree.device.drivers import verifies_drafts
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -73,7 +74,7 @@ class Recipe(Struct, frozen=True):
             flags=device.compile_flags(),
             target=device.compile_target(),
             cache_dir=str(options.cache_dir),
-            mtp=config.mtp and isinstance(ops, TiledOps) and options.slots > 1,
+            mtp=config.mtp and verifies_drafts(device.uri, options.slots),
             threads=device.threads,
             embeddings=options.embeddings,
             queries=options.attention,

@@ -14,6 +14,12 @@ SMALL_MODEL_PARAMETERS = 4 << 20
 """Models of no more parameters run on one thread: waking others takes as long as they save (docs/adr/0044)."""
 
 
+def verifies_drafts(device: str, slots: int) -> bool:
+    """Return whether decode steps on a device, "" for the default one, can verify drafted tokens: there are rows for
+    them beside one row of another slot, with the same bits as alone."""
+    return slots > 1 and driver_of(device or DEFAULT_DEVICE) in LOCAL_DRIVERS
+
+
 def driver_of(device: str) -> str:
     """Return the driver that a device's URI begins with."""
     return device.partition("://")[0]

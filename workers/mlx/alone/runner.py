@@ -116,6 +116,9 @@ class LoneRunner:
         )
         return cls(model, caches, capabilities, device)
 
+    def fits(self, rows: int) -> bool:
+        return rows == 1
+
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
         check_specs(self.capabilities, chunks, specs)
         self._sampler.forget()

@@ -4,6 +4,7 @@ The result depends on the frame alone, so prompts can be built on any thread, on
 another thread meanwhile.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -68,6 +69,13 @@ class TokenizedPrompt:
     """The rows of embeddings among the tokens."""
     sparse: SparsePrompt | None = None
     """The part of it that is computed; None for all of it."""
+
+    @property
+    def grammar_name(self) -> str:
+        """A digest of the grammar; empty without one."""
+        if self.grammar is None:
+            return ""
+        return hashlib.blake2b(f"{self.grammar.kind}:{self.grammar.source}".encode(), digest_size=16).hexdigest()
 
 
 PromptResult = TokenizedPrompt | BaseException

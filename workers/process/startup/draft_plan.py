@@ -12,7 +12,7 @@ from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.weight_size import weight_bytes
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
-from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.process.backends import may_verify_drafts
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, row_bytes, state_bytes
 
@@ -24,18 +24,15 @@ class DraftRefused(LoadRefused):
 def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
     """Refuse a draft model whose tokens are not those of the model, that is not smaller, or that the backend cannot
     use. Raises `DraftRefused`."""
-    on_gpu = (
-        driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS if backend == "iree" else spec.device == "gpu"
-    )
-    if on_gpu:
+    if not may_verify_drafts(spec, backend):
+        if may_verify_drafts(replace(spec, max_batch_size=2), backend):
+            raise DraftRefused(
+                "draft_model: with a max_batch_size of 1 a step has one row, and drafts cannot be verified: leave it "
+                "out, or set --max-batch-size to 2 or more"
+            )
         raise DraftRefused(
-            f"draft_model: on {spec.device} a row of several in a step may have other bits than one alone, and drafts "
-            "would change answers: leave it out, or choose a CPU as the device"
-        )
-    if backend == "iree" and spec.max_batch_size == 1:
-        raise DraftRefused(
-            "draft_model: with a max_batch_size of 1 a step has one row, and drafts cannot be verified: leave it out, "
-            "or set --max-batch-size to 2 or more"
+            f"draft_model: on {spec.device or 'a GPU'} a row of several in a step may have other bits than one alone, "
+            "and drafts would change answers: leave it out, or choose a CPU as the device"
         )
     path, model = Path(spec.draft_model), Path(spec.model_path)
     try:

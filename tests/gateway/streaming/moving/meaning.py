@@ -66,8 +66,7 @@ def _pieces(data: Any) -> Iterator[Piece]:
     else:
         data.pop("sequence_number", None)
         if data["type"] == "response.completed":
-            # A time, and a count that depends on how output came.
-            del data["response"]["completed_at"], data["response"]["usage"]["output_tokens_details"]
+            del data["response"]["completed_at"]
         yield (0, "event", json.dumps(data)), ""
 
 
@@ -89,5 +88,4 @@ def _chunk(data: Any) -> Iterator[Piece]:
         if choice["finish_reason"]:
             yield (index, "finish", choice["finish_reason"], choice.get("stop_reason")), ""
     if data.get("usage"):
-        data["usage"].pop("completion_tokens_details", None)  # which are counted as output comes
         yield ("usage", json.dumps(data["usage"])), ""

@@ -15,7 +15,7 @@ from protocol.events import Gauges
 from protocol.request import Bias, Sampling
 from tests.gate import SAMPLINGS
 from tests.grammar_matchers import matcher_of
-from tests.workers.engine.harness.drafting import always
+from tests.workers.engine.harness.drafting import always, known
 from tests.workers.engine.harness.undrafted import Undrafted
 from workers.engine.edits.dry import Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
@@ -23,8 +23,6 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import Constraint, EngineRequest
 from workers.engine.runner import RunnerCapabilities
-from workers.engine.sequence import EngineSequence
-from workers.engine.speculation.drafter import Drafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.step_result import SequenceEnd, SequenceFailure, Token
 from workers.faults.faulty_runner import with_faults
@@ -207,6 +205,25 @@ def test_a_full_batch_is_looked_at_now_and_then() -> None:
     assert [len(outcome.tokens[stream]) for stream in (1, 2)] == [20, 60]
 
 
+def test_a_full_batch_is_drafted_for_once_more_rows_fit() -> None:
+    """The runner has four rows for four sequences, until it has a graph for eight."""
+    device = runner(alphabet=(97,), slots=4, decode_rows=4, draft_rows=8)
+    requests = [EngineRequest(stream, (97, 98) * 4, max_tokens=40) for stream in range(4)]
+    asked: list[int] = []
+
+    def fits(rows: int) -> bool:
+        asked.append(rows)
+        return len(asked) > 5
+
+    outcome = run(device, requests, always(device.capabilities, fits=fits))
+    assert {8} == {*asked[:6]}
+    assert outcome.gauges.accepted_tokens > 60
+    assert outcome.gauges.decode_steps < 39
+    assert all([token.token for token in each] == [97] * 40 for each in outcome.tokens.values())
+    outcome = run(runner(alphabet=(97,), slots=4, decode_rows=4), requests, always(device.capabilities))
+    assert outcome.gauges.draft_tokens == 0
+
+
 def test_nothing_is_drafted_while_prompts_wait() -> None:
     device = runner(alphabet=(97,), slots=1, decode_rows=9)
     requests = [EngineRequest(stream, (97, 98, 97), max_tokens=30) for stream in (1, 2)]
@@ -222,25 +239,6 @@ def test_a_draft_ends_before_the_last_token(most: int) -> None:
     outcome = run(device, [EngineRequest(1, (97,) * 7, max_tokens=most)], always(device.capabilities))
     assert len(outcome.tokens[1]) == most
     assert outcome.gauges.draft_tokens <= max(0, most - 2)
-
-
-class Known:
-    """Drafts given tokens by the length of the answer."""
-
-    def __init__(self, sequence: EngineSequence, answer: Sequence[int]) -> None:
-        self._sequence = sequence
-        self._answer = answer
-
-    def draft(self, most: int) -> Sequence[int]:
-        at = self._sequence.completion_tokens
-        return self._answer[at : at + most]
-
-
-def known(answer: Sequence[int]) -> Any:
-    def make(sequence: EngineSequence) -> list[Drafter]:
-        return [Known(sequence, answer)]
-
-    return make
 
 
 def test_a_token_that_ends_the_answer_is_not_a_row() -> None:

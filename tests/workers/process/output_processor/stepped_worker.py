@@ -7,7 +7,7 @@ from typing import Any
 from protocol.commands import Submit
 from protocol.events import Delta, Event, Finished, Gauges, Step
 from protocol.request import Input, Limits, Sampling, TextInput
-from tests.workers.engine.harness.drafting import always
+from tests.workers.engine.harness.drafting import always, known
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.step_result import SequenceEnd, SequenceFailure, SequenceStart, StepResult, Token
@@ -59,14 +59,22 @@ class Worker:
     """Output processor and engine, stepped by hand: a worker without its process."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None = None, faults: Sequence[Fault] = (), *, drafts: bool = False, **runner: Any
+        self,
+        tokenizer: Tokenizer | None = None,
+        faults: Sequence[Fault] = (),
+        *,
+        drafts: bool = False,
+        drafted: Sequence[int] | None = None,
+        **runner: Any,
     ) -> None:
+        """With `drafts`, all of them are verified; those of `drafted` are these tokens of the answer."""
+        make = None if drafted is None else known(drafted)
         self.runner = ScriptedRunner(slots=runner.pop("slots", 4), decode_rows=16 if drafts else 0, **runner)
         self.engine = BatchEngine(
             with_faults(self.runner, faults),
             max_queue=64,
             step_tokens=64,
-            speculator=always(self.runner.capabilities) if drafts else None,
+            speculator=always(self.runner.capabilities, make) if drafts else None,
             clock=(lambda: 0.0) if drafts else time.monotonic,
         )
         self.processor = processor(tokenizer)

@@ -5,7 +5,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -74,6 +74,7 @@ class _Answer(NamedTuple):
     pieces: tuple[tuple[int, tuple[Segment, ...]], ...]
     """The number of tokens so far, and the output that came with the last ones."""
     reason: FinishReason
+    reasoning_tokens: int
 
     def joined(self, first: "tuple[tuple[int, tuple[Segment, ...]], ...]" = ()) -> Any:
         """The output as a client puts it together, after the first pieces."""
@@ -89,13 +90,24 @@ class Model:
         self.formats = choose_formats(reasoning, tools)
         size = self.tokenizer.vocab_size
         self.compiler = GrammarCompiler(functools.partial(tokenizer_vocabulary, self.tokenizer, size))
+        self.drafted = self.accepted = 0
+        """Tokens of all answers."""
         self._alphabet = (*b'ab1 "}x\n', EOS_ID, *self.tokenizer.added_tokens.values())
 
-    def answer(self, submit: Submit, seen: list[Event] | None = None) -> _Answer | Failed:
+    def answer(
+        self, submit: Submit, seen: list[Event] | None = None, drafted: Sequence[int] | None = None
+    ) -> _Answer | Failed:
         """Answer a request as a worker does, under the eyes of the gateway. The frames are added to `seen`; the gateway
-        does not see those with log-probabilities of the prompt."""
+        does not see those with log-probabilities of the prompt. `drafted` tokens are those of the whole answer."""
         tokenizer = self.tokenizer
-        worker = Worker(tokenizer, vocab_size=tokenizer.vocab_size, alphabet=self._alphabet, slots=1)
+        worker = Worker(
+            tokenizer,
+            vocab_size=tokenizer.vocab_size,
+            alphabet=self._alphabet,
+            slots=1,
+            drafts=drafted is not None,
+            drafted=drafted,
+        )
         worker.processor = OutputProcessor(
             tokenizer,
             max_live=1,
@@ -117,11 +129,13 @@ class Model:
         for delta in deltas:
             asked.take(delta)
         asked.finish(finished, cancelled=False)
+        gauges, reasoning = worker.engine.gauges(), finished.usage.reasoning_tokens
+        self.drafted, self.accepted = self.drafted + gauges.draft_tokens, self.accepted + gauges.accepted_tokens
         tokens = submit.resume + tuple(token for delta in deltas for token in delta.tokens)
         pieces: list[tuple[int, tuple[Segment, ...]]] = [(len(submit.resume), ())]
         for delta in deltas:
             pieces.append((pieces[-1][0] + len(delta.tokens), _segments(delta)))
-        return _Answer(tokens, (*pieces[1:], (len(tokens) + 1, _segments(finished))), finished.reason)
+        return _Answer(tokens, (*pieces[1:], (len(tokens) + 1, _segments(finished))), finished.reason, reasoning)
 
 
 def _segments(event: Any) -> tuple[Segment, ...]:
@@ -191,8 +205,31 @@ def test_an_answer_is_the_same_from_any_token_on(model: Model, seed: int) -> Non
         resumed = model.answer(again)
         assert not isinstance(resumed, Failed), resumed
         assert (resumed.tokens, resumed.reason) == (whole.tokens, whole.reason)
+        assert resumed.reasoning_tokens == whole.reasoning_tokens
         delivered = tuple(piece for piece in whole.pieces if piece[0] <= at)
         assert resumed.joined(delivered) == whole.joined()
+
+
+def test_drafts_change_nothing(model: Model) -> None:
+    """Also where reasoning, its limit, a call or the answer ends within a draft, whose tokens are wrong at times."""
+    made = 0
+    for seed in range(20):
+        randomness = random.Random(seed)
+        submit = _request(randomness)
+        whole = model.answer(submit)
+        if isinstance(whole, Failed):
+            continue
+        wrong = randomness.choice((0.0, 0.1, 0.3))
+        draft = [randomness.choice(whole.tokens) if randomness.random() < wrong else token for token in whole.tokens]
+        before = model.accepted
+        again = model.answer(submit, drafted=draft)
+        made += model.accepted > before
+        assert not isinstance(again, Failed), again
+        assert (again.tokens, again.reason) == (whole.tokens, whole.reason)
+        assert again.reasoning_tokens == whole.reasoning_tokens
+        assert again.joined() == whole.joined()
+    assert made > 10
+    assert model.accepted > 0.5 * model.drafted
 
 
 def _checked(submit: Submit, answer: _Answer) -> bool:

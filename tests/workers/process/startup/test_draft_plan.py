@@ -12,6 +12,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.errors import LoadRefused
 from workers.host import memory
 from workers.host.memory import MemoryRefused
+from workers.process import loading
 from workers.process.backends import options_of
 from workers.process.draft_loading import drafter_of, load_draft, plan_draft
 from workers.process.loading import load
@@ -54,6 +55,24 @@ def test_others_are_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
     ):
         with pytest.raises(LoadRefused, match=f"^draft_model: .*{reason}"):
             describe(spec(paths, **fields))
+
+
+def test_a_worker_refuses_a_draft_model_before_it_loads_any(paths: tuple[Path, Path]) -> None:
+    for fields, reason in (
+        ({"max_batch_size": 1}, "set --max-batch-size to 2 or more"),
+        ({"device": "cuda"}, "on cuda a row of several"),
+        ({"draft_model": str(paths[0])}, "give a smaller model"),
+    ):
+        with pytest.raises(LoadRefused, match=f"^draft_model: .*{reason}"):
+            plan_draft(spec(paths, **fields))
+
+
+def test_a_draft_model_is_not_loaded_beside_a_runner_that_cannot_verify(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_draft", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(LoadRefused, match=r"^draft_model: a step has one row for each sequence"):
+        load(scripted(draft_model=str(paths[1])), lambda *_: None)
 
 
 def test_vocabularies_without_a_tokenizer_must_have_the_same_size(paths: tuple[Path, Path], tmp_path: Path) -> None:

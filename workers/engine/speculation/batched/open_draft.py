@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Self
 
+import structlog
+
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.request import ConstraintFailed
 from workers.engine.sequence import EngineSequence, sample_spec
@@ -19,23 +21,28 @@ class OpenDraft:
     (https://arxiv.org/abs/2408.07978).
     """
 
-    def __init__(self, sequence: EngineSequence, most: int, trial: Trial | None) -> None:
+    def __init__(self, sequence: EngineSequence, most: int, spec: SampleSpec, trial: Trial | None) -> None:
         self.sequence = sequence
         self.tokens: list[int] = []
         self.specs: list[SampleSpec] = []
         """Specifications of the samples after each of the tokens."""
-        self.spec = sample_spec(sequence)
+        self.spec = spec
         self._most = most
         self._trial = trial
         self._ended = False
 
     @classmethod
     def of(cls, sequence: EngineSequence, most: int) -> Self | None:
-        """Open a draft; None for a sequence whose constraint cannot be copied."""
-        if sequence.processors is None:
-            return cls(sequence, most, None)
-        trial = sequence.processors.trial()
-        return None if trial is None else cls(sequence, most, trial)
+        """Open a draft; None for a sequence whose constraint cannot be copied, and after an error of it."""
+        try:
+            spec = sample_spec(sequence)
+            trial = None if sequence.processors is None else sequence.processors.trial()
+        except ConstraintFailed:  # so does the sequence in this step
+            return None
+        except Exception as error:  # noqa: BLE001 - an error of one sequence must not end the drafts of others
+            _failed(sequence, error)
+            return None
+        return None if trial is None and sequence.processors is not None else cls(sequence, most, spec, trial)
 
     @property
     def done(self) -> bool:
@@ -69,3 +76,11 @@ class OpenDraft:
             return None if processors.exhausted else processors.draft_spec(sampling, position)
         except ConstraintFailed:  # if the answer gets there, it fails then
             return None
+        except Exception as error:  # noqa: BLE001 - as in `of`
+            _failed(self.sequence, error)
+            return None
+
+
+def _failed(sequence: EngineSequence, error: Exception) -> None:
+    sequence.drafts_failed = True
+    structlog.get_logger().error("draft_failed", stream=sequence.request.stream, exc_info=error)

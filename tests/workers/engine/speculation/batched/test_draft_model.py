@@ -253,3 +253,37 @@ def test_an_answer_that_only_its_late_mask_ends_has_the_same_end(error: Constrai
     assert drafted.gauges.accepted_tokens > 5
     assert not drafting.failures
     assert not draft.violations
+
+
+class Faulty(Repeats):
+    """Raises what is no `ConstraintFailed`, in a copy alone."""
+
+    def __init__(self, times: int, where: str, *, copied: bool = False) -> None:
+        super().__init__(times, None)
+        self.where = where
+        self._copied = copied
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if self._copied and self.where == "accept":
+            raise KeyError("a bug")
+
+    def fork(self) -> "Faulty":
+        if self.where == "fork":
+            raise KeyError("a bug")
+        return Faulty(self.left, self.where, copied=True)
+
+
+@pytest.mark.parametrize("where", ["accept", "fork"])
+def test_an_error_of_one_constraint_ends_the_drafts_of_its_sequence_alone(where: str) -> None:
+    def requests() -> list[EngineRequest]:
+        return [REQUEST, EngineRequest(2, (97, 98), max_tokens=60, constraint=Faulty(40, where))]
+
+    plain = run(runner(), requests(), None)
+    device = runner()
+    with capture_logs() as logs:
+        drafted = run(device, requests(), always_by(drafting := drafting_with(runner()), device.capabilities))
+    assert [drafted.of(stream) for stream in (1, 2)] == [plain.of(stream) for stream in (1, 2)]
+    assert not drafting.failures
+    assert drafted.gauges.accepted_tokens > 40, "of the other one"
+    assert [(log["event"], log["stream"]) for log in logs] == [("draft_failed", 2)]
