@@ -1,8 +1,14 @@
 """Fixtures and settings for all tests."""
 
+import atexit
+import fcntl
+import gc
 import logging
 import signal
-from collections.abc import Callable, Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +37,34 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
     return min(usable_cores() + 1, MOST_PROCESSES)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect the tests without garbage collection, in one process after the other.
+
+    What is imported and collected are millions of objects that live until the end: no collection of garbage looks at
+    them. The first process compiles the modules, the others find them compiled.
+    """
+    gc.disable()
+    try:
+        with _one_process_at_a_time(session.config):
+            result = yield
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # nanobind would report the types of modules as leaks
+        return result
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _one_process_at_a_time(config: pytest.Config) -> Iterator[None]:
+    if not hasattr(config, "workerinput") or sys.dont_write_bytecode:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"collection-{config.workerinput['testrunuid']}", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
