@@ -17,7 +17,7 @@ ROOM = 1.3
 """Rounding differs from order to order: transformers' own error may be exceeded by this factor."""
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "granite"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.exhaustive), "gemma", "granite"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits(torch: Any, tmp_path: Path, cache_dir: Path, backend: str, family: str) -> None:
     path = make_checkpoint(tmp_path, family, dtype="bfloat16")

@@ -59,10 +59,13 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
+FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+"""Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PAIRS = [*((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN), PLAIN]
+PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+@pytest.fixture(scope="module", params=PARAMS, ids="-".join)
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Pair]:
     backend, case = request.param
     path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
