@@ -11,7 +11,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
@@ -120,7 +119,9 @@ class MlxRunner:
             config = config.without_mtp()
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
-            maybe_set_recommended_wired_limit()
+            limit = mx.device_info().get("max_recommended_working_set_size")
+            if limit is not None:
+                mx.set_wired_limit(limit)
         kind = config.dtype if options.dtype == "auto" else options.dtype
         head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
         row_bytes = 2 * config.kv_layers * config.kv_heads * head
