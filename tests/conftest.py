@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,10 +83,11 @@ def _runs_whole_suite(config: pytest.Config) -> bool:
 
 @contextmanager
 def _one_process_at_a_time(config: pytest.Config) -> Iterator[None]:
-    if not hasattr(config, "workerinput") or sys.dont_write_bytecode:
+    cache = getattr(config, "cache", None)
+    if not hasattr(config, "workerinput") or cache is None or sys.dont_write_bytecode:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / f"collection-{config.workerinput['testrunuid']}", "w") as file:
+    with open(cache.mkdir("collection") / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -120,7 +120,7 @@ class MlxRunner:
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             limit = mx.device_info().get("max_recommended_working_set_size")
-            if limit is not None:
+            if isinstance(limit, int):
                 mx.set_wired_limit(limit)
         kind = config.dtype if options.dtype == "auto" else options.dtype
         head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
