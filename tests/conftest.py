@@ -45,14 +45,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect the tests without garbage collection, in one process after the other.
+    """Collect the tests without garbage collection, first in one process and then in the others.
 
     What is imported and collected are millions of objects that live until the end: no collection of garbage looks at
     them. The first process compiles the modules, the others find them compiled.
     """
     gc.disable()
     try:
-        with _one_process_at_a_time(session.config):
+        with _after_one_process(session.config):
             result = yield
         gc.freeze()
         atexit.register(gc.unfreeze)  # nanobind would report the types of modules as leaks
@@ -82,13 +82,16 @@ def _runs_whole_suite(config: pytest.Config) -> bool:
 
 
 @contextmanager
-def _one_process_at_a_time(config: pytest.Config) -> Iterator[None]:
+def _after_one_process(config: pytest.Config) -> Iterator[None]:
     cache = getattr(config, "cache", None)
     if not hasattr(config, "workerinput") or cache is None or sys.dont_write_bytecode:
         yield
         return
     with open(cache.mkdir("collection") / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 
