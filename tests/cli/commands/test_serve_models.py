@@ -27,8 +27,6 @@ memory_bytes = 8_900_000_000
 [[models]]
 name = "tiny"
 backend = "iree"
-context = 256
-max_batch_size = 1
 memory_bytes = 8_900_000_000
 """
 SERVE = ("-m", "cli", "serve", "--port")
