@@ -66,6 +66,13 @@ STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
 
 
+def maybe_set_recommended_wired_limit() -> None:
+    """Wire as much memory as the device recommends, if it does, as `mlx_lm.utils` does, which imports transformers."""
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    if isinstance(limit, int):
+        mx.set_wired_limit(limit)
+
+
 class MlxRunner:
     """`workers.engine.runner.Runner` on MLX.
 
@@ -119,9 +126,7 @@ class MlxRunner:
             config = config.without_mtp()
         if name == "gpu":
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
-            limit = mx.device_info().get("max_recommended_working_set_size")
-            if isinstance(limit, int):
-                mx.set_wired_limit(limit)
+            maybe_set_recommended_wired_limit()
         kind = config.dtype if options.dtype == "auto" else options.dtype
         head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
         row_bytes = 2 * config.kv_layers * config.kv_heads * head
