@@ -1,8 +1,14 @@
 """Fixtures and settings for all tests."""
 
+import atexit
+import fcntl
+import gc
 import logging
+import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,15 +28,71 @@ MOST_PROCESSES = 4
 """Each holds jax, mlx and torch: a gigabyte, and as much again in the workers and compilers that it starts."""
 
 
+EXHAUSTIVE = "BATON_EXHAUSTIVE"
+"""The environment variable with which the whole suite includes the tests with the marker `exhaustive`."""
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes of `-n auto`.
 
     The whole suite gets one process more than there are cores, as each of its tests waits for one core or for time to
     pass. A named file, folder or test gets none: it starts at once and can be debugged.
     """
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    if not _runs_whole_suite(config):
         return 0
     return min(usable_cores() + 1, MOST_PROCESSES)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect the tests without garbage collection, first in one process and then in the others.
+
+    What is imported and collected are millions of objects that live until the end: no collection of garbage looks at
+    them. The first process compiles the modules, the others find them compiled.
+    """
+    gc.disable()
+    try:
+        with _after_one_process(session.config):
+            result = yield
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # nanobind would report the types of modules as leaks
+        return result
+    finally:
+        gc.enable()
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of the whole suite that it is one: it is given all its tests by name."""
+    node.workerinput["whole_suite"] = _runs_whole_suite(node.config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests with the marker `exhaustive` out of the whole suite, unless the environment wants all."""
+    workerinput: Mapping[str, Any] | None = getattr(config, "workerinput", None)
+    whole = _runs_whole_suite(config) if workerinput is None else workerinput["whole_suite"]
+    if not whole or os.environ.get(EXHAUSTIVE) == "1":
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+def _runs_whole_suite(config: pytest.Config) -> bool:
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+@contextmanager
+def _after_one_process(config: pytest.Config) -> Iterator[None]:
+    cache = getattr(config, "cache", None)
+    if not hasattr(config, "workerinput") or cache is None or sys.dont_write_bytecode:
+        yield
+        return
+    with open(cache.mkdir("collection") / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ def test_the_metadata_is_valid(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.exhaustive)])
 def test_what_is_installed_works(kind: str, request: pytest.FixtureRequest, cache_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("iree.compiler")
     installed: Installation = request.getfixturevalue(f"from_{kind}")

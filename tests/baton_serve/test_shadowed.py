@@ -63,7 +63,7 @@ class Surroundings:
         return run(*argv, cwd=self.here, environment=self.environment)
 
 
-@pytest.fixture(params=["from_wheel", "editable"])
+@pytest.fixture(params=["from_wheel", pytest.param("editable", marks=pytest.mark.exhaustive)])
 def surroundings(request: pytest.FixtureRequest, tmp_path: Path) -> Surroundings:
     installed: Installation = request.getfixturevalue(request.param)
     # What Python and pip's script import comes before Baton's first line.

@@ -274,6 +274,27 @@ FILES = {
 """Files that each script writes into its folder of results."""
 
 
+FURTHER = {
+    "bench/features.py",
+    "bench/gateway_load/fairness.py",
+    "bench/gateway_load/model_swap.py",
+    "bench/gateway_load/prefix_routing.py",
+    "bench/gpu_check.py",
+    "bench/mutation.py",
+    "bench/overhead/draft_model.py",
+    "bench/overhead/kv_precision.py",
+    "bench/overhead/mtp.py",
+    "bench/peers/cold_start.py",
+    "bench/peers/rivals.py",
+    "bench/scale_out/kv_transfer.py",
+    "bench/scale_out/prefill_workers.py",
+    "bench/soak.py",
+    "bench/structured/neighbours.py",
+}
+"""Scripts that take more than eight seconds. Most of their parts have tests of their own, in the folders beside this
+file; the whole suite runs the others for all scripts."""
+
+
 def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in the root of the repository; at its limit it is killed with all processes of its group."""
     environment = {**os.environ, "BATON_CACHE_DIR": str(cache)}
@@ -298,7 +319,9 @@ def smoke_cache(cache_dir: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 30)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script", [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in SCRIPTS]
+)
 def test_a_script_runs_with_smoke(script: str, smoke_cache: Path) -> None:
     module_of(script)
     if "Needs Linux" in docstring(SCRIPTS[script]) and sys.platform != "linux":
@@ -321,6 +344,7 @@ def test_a_script_runs_with_smoke(script: str, smoke_cache: Path) -> None:
 
 def test_no_script_is_listed_that_does_not_exist() -> None:
     assert SCRIPTS.keys() >= OUTPUT.keys() >= FILES.keys() >= OPTIONS.keys()
+    assert SCRIPTS.keys() >= FURTHER
 
 
 @pytest.mark.parametrize("figure", ["0", "0.0", "0,000.00", "", ".", "None", "nan", "inf"])
@@ -334,7 +358,7 @@ def test_a_figure_above_0_is_a_measurement(figure: str) -> None:
     assert re.fullmatch(P, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_child_that_refuses_what_its_script_gives_it_is_found(tmp_path: Path, smoke_cache: Path) -> None:

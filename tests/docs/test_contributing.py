@@ -2,11 +2,14 @@
 
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from baton_serve import __version__
 from tests.baton_serve.installation import build
+from tests.conftest import EXHAUSTIVE, pytest_collection_modifyitems
 from tests.docs.commands import ROOT, console_lines, run_command
 
 BY_CI = (ROOT / ".ci" / "run").read_text()
@@ -39,3 +42,32 @@ def test_a_command_works(project: Path, command: str) -> None:
 @pytest.mark.parametrize("command", BY_OTHERS)
 def test_a_command_that_others_run_is_on_a_page(command: str) -> None:
     assert command in LINES
+
+
+def selected(config: Any) -> tuple[list[str], list[str]]:
+    """The names of the tests that run, and of those that are left out."""
+    left_out: list[Any] = []
+    config.hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    items: list[Any] = [
+        SimpleNamespace(name=name, get_closest_marker=lambda marker, marks=marks: marker in marks)
+        for name, marks in (("plain", ()), ("slow", ("slow",)), ("further", ("slow", "exhaustive")))
+    ]
+    pytest_collection_modifyitems(config, items)
+    return [each.name for each in items], [each.name for each in left_out]
+
+
+@pytest.mark.parametrize("source", ["this process", "a process of xdist"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("wanted", ["1", "0", ""])
+def test_further_combinations_are_left_out(
+    source: str, whole: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EXHAUSTIVE, wanted)
+    sources = pytest.Config.ArgsSource
+    config = SimpleNamespace(args_source=sources.TESTPATHS if whole else sources.ARGS)
+    if source == "a process of xdist":
+        config = SimpleNamespace(args_source=sources.ARGS, workerinput={"whole_suite": whole})
+    if whole and wanted != "1":
+        assert selected(config) == (["plain", "slow"], ["further"])
+    else:
+        assert selected(config) == (["plain", "slow", "further"], [])

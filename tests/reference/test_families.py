@@ -105,9 +105,12 @@ PAIRS = [
     PLAIN,
     *(("mlx", case) for case in IN_JAX if CASES[case]["family"] not in WITHOUT_MLX),
 ]
+FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+"""Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
+PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+@pytest.fixture(scope="module", params=PARAMS, ids="-".join)
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Pair]:
     backend, case = request.param
     path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])

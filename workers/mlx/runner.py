@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import full_layers
@@ -65,6 +64,13 @@ CPU_PADDING = 64
 much as any other. On a GPU a call costs more than the keys of a whole step of growth. 0 if sums are not in order."""
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
+
+
+def maybe_set_recommended_wired_limit() -> None:
+    """Wire as much memory as the device recommends, if it does, as `mlx_lm.utils` does, which imports transformers."""
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    if isinstance(limit, int):
+        mx.set_wired_limit(limit)
 
 
 class MlxRunner:

@@ -6,7 +6,7 @@ import json
 from tests.attacks.answers.posts import COMPLETIONS, JSON, completion
 from tests.attacks.server import HOST, AttackedServer
 
-KEPT = {"stream": True, "stream_options": {"resume_s": 600}, "max_tokens": 500}
+KEPT = {"stream": True, "stream_options": {"resume_s": 600}, "max_tokens": 100}
 
 
 def leave_stream(server: AttackedServer) -> tuple[int, str]:

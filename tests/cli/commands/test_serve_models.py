@@ -18,7 +18,7 @@ memory_budget = 10_000_000_000
 [[models]]
 name = "a"
 load = "start"
-context = 20_000
+context = 8_000
 memory_bytes = 1_000_000_000
 [[models]]
 name = "b"
@@ -27,12 +27,10 @@ memory_bytes = 8_900_000_000
 [[models]]
 name = "tiny"
 backend = "iree"
-context = 256
-max_batch_size = 1
 memory_bytes = 8_900_000_000
 """
 SERVE = ("-m", "cli", "serve", "--port")
-TOKENS = 12_000
+TOKENS = 5_000
 """Tokens of a stream that lasts longer than a load."""
 
 

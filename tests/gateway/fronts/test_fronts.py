@@ -318,7 +318,10 @@ async def test_a_stream_finishes_in_the_grace_of_a_shutdown() -> None:
         assert [whole for whole, _, _ in results] == [True] * 4
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 2), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((1, 2), (2, 1)))],
+)
 async def test_a_gateway_takes_over_from_fronts_and_with_fronts(before: int, after: int) -> None:
     statuses: list[int] = []
     with gateway(gateways=before) as old:

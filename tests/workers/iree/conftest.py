@@ -54,12 +54,17 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
 
 
 def fetch_all(runner: IreeRunner, *kinds: str) -> None:
-    """Wait for the graphs of every step and those that sample for all slots, or for all graphs of some kinds."""
+    """Wait for the graphs of every step and those that sample for all slots, or for those of some kinds or names."""
     slots = runner.capabilities.slots
     kinds = kinds or ("decode", "prefill", "head", "score", f"edit_{slots}", f"report_{slots}")
     missing = [group for group in runner.graphs.builder.plan.everything() if not runner.graphs.ready >= set(group)]
     more = f"decode_{runner.capabilities.draft_rows}"  # which only drafts of a full batch need
-    wanted = [group for group in missing if group[0].startswith(kinds) and (group[0] != more or more in kinds)]
+    wanted = [
+        group
+        for group in missing
+        if any(group[0] == kind or group[0].startswith(f"{kind}_") for kind in kinds)
+        and (group[0] != more or more in kinds)
+    ]
     with compiling_here(), Building(runner.graphs.builder, wanted, usable_cores()) as building:
         runner.graphs.open(building, wanted, lambda phase, done, total: None)
 

@@ -31,6 +31,7 @@ GREEDY = SampleSpec(Sampling(), 1)
 SEEDED = SampleSpec(Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11), 1)
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(3, 500, 90))
 ALL_STEPS = ("decode", "prefill", "edit_8", "report_8")
+exhaustive = pytest.mark.exhaustive
 
 
 class Rationed:
@@ -115,7 +116,7 @@ def test_gate(load: Load, dtype: Dtype, slots: int, edited_here: bool, monkeypat
     """With graphs for edits in part of the steps, and without any of them; with more rows than a product's tile, then
     in the ends of the buckets and the bucket of 16: each graph takes seconds to compile."""
     runner = load(dtype=dtype, slots=slots)
-    fetch_all(runner, *(("decode_1",) if edited_here else ALL_STEPS))
+    fetch_all(runner, *(("decode_1", "decode_16") if edited_here else ALL_STEPS))
     check_transitions(runner, monkeypatch, GREEDY)
     check_transitions(runner, monkeypatch, SEEDED)
     runner.reset(0)
@@ -192,7 +193,7 @@ def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), ("avx2", "int4")])
+@pytest.mark.parametrize(("cpu", "kind"), [pytest.param("avx2", "none", marks=exhaustive), ("avx2", "int4")])
 def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, cpu: CpuTarget, kind: Quantize) -> None:
     skip_unless_possible(cpu)
     path = make_mixture(tmp_path / "model")
@@ -204,8 +205,11 @@ def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, c
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields"),
-    [("gemma3_text", {"sliding_window": 9}), ("qwen3_moe", {}), ("granite", {})],
-    ids=["windows", "experts", "multipliers"],
+    [
+        pytest.param("gemma3_text", {"sliding_window": 9}, marks=exhaustive, id="windows"),
+        pytest.param("qwen3_moe", {}, marks=exhaustive, id="experts"),
+        pytest.param("granite", {}, id="multipliers"),
+    ],
 )
 def test_gate_of_windows_experts_and_multipliers(
     load: Load, tmp_path: Path, family: str, fields: dict[str, int]
@@ -280,10 +284,10 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
         ("qwen3_moe", "int4", "bfloat16", "host"),
         ("qwen2", "int8", "float32", "host"),
         ("gpt_neox", "int8", "bfloat16", "host"),
-        ("qwen2", "int8", "bfloat16", "avx2"),
+        pytest.param("qwen2", "int8", "bfloat16", "avx2", marks=exhaustive),
         ("qwen2", "int4", "bfloat16", "avx-vnni"),
         pytest.param("granite", "int8", "bfloat16", "host", marks=pytest.mark.slow),
-        pytest.param("granite", "int4", "bfloat16", "host", marks=pytest.mark.slow),
+        pytest.param("granite", "int4", "bfloat16", "host", marks=exhaustive),
     ],
 )
 def test_logits_with_quantized_weights_are_bitwise_identical(
@@ -373,7 +377,7 @@ def check_shared_calls(runner: IreeRunner, spy: LogitsSpy, expected: NDArray[np.
     np.testing.assert_array_equal(spy.seen[-1][0], expected[9])
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=exhaustive)])
 def test_rows_written_to_another_runner_are_as_good_as_computed_ones(load: Load, dtype: Dtype) -> None:
     """Neither the number of slots nor of threads matters."""
     one, other = load(dtype=dtype), load(dtype=dtype, slots=3, device="local-task", threads=2)

@@ -33,8 +33,8 @@ def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
 @pytest.mark.parametrize(
     ("family", "dtype", "sampling"),
     [
-        pytest.param("llama", "bfloat16", (), id="bfloat16"),
-        pytest.param("qwen2", "float32", SAMPLING, marks=pytest.mark.slow, id="float32"),
+        pytest.param("llama", "bfloat16", SAMPLING, id="bfloat16"),
+        pytest.param("qwen2", "float32", (), marks=pytest.mark.exhaustive, id="float32"),
     ],
 )
 def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tuple[str, ...]) -> None:

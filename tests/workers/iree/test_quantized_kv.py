@@ -57,8 +57,9 @@ def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
     ("kind", "dtype", "cpu"),
     [
         ("int8", "float32", "host"),
-        ("int4", "bfloat16", "host"),
-        pytest.param("int8", "bfloat16", "avx2", marks=pytest.mark.slow),
+        ("int4", "float32", "host"),
+        pytest.param("int4", "bfloat16", "host", marks=pytest.mark.exhaustive),
+        pytest.param("int8", "bfloat16", "avx2", marks=pytest.mark.exhaustive),
     ],
 )
 def test_logits_are_bitwise_identical_and_close(

@@ -19,16 +19,16 @@ from workers.iree.device.drivers import GENERIC_DEVICE
 from workers.precision import Dtype
 from workers.sampling.sample_spec import SampleSpec
 
-slow = pytest.mark.slow
+slow, exhaustive = pytest.mark.slow, pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
         ("llama-uneven", "bfloat16"),
-        pytest.param("mixtral-uneven", "bfloat16", marks=slow),
-        pytest.param("gemma3_text-uneven", "float32", marks=slow),
-        pytest.param("qwen3_moe-uneven", "float32", marks=slow),
+        pytest.param("mixtral-uneven", "bfloat16", marks=exhaustive),
+        pytest.param("gemma3_text-uneven", "float32", marks=exhaustive),
+        pytest.param("qwen3_moe-uneven", "float32", marks=exhaustive),
         pytest.param("granite-uneven-8-bit", "bfloat16", marks=slow),
     ],
 )
@@ -54,7 +54,9 @@ def test_gate(load: Load, tmp_path: Path, case: str, dtype: Dtype) -> None:
 
 
 @slow
-@pytest.mark.parametrize(("case", "dtype"), [("llama-uneven", "bfloat16"), ("mixtral-uneven", "float32")])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [("llama-uneven", "bfloat16"), pytest.param("mixtral-uneven", "float32", marks=exhaustive)]
+)
 def test_rows_from_others_are_as_good_as_computed_ones(load: Load, tmp_path: Path, case: str, dtype: Dtype) -> None:
     path = make_checkpoint(tmp_path / "model", **UNEVEN[case])
     report = run_prefix_gate(lambda: load(path, dtype=dtype))
@@ -86,7 +88,7 @@ def test_a_lone_row_of_many_slots_has_a_graph_of_its_own(load: Load, tmp_path: P
 
 
 @slow
-@pytest.mark.parametrize("case", ["llama-uneven", "phi3-uneven"])
+@pytest.mark.parametrize("case", ["llama-uneven", pytest.param("phi3-uneven", marks=exhaustive)])
 def test_other_devices_compute_the_same_model_without_padding(load: Load, tmp_path: Path, case: str) -> None:
     path, prompt = make_checkpoint(tmp_path / "model", **UNEVEN[case]), TOKENS[:30]
     changes: dict[str, Any] = {"slots": 4, "context": 32}

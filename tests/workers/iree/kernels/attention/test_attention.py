@@ -102,18 +102,37 @@ class Attended:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *ARITHMETICS[-2:]])
+KINDS: dict[str, tuple[float | None, dict[str, Any], int]] = {
+    "plain": (None, {}, 0),
+    "head-norms": (1e-6, {}, 0),
+    "window": (None, {"window": 70}, 0),
+    "softcap": (None, {"softcap": 2.0}, 0),
+    "window-int8": (None, {"window": 70}, 8),
+    "softcap-int4": (None, {"softcap": 2.0}, 4),
+}
+WITH = {
+    "plain": ("f32", "bf16-widened", "bf16-pairs"),
+    "head-norms": ("bf16-widened",),
+    "window": ("f32",),
+    "softcap": ("bf16-widened",),
+    "window-int8": ("f32", "bf16-widened"),
+    "softcap-int4": ("f32", "bf16-pairs"),
+}
+"""The arithmetics that the whole suite runs a kind with."""
+
+
 @pytest.mark.parametrize(
-    ("eps", "options", "bits"),
+    ("arithmetic", "eps", "options", "bits"),
     [
-        (None, {}, 0),
-        (1e-6, {}, 0),
-        (None, {"window": 70}, 0),
-        (None, {"softcap": 2.0}, 0),
-        (None, {"window": 70}, 8),
-        (None, {"softcap": 2.0}, 4),
+        pytest.param(
+            *each.values,
+            *KINDS[kind],
+            id=f"{kind}-{each.id}",
+            marks=[*each.marks, *([] if each.id in WITH[kind] else [pytest.mark.exhaustive])],
+        )
+        for kind in KINDS
+        for each in (ARITHMETICS[0], *ARITHMETICS[-2:])
     ],
-    ids=["plain", "head-norms", "window", "softcap", "window-int8", "softcap-int4"],
 )
 def test_attention(run: Run, arithmetic: Arithmetic, eps: float | None, options: dict[str, Any], bits: int) -> None:
     held = Attended(run, arithmetic, eps=eps, bits=bits)
