@@ -284,6 +284,7 @@ FURTHER = {
     "bench/overhead/draft_model.py",
     "bench/overhead/kv_precision.py",
     "bench/overhead/mtp.py",
+    "bench/overhead/sparse_prefill.py",
     "bench/peers/cold_start.py",
     "bench/peers/rivals.py",
     "bench/scale_out/kv_transfer.py",
@@ -291,8 +292,8 @@ FURTHER = {
     "bench/soak.py",
     "bench/structured/neighbours.py",
 }
-"""Scripts that take more than eight seconds. Most of their parts have tests of their own, in the folders beside this
-file; the whole suite runs the others for all scripts."""
+"""Scripts that take more than eight seconds: the whole suite runs them where it includes the tests with the marker
+`exhaustive`. Parts of many have tests of their own, in the folders beside this file."""
 
 
 def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(builtin_path() / "tokenizer.json"))
 
 
+@pytest.mark.exhaustive
 def test_a_later_stage_gives_what_all_stages_give(tokenizer: Tokenizer, tmp_path: Path) -> None:
     whole = make("toy", tmp_path / "whole", TOY, SHORT, tokenizer)
     early = make("toy", tmp_path / "parts", TOY, SHORT[:2], tokenizer)

@@ -34,6 +34,7 @@ def _jax_as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_jax_as_it_was")
 def test_both_executors_generate_the_same(cache_dir: Path) -> None:
     """As on a GPU, with fewer graphs."""

@@ -183,7 +183,7 @@ def test_gate_with_a_draft_model(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=exhaustive), "int4"])
 def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize) -> None:
     path = make_mixture(tmp_path / "model")
     report = run_gate(lambda: load(path, quantize=kind, dtype="bfloat16"), longest=70, requests=32, speculates=True)
@@ -193,7 +193,8 @@ def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cpu", "kind"), [pytest.param("avx2", "none", marks=exhaustive), ("avx2", "int4")])
+@exhaustive
+@pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), ("avx2", "int4")])
 def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, cpu: CpuTarget, kind: Quantize) -> None:
     skip_unless_possible(cpu)
     path = make_mixture(tmp_path / "model")
@@ -284,9 +285,9 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
         ("qwen3_moe", "int4", "bfloat16", "host"),
         ("qwen2", "int8", "float32", "host"),
         ("gpt_neox", "int8", "bfloat16", "host"),
-        pytest.param("qwen2", "int8", "bfloat16", "avx2", marks=exhaustive),
-        ("qwen2", "int4", "bfloat16", "avx-vnni"),
-        pytest.param("granite", "int8", "bfloat16", "host", marks=pytest.mark.slow),
+        ("qwen2", "int8", "bfloat16", "avx2"),
+        pytest.param("qwen2", "int4", "bfloat16", "avx-vnni", marks=exhaustive),
+        pytest.param("granite", "int8", "bfloat16", "host", marks=exhaustive),
         pytest.param("granite", "int4", "bfloat16", "host", marks=exhaustive),
     ],
 )

@@ -33,7 +33,7 @@ def load_generic(load: Load, path: Path, **changes: Any) -> IreeRunner:
 @pytest.mark.parametrize(
     ("family", "dtype", "sampling"),
     [
-        pytest.param("llama", "bfloat16", SAMPLING, id="bfloat16"),
+        pytest.param("llama", "bfloat16", SAMPLING, marks=pytest.mark.exhaustive, id="bfloat16"),
         pytest.param("qwen2", "float32", (), marks=pytest.mark.exhaustive, id="float32"),
     ],
 )

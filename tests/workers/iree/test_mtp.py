@@ -65,6 +65,7 @@ def test_the_head_of_a_quantized_checkpoint(tmp_path: Path, cache_dir: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_widths_that_are_padded(tmp_path: Path, cache_dir: Path) -> None:
     path = make_checkpoint(tmp_path, "mimo", hidden=60, head_dim=20, heads=3, kv_heads=1, ffn=100)
     runner = load_with_head(path, cache_dir)

@@ -46,7 +46,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("wide"), "llama", head_dim=32)
 
 
-@pytest.mark.parametrize("ways", [INT8 | {"preempts": True}, INT4 | {"speculates": True}], ids=["preempted", "drafts"])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(INT8 | {"preempts": True}, marks=pytest.mark.exhaustive, id="preempted"),
+        pytest.param(INT4 | {"speculates": True}, id="drafts"),
+    ],
+)
 def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
     kind = ways.pop("kv_dtype")
     report = run_gate(lambda: load(windowed, dtype="bfloat16", kv_dtype=kind), requests=16, max_tokens=40, **ways)
@@ -126,6 +132,7 @@ def test_a_row_that_is_not_finite_fails_alone(load: Load, wide: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_plain_graphs_agree_with_the_kernels(load: Load, wide: Path) -> None:
     """The same model on a device without kernels of its own."""
     kind: KvDtype = "int4"

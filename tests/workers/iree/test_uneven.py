@@ -44,7 +44,10 @@ def test_logits_are_bitwise_identical(
 
 
 @slow
-@pytest.mark.parametrize(("case", "dtype"), [("gemma3_text-uneven", "bfloat16"), ("qwen3_moe-uneven", "float32")])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [("gemma3_text-uneven", "bfloat16"), pytest.param("qwen3_moe-uneven", "float32", marks=exhaustive)],
+)
 def test_gate(load: Load, tmp_path: Path, case: str, dtype: Dtype) -> None:
     runner = load(make_checkpoint(tmp_path / "model", **UNEVEN[case]), dtype=dtype)
     fetch_all(runner, "decode_1")
@@ -88,7 +91,8 @@ def test_a_lone_row_of_many_slots_has_a_graph_of_its_own(load: Load, tmp_path: P
 
 
 @slow
-@pytest.mark.parametrize("case", ["llama-uneven", pytest.param("phi3-uneven", marks=exhaustive)])
+@exhaustive
+@pytest.mark.parametrize("case", ["llama-uneven", "phi3-uneven"])
 def test_other_devices_compute_the_same_model_without_padding(load: Load, tmp_path: Path, case: str) -> None:
     path, prompt = make_checkpoint(tmp_path / "model", **UNEVEN[case]), TOKENS[:30]
     changes: dict[str, Any] = {"slots": 4, "context": 32}

@@ -55,7 +55,7 @@ def test_the_head_is_quantized_with_the_model(tmp_path: Path, kind: Any) -> None
     runner.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("preempts", [False, True], ids=["", "preempting"])
 def test_drafts_of_the_head_change_no_answer(tmp_path: Path, dtype: Any, preempts: bool) -> None:
     path = make_checkpoint(tmp_path, "mimo", dtype=dtype)

@@ -60,7 +60,7 @@ def grammars(tokenizer: CheckpointTokenizer, runner: Runner) -> Iterator[Grammar
         yield made
 
 
-@pytest.fixture(params=["iree", "mlx"])
+@pytest.fixture(params=["iree", pytest.param("mlx", marks=pytest.mark.exhaustive)])
 def runner(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Runner]:
     pytest.importorskip("iree.runtime" if request.param == "iree" else "mlx.core")
     spec = scripted(
