@@ -452,7 +452,7 @@ FAMILIES: Mapping[str, Traits] = {
     ),
 }
 """By config.json's `model_type`."""
-DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") :]
+DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
 """The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
 

@@ -74,6 +74,14 @@ def above_zero(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """The `type` of an option that takes a number above 0, at most 1."""
+    value = above_zero(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or less, not {text}")
+    return value
+
+
 def not_negative(text: str) -> float:
     """The `type` of an option that takes a finite number of 0 or more."""
     try:

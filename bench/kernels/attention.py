@@ -57,9 +57,13 @@ class AttentionGraph:
         self._slots = device.upload(np.arange(rows, dtype=np.int32))
 
     def _load(self, compiler: Compiler) -> Module:
-        cache, layer = self._cache, SimpleNamespace(window=None, rope=None)
+        cache, layer = self._cache, SimpleNamespace(window=None, rope=None, kind="attention")
         config: Any = SimpleNamespace(
-            heads=self._heads, attention_scale=1.0, attention_cap=None, plan=[layer] * cache.layers
+            heads=self._heads,
+            attention_scale=1.0,
+            attention_cap=None,
+            plan=[layer] * cache.layers,
+            kv_index=lambda number: number,
         )
         ops = TiledOps(DTYPE, arithmetic_of(Cpu.of_host().features, DTYPE), threads=self._device.threads)
         self._width = self._heads * cache.head_dim // ops.arithmetic.per_word

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from msgspec.structs import replace
 
 from actors.process.logs import configure_logging
-from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.command_line import at_least, command_line, parsed, share
 from bench.harness.engine import Setup
 from bench.harness.options import BACKENDS, SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.shapes import SHAPES, TOKENS, make_model
@@ -165,7 +165,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_quantize(parser)
     parser.add_argument("--backend", choices=BACKENDS, default="iree", help="of both models")
     parser.add_argument("--prompts", type=at_least(256), nargs="+", default=[2048, 4096, 8192, 16384], help="tokens")
-    parser.add_argument("--keep", type=float, default=0.3, help="part of the prompt that is kept")
+    parser.add_argument("--keep", type=share, default=0.3, help="part of the prompt that is kept")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="prompts of each length")
     parser.add_argument("--needles", type=at_least(0), default=20, help="chats of each depth; 0 leaves them out")
     parser.add_argument("--needle-tokens", type=at_least(64), default=560, help="about so many tokens of a chat")

@@ -3,7 +3,7 @@
 from gateway.generation.field_names import FieldNames, same_names
 
 NAMES = FieldNames(
-    same_names("max_tokens", "messages", "seed", "temperature", "tools", "top_k", "top_p")
+    same_names("max_tokens", "messages", "seed", "sparse_prefill", "temperature", "tools", "top_k", "top_p")
     | {
         "prompt": "messages",
         "stop": "stop_sequences",

@@ -210,7 +210,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^ray is not installed: |^4 streams: 0 lost, 0 altered; [1-4] moved, .* fleet whole after {P} s$"
     ],
     "bench/scale.py": [
-        rf"^\| {workers} +\|( +{P} \|){{4}} +0.0 \|( +{N} \|){{3}} +{N} % \|$"
+        rf"^\| {workers} +\|( +{P} \|){{6}} +0.0 \|( +{N} \|){{3}} +{N} % \|$"
         for workers in ("1", "16", "1, 8 MiB read")
     ]
     + [

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cli.commands.models.pull import report, servable_with
 from cli.config.model import BUILTIN_NAME
@@ -44,7 +44,9 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
         print(json.dumps({"cache": str(cache.folder), "models": entries, "unreadable": unreadable}))
         return
     now = time.time()
-    table = Table("model", "revision", "size", "last used", "serves", box=None)
+    table = Table(
+        "model", "revision", "size", "last used", Column("serves", no_wrap=True, overflow="ellipsis"), box=None
+    )
     for entry, used in zip(entries, (None, *(model.last_used for model in content.models)), strict=True):
         serves = f"yes, on {entry['backend']}" if entry["servable"] else f"no: {entry['problem']}"
         revision = (entry["revision"] or "-")[:12]

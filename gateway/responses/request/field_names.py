@@ -9,6 +9,7 @@ NAMES = FieldNames(
         "presence_penalty",
         "repetition_penalty",
         "seed",
+        "sparse_prefill",
         "stop",
         "temperature",
         "tools",

@@ -181,7 +181,7 @@ class Family:
     head_bias: bool = False
     """Logits have a bias."""
     mixers: Mapping[str, MixerKind] = field(default_factory=dict)
-    """How layers mix rows, by their names in `layer_types`; empty: by attention in every layer."""
+    """The mixers of layers, by their names in `layer_types`; empty: attention in every layer."""
     mixer_rule: Callable[[Fields, int], list[str]] | None = None
     """The rule for `layer_types` where config.json leaves it out."""
     attention_gate: bool = False

@@ -1,4 +1,4 @@
-"""How the layers of a hybrid model mix rows, as config.json states it: by attention, or by a recurrent network."""
+"""Reads from config.json how the layers of a hybrid model mix rows: by attention, or by a recurrent network."""
 
 from collections.abc import Sequence
 

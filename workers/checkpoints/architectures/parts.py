@@ -15,7 +15,8 @@ QkvLayout = Literal["parts", "heads", "kv_heads"]
 """Order of the rows of a matrix of queries, keys and values: one kind after the other, or all kinds of each head, or of
 each KV head and the queries that it serves."""
 MixerKind = Literal["attention", "convolution", "gated_delta"]
-"""How a layer mixes its rows with earlier ones. All but attention keep a state of constant size for each slot."""
+"""The way in which a layer mixes its rows with earlier ones. All but attention keep a state of constant size for each
+slot."""
 
 
 @dataclass(frozen=True, slots=True)

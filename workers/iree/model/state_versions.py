@@ -1,4 +1,4 @@
-"""How many recurrent states a slot has on a CPU: one, and one more for each row that can be taken back."""
+"""The number of recurrent states of a slot on a CPU: one, and one more for each row that can be taken back."""
 
 from workers.checkpoints.checkpoint import ModelConfig
 

@@ -22,7 +22,12 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
         if error.field not in ("model_type", "architectures"):
             raise
         unknown = error
-    config = LoneConfig.from_dir(path, context)
+    try:
+        config = LoneConfig.from_dir(path, context)
+    except CheckpointError as error:
+        if unknown is not None and error.field == "model_type":  # without one, mlx-lm cannot load it either
+            raise unknown from error
+        raise
     if unknown is not None and config.family in BATCHED:  # such as a classifier
         raise unknown
     if not mlx_lm_has(config.family):

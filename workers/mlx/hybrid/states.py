@@ -76,6 +76,8 @@ class RecurrentStates:
 
     def recover(self) -> bool:
         """Return True if the states can be evaluated after a call that failed; otherwise all are lost, and initial."""
+        if not self.arrays:
+            return True
         try:
             mx.eval(self.arrays)
         except (RuntimeError, ValueError, MemoryError):  # what MLX raises; the caller raises what came first

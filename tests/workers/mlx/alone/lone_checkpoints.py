@@ -86,10 +86,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "falcon_h1": _ATTENTION | _FALCON,
     "gpt_oss": _ATTENTION | _KINDS | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "recurrent_gemma": _ATTENTION | _RECURRENT | {"num_key_value_heads": 1},
-    "cohere2": _ATTENTION | {"sliding_window": 24, "sliding_window_pattern": 2},
+    "internlm3": _ATTENTION | {"rms_norm_eps": 1e-5},
 }
 """Fields of config.json by family: a Mamba-2 model, one with latent attention and experts, one with attention and
-Mamba-2 in each layer, windows beside whole attention, recurrent layers beside windows, and a parallel block."""
+Mamba-2 in each layer, windows beside whole attention, recurrent layers beside windows, and one like Llama."""
 
 
 def make_lone_checkpoint(directory: Path, family: str, seed: int = 0, **fields: Any) -> Path:

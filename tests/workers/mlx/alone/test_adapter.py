@@ -76,7 +76,7 @@ def test_a_hybrid_model_has_one(tmp_path: Path, load: Load) -> None:
 
 
 def test_a_model_that_runs_alone_has_one(tmp_path: Path) -> None:
-    path = make_lone_checkpoint(tmp_path / "model", "cohere2")
+    path = make_lone_checkpoint(tmp_path / "model", "internlm3")
     adapter = make_adapter(tmp_path / "adapter", path, layers=1)
     options = LoadOptions(device="cpu", slots=1, context=64, cache_dir=path, adapter=adapter)
     runner = LoneRunner.load(path, LoneConfig.from_dir(path), options, quiet)

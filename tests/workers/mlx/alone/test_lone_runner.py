@@ -104,7 +104,7 @@ def test_a_state_is_written_back_to_the_bit(falcon: Path, dtype: Any) -> None:
 
 
 def test_a_window_that_is_full_is_a_state(tmp_path: Path) -> None:
-    runner = load_lone(make_lone_checkpoint(tmp_path, "cohere2"))
+    runner = load_lone(make_lone_checkpoint(tmp_path, "gpt_oss"))
     runner.prefill([Chunk(0, PROMPT[:32], 0, 0)], [None])
     state = runner.read_state(0)
     for at, token in enumerate(PROMPT[32:], 32):  # the window rotates
@@ -144,7 +144,7 @@ def test_positions_are_rows(falcon: Path) -> None:
 
 
 def test_weights_are_quantized_while_loading(tmp_path: Path) -> None:
-    path = make_lone_checkpoint(tmp_path, "cohere2", hidden_size=64, head_dim=16)
+    path = make_lone_checkpoint(tmp_path, "internlm3", hidden_size=64, head_dim=16)
     plain, quantized = load_lone(path), load_lone(path, quantize="int8")
     assert quantized.capabilities.quantization == "int8"
     assert quantized.memory()["weights"] < plain.memory()["weights"] / 2
@@ -155,7 +155,7 @@ def test_weights_are_quantized_while_loading(tmp_path: Path) -> None:
 
 
 def test_no_matrix_with_whole_groups_is_refused(tmp_path: Path) -> None:
-    narrow = make_lone_checkpoint(tmp_path, "cohere2", intermediate_size=32)
+    narrow = make_lone_checkpoint(tmp_path, "internlm3", intermediate_size=32)
     with pytest.raises(CheckpointError, match="none can be made int4"):
         load_lone(narrow, quantize="int4")
 

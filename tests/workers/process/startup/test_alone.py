@@ -26,7 +26,7 @@ pytest.importorskip("mlx_lm", reason="needs mlx-lm")
 def lone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.workers.mlx.alone.lone_checkpoints import make_lone_checkpoint
 
-    return make_lone_checkpoint(tmp_path_factory.mktemp("lone"), "cohere2", max_position_embeddings=8192)
+    return make_lone_checkpoint(tmp_path_factory.mktemp("lone"), "internlm3", max_position_embeddings=8192)
 
 
 def spec_of(path: Path, **fields: Any) -> WorkerSpec:
@@ -51,7 +51,7 @@ def test_it_has_one_slot_and_says_why(lone: Path) -> None:
     footprint = Footprint.of(spec_of(lone, context=100))
     assert (footprint.alone, footprint.rows) == (True, 100)
     assert footprint.weights == (lone / "model.safetensors").stat().st_size
-    assert Servable.of(spec_of(lone, context=100)) == Servable("mlx", "cohere2", 100)
+    assert Servable.of(spec_of(lone, context=100)) == Servable("mlx", "internlm3", 100)
 
 
 def test_it_is_loaded_and_logs_that_it_runs_alone(lone: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_described_family_is_batched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"kv_dtype": "int8"}, "kv_dtype: int8 is not supported for cohere2, which only mlx-lm describes"),
-        ({"embeddings": True}, "embeddings: is not supported for cohere2"),
-        ({"draft_model": "."}, "draft_model: cohere2 is described by mlx-lm alone"),
+        ({"kv_dtype": "int8"}, "kv_dtype: int8 is not supported for internlm3, which only mlx-lm describes"),
+        ({"embeddings": True}, "embeddings: is not supported for internlm3"),
+        ({"draft_model": "."}, "draft_model: internlm3 is described by mlx-lm alone"),
         ({"context": 9000}, "max_position_embeddings: is 8192, less than the context of 9000"),
         ({"context": 1}, "context: 1 token leaves no room"),
     ],
@@ -88,7 +88,7 @@ def test_what_has_no_effect_is_refused(lone: Path, fields: dict[str, Any], probl
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('this code has run')\n")
-    path = config_with(tmp_path, model_type="cohere2", model_file="evil.py")
+    path = config_with(tmp_path, model_type="internlm3", model_file="evil.py")
     with pytest.raises(CheckpointError, match=r"model_file: names code that comes with the checkpoint"):
         served_config(spec_of(path))
     code = {"AutoModelForCausalLM": "evil.EvilForCausalLM"}
@@ -99,7 +99,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert isinstance(served_config(spec_of(known)), LoneConfig)
 
 
-@pytest.mark.parametrize("family", ["nonsense", "../cohere2", "os.path", ""])
+@pytest.mark.parametrize("family", ["nonsense", "../internlm3", "os.path", ""])
 def test_a_family_that_mlx_lm_lacks_is_refused(tmp_path: Path, family: str) -> None:
     with pytest.raises(CheckpointError, match=r"model_type: .*is not supported.*mlx-lm does not have it either"):
         served_config(spec_of(config_with(tmp_path, model_type=family)))

@@ -23,7 +23,7 @@ def test_activations(run: Run, arithmetic: Arithmetic, activation: Activation, g
     values = np.linspace(-6, 6, 6 * 64, dtype=np.float32).reshape(6, 64)
     (out,) = run(glu("glu", 6, 32 if gated else 64, arithmetic, activation, gated=gated), values)
     gates, factor = (values[:, :32], values[:, 32:]) if gated else (values, np.float32(1))
-    expected = np.vectorize(FUNCTIONS[activation])(gates.astype(np.float64)) * factor
+    expected = np.vectorize(FUNCTIONS[activation], otypes=[np.float64])(gates.astype(np.float64)) * factor
     np.testing.assert_allclose(
         floats(out, gates.shape[1], arithmetic), expected, atol=TOLERANCE[arithmetic.element], rtol=1e-5
     )

@@ -1,0 +1,1 @@
+"""Tests of prompts that are computed in other ways than from all of their tokens."""
