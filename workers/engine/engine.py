@@ -376,7 +376,7 @@ class BatchEngine:
                 if sequence.cached_tokens:  # neither a prefix that was recomputed nor the sequence's own is a hit
                     self._stats.record_prefix_hit(sequence.cached_tokens)
                 sequence.first_token_at = now
-                if self._tier is not None:
+                if self._tier is not None and sequence.kept is None:
                     sequence.created_tokens = self._tier.created_tokens(sequence)
                 self._step.starts.append(sequence_start(sequence, now))
             self._accept(sequence, token, row_logprobs, now)
