@@ -150,6 +150,9 @@ class BatchEngine:
         field."""
         if request.sparse is not None and not request.sparse.kept and self._sparse is None:
             raise RequestRefused(ErrorCode.UNSUPPORTED, "`sparse_prefill`: nothing scores prompts here", SPARSE)
+        if request.sparse is not None and self._capabilities.state_bytes:
+            text = "`sparse_prefill`: the model has a recurrent state, which would miss the tokens that are left out"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, SPARSE)
         sequence = self._scheduler.submit(request, self._clock())
         if self._tier is not None and request.sparse is None:
             self._tier.expect(sequence, self._scheduler.cached_rows)

@@ -65,7 +65,7 @@ class SparsePrefill:
         if self._current is None or self._current[0] is not sequence:
             self.forget()
             if keeps_all(len(prompt), sparse.keep, sparse.forced):
-                return self._decided(((0, len(prompt)),), prompt)
+                return ()  # a prompt like any other: its rows may be shared
             if not self._fits(prompt):
                 return self._decided((), prompt)
         try:
