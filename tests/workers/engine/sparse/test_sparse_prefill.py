@@ -178,6 +178,22 @@ def test_a_running_answer_goes_on_while_a_prompt_is_scored() -> None:
     assert min(tokens) == 1
 
 
+@pytest.mark.parametrize(
+    ("prompt", "pays", "dense"), [(PROMPT[:90], 500, 0), (PROMPT[:400], 400, 1)], ids=["short", "dear"]
+)
+def test_a_prompt_that_is_not_scored_does_not_wait_for_the_scores_of_others(
+    prompt: tuple[int, ...], pays: int, dense: int
+) -> None:
+    engine = Engine(pays=lambda tokens: tokens != pays or not dense)
+    engine.engine.submit(request())
+    engine.step()
+    engine.engine.submit(request(2, replace(PART, forced=forced_ranges(len(prompt))), prompt=prompt))
+    while 2 not in engine.starts:
+        engine.step()
+        assert 1 not in engine.starts
+    assert engine.engine.gauges().sparse_dense_prompts == dense
+
+
 def test_its_rows_are_never_those_of_another_sequence() -> None:
     engine = Engine()
     engine.run(request())
