@@ -55,7 +55,7 @@ class SparsePrefill:
         self.left_out_tokens = 0
         """Those that were left out."""
         self.dense = 0
-        """Prompts that were computed whole, though a part was asked for."""
+        """Prompts that were computed whole, because they could not be scored, or not cheaply enough."""
 
     def decided(self, sequence: EngineSequence) -> Ranges | None:
         """Return no ranges for a prompt that is computed whole without being scored, so that it waits for no scores of
