@@ -115,7 +115,7 @@ def times(pair: Pair, prompts: Sequence[int], keep: float, rounds: int) -> Itera
             part = SparsePrompt(keep, forced_ranges(length))
             sparse, _, kept = pair.answer(EngineRequest(2, prompt, max_tokens=1, sparse=part))
             if seed >= 0:  # the first ones may wait for pages of the cache
-                found.append((whole, sparse, sum(end - start for start, end in kept)))
+                found.append((whole, sparse, sum(end - start for start, end in kept) or length))
         whole, sparse = (statistics.median(each[at] for each in found) * 1000 for at in (0, 1))
         ratio = statistics.median(each[0] / each[1] for each in found)
         yield f"{length:6} {found[0][2]:5} {whole:9.0f} {sparse:10.0f} {ratio:6.2f}"

@@ -107,7 +107,8 @@ class RequestGroup(LiveRequest):
         """The counts of the whole request. A prompt is cached as far as it was for the first of its sequences."""
         done = [sequence.usage or Usage(0, 0) for sequence in self.sequences]
         prompts = done[:: self.output.per_prompt]
-        caches = [sequence.cache_counts for sequence in self.sequences[:: self.output.per_prompt]]
+        first = self.sequences[:: self.output.per_prompt]
+        caches = [sequence.cache_counts for sequence in first]
         return TokenCounts(
             prompt=sum(usage.prompt_tokens for usage in prompts),
             completion=sum(usage.completion_tokens for usage in done),
@@ -115,7 +116,7 @@ class RequestGroup(LiveRequest):
             created=sum(created for _, created in caches),
             prefill_ms=sum(usage.prefill_ms for usage in prompts),
             decode_ms=sum(usage.decode_ms for usage in done),
-            sparse_kept=sum(min(usage.sparse_kept_tokens, usage.prompt_tokens) for usage in prompts),
+            sparse_kept=sum(each.sparse_kept_tokens for each in first),
             reasoning=sum(usage.reasoning_tokens for usage in done),
         )
 

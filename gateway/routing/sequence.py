@@ -180,6 +180,16 @@ class LiveSequence:
         # What it resumes may be cached beyond its prompt.
         return min(known.cached_tokens, self.usage.prompt_tokens), known.created_tokens
 
+    @property
+    def sparse_kept_tokens(self) -> int:
+        """Tokens of its prompt that were computed, where others were left out; 0 where none were. Known from its first
+        token on: what ends an answer that its text has ended may not say it."""
+        if self.usage is None:
+            return 0
+        kept = self.submit.kept or ()
+        count = self.usage.sparse_kept_tokens or sum(kept[1::2]) - sum(kept[::2])
+        return min(count, self.usage.prompt_tokens)
+
     def submit_as(self, number: int, now: float, *, suspect: bool = False) -> Submit:
         """The `Submit` for the next worker, under a number that no worker has seen yet.
 

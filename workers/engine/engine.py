@@ -148,9 +148,16 @@ class BatchEngine:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused`: OVERLOADED, or INVALID, CONTEXT and UNSUPPORTED with the invalid
         field."""
-        if request.sparse is not None and not request.sparse.kept and self._sparse is None:
+        scored = request.sparse is not None and not request.sparse.kept
+        if scored and self._sparse is None:
             raise RequestRefused(ErrorCode.UNSUPPORTED, "`sparse_prefill`: nothing scores prompts here", SPARSE)
-        sequence = self._scheduler.submit(request, self._clock())
+        if request.sparse is not None and self._capabilities.state_bytes:
+            text = "`sparse_prefill`: the model has a recurrent state, which would miss the tokens that are left out"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, SPARSE)
+        now = self._clock()
+        sequence = self._scheduler.submit(request, now)
+        if scored and self._sparse is not None and (kept := self._sparse.decided(sequence)) is not None:
+            self._scheduler.scored(sequence, kept, now)
         if self._tier is not None and request.sparse is None:
             self._tier.expect(sequence, self._scheduler.cached_rows)
 
@@ -376,7 +383,7 @@ class BatchEngine:
                 if sequence.cached_tokens:  # neither a prefix that was recomputed nor the sequence's own is a hit
                     self._stats.record_prefix_hit(sequence.cached_tokens)
                 sequence.first_token_at = now
-                if self._tier is not None:
+                if self._tier is not None and sequence.kept is None:
                     sequence.created_tokens = self._tier.created_tokens(sequence)
                 self._step.starts.append(sequence_start(sequence, now))
             self._accept(sequence, token, row_logprobs, now)

@@ -63,6 +63,18 @@ def test_a_sequence_without_a_pinned_prefix_has_the_counts_of_its_last_worker() 
     assert (counts.cached, counts.created) == (500, 0)
 
 
+@pytest.mark.parametrize(("reported", "counted"), [(0, 52), (52, 52), (900, 500)])
+def test_what_was_kept_of_a_prompt_counts_after_a_move(reported: int, counted: int) -> None:
+    """A worker that only finds the answer complete computes nothing of the prompt."""
+    one, group = sequence(), request()
+    one.request, group.sequences = group, [one]
+    one.place(one.submit, "a", ("m", "f"), 1000, incarnation=1, now=0.0)
+    one.started(StartedStream(1, prompt_tokens=500, kept=(0, 32, 480, 500)), 1.0)
+    assert group.token_counts().sparse_kept == 0, "it has no usage yet"
+    one.finish(StopReason.END, Usage(500, 2, sparse_kept_tokens=reported))
+    assert group.token_counts().sparse_kept == counted
+
+
 def test_what_was_discarded_is_not_taken() -> None:
     one = sequence()
     first, second = (Logprobs(TokenLogprob(token, -0.5, b"t"), ()) for token in (5, 6))

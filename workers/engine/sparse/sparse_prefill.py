@@ -55,19 +55,25 @@ class SparsePrefill:
         self.left_out_tokens = 0
         """Those that were left out."""
         self.dense = 0
-        """Prompts that were computed whole, though a part was asked for."""
+        """Prompts that were computed whole, because they could not be scored, or not cheaply enough."""
+
+    def decided(self, sequence: EngineSequence) -> Ranges | None:
+        """Return no ranges for a prompt that is computed whole without being scored, so that it waits for no scores of
+        others: nothing of it would be left out, or the draft model cannot compute it, or not cheaply enough. None means
+        that it is to be scored."""
+        sparse, prompt = sequence.request.sparse, sequence.request.prompt
+        assert sparse is not None
+        if keeps_all(len(prompt), sparse.keep, sparse.forced):
+            return ()  # a prompt like any other: it counts for nothing here
+        return None if self._fits(prompt) else self._decided((), prompt)
 
     def advance(self, sequence: EngineSequence, most: int) -> Ranges | None:
         """Compute some of the scores of a prompt, of which up to `most` tokens. Returns the ranges that are kept once
         that is decided; none for all of the prompt. None means that it is not decided yet."""
         sparse, prompt = sequence.request.sparse, sequence.request.prompt
         assert sparse is not None
-        if self._current is None or self._current[0] is not sequence:
+        if self._current is not None and self._current[0] is not sequence:
             self.forget()
-            if keeps_all(len(prompt), sparse.keep, sparse.forced):
-                return self._decided(((0, len(prompt)),), prompt)
-            if not self._fits(prompt):
-                return self._decided((), prompt)
         try:
             scores = self._scorer(sequence).advance(most)
         except Exception as error:  # noqa: BLE001 - an error of the draft model must not end the stream

@@ -15,6 +15,8 @@ MAX_CONTEXTS = 1 << 12
 lately. Each takes some 250 bytes."""
 MAX_TABLES = 16
 """Tables that are kept, those of the last grammars: together some 33 MB at most."""
+MAX_LEARNED = 1 << 10
+"""Tokens that are learned at once, the last ones: some 7 ms. There are more where a long answer is resumed."""
 START, STEP, LEAST = 0.7, 0.35, 0.4
 """Certainty of a new token of a context; the part by which it moves to 1 or 0 each time; and that below which another
 token takes its place."""
@@ -40,8 +42,8 @@ class AnswerPatterns:
         return len(self._once) + len(self._guesses)
 
     def learn(self, tokens: Sequence[int], start: int, first: int) -> None:
-        """Learn tokens[start:] of an answer that begins at `first`."""
-        for at in range(max(start, first + 1), len(tokens)):
+        """Learn tokens[start:] of an answer that begins at `first`, or the last `MAX_LEARNED` of them."""
+        for at in range(max(start, first + 1, len(tokens) - MAX_LEARNED), len(tokens)):
             token = tokens[at]
             for size in SIZES:
                 if at - size < first:

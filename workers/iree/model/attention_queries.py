@@ -60,12 +60,12 @@ class _QueryTap:
         return self._ops.rope_and_cache(qkv, angles, norms, kv, cache, layer, config, step)
 
     def _normed(self, q: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
-        """Return the RMS norm of queries [rows, heads, lanes], whose padded lanes are zeros, head by head or of all
-        heads together."""
+        """Return the norm of queries [rows, heads, lanes], whose padded lanes are zeros, head by head or of all heads
+        together."""
         padding = self._ops.padding
         values = config.head_dim if padding is None else padding.head.size
-        if config.head_norm == "each":
-            mean = jnp.sum(q * q, -1, keepdims=True) / values
-            return q * jax.lax.rsqrt(mean + config.rms_eps) * weight
-        mean = jnp.sum(q * q, (1, 2), keepdims=True) / (values * config.heads)
-        return q * jax.lax.rsqrt(mean + config.rms_eps) * weight.reshape(1, *q.shape[1:])
+        together = config.head_norm == "all"
+        axes, count = ((1, 2), values * config.heads) if together else ((2,), values)
+        mean = jnp.sum(q, axes, keepdims=True) / count if config.norm_kind == "layer" else jnp.zeros((), q.dtype)
+        variance = jnp.sum(q * q, axes, keepdims=True) / count - mean * mean
+        return (q - mean) * jax.lax.rsqrt(variance + config.rms_eps) * weight.reshape(1, -1, q.shape[-1])

@@ -238,9 +238,11 @@ class LoneRunner:
         check_chunks(self.capabilities, lambda _: self._caches.rows, chunks)
         self._states.check_call([self._caches.rows], chunks, decode=decode)
         (chunk,) = chunks
-        if chunk.position != chunk.start:
+        last = len(chunk.tokens) - 1
+        if (chunk.position, chunk.position_at(last)) != (chunk.start, chunk.start + last):
             raise ValueError(
-                f"position: {chunk.position} is not row {chunk.start}, as it is for a model that runs alone"
+                f"position: {chunk.position} is not row {chunk.start}, as it is for a model that runs alone, or tokens "
+                "after it are left out"
             )
         with self._owner.selected():
             try:

@@ -21,7 +21,7 @@ from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.engine.step_result import SequenceEnd, SequenceStart, StepResult
 from workers.sampling.sample_spec import SampleSpec
-from workers.scripted.runner import ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 CONTEXT = 640
 PROMPT = tuple(random.Random(1).choices(range(97, 123), k=500))
@@ -113,8 +113,19 @@ def test_an_answer_to_a_part_of_a_prompt_is_another_one_and_says_so() -> None:
 def test_with_all_kept_the_tokens_are_those_of_the_whole_prompt() -> None:
     dense, sparse = Engine().run(request(sparse=None)), Engine().run(request(sparse=replace(PART, keep=1.0)))
     assert sparse.tokens() == dense.tokens()
-    assert kept_of(sparse) == ((0, 500),)
+    assert kept_of(sparse) == ()
     assert not sparse.draft.calls
+
+
+def test_a_prompt_of_which_all_is_kept_is_one_like_any_other() -> None:
+    """It says nothing of tokens that were left out, and its rows are shared."""
+    short = request(prompt=PROMPT[:90], sparse=SparsePrompt(0.3, forced_ranges(90)))
+    engine = Engine().run(short, replace(short, stream=2, prompt=(*PROMPT[:90], 98)))
+    engine.run(replace(short, stream=3))
+    gauges = engine.engine.gauges()
+    assert [engine.ends[stream].kept_tokens for stream in (1, 2, 3)] == [0, 0, 0]
+    assert (gauges.sparse_prompts, gauges.sparse_kept_tokens, gauges.sparse_dense_prompts) == (0, 0, 0)
+    assert engine.ends[3].cached_tokens > 0
 
 
 @pytest.mark.parametrize("speculates", [False, True], ids=["undrafted", "drafted"])
@@ -165,6 +176,22 @@ def test_a_running_answer_goes_on_while_a_prompt_is_scored() -> None:
         assert engine.draft.calls - calls <= 9, "one chunk of the prompt, or eight tokens after it"
     assert len(tokens) > 8
     assert min(tokens) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pays", "dense"), [(PROMPT[:90], 500, 0), (PROMPT[:400], 400, 1)], ids=["short", "dear"]
+)
+def test_a_prompt_that_is_not_scored_does_not_wait_for_the_scores_of_others(
+    prompt: tuple[int, ...], pays: int, dense: int
+) -> None:
+    engine = Engine(pays=lambda tokens: tokens != pays or not dense)
+    engine.engine.submit(request())
+    engine.step()
+    engine.engine.submit(request(2, replace(PART, forced=forced_ranges(len(prompt))), prompt=prompt))
+    while 2 not in engine.starts:
+        engine.step()
+        assert 1 not in engine.starts
+    assert engine.engine.gauges().sparse_dense_prompts == dense
 
 
 def test_its_rows_are_never_those_of_another_sequence() -> None:
@@ -263,6 +290,41 @@ def test_what_needs_the_whole_prompt_is_refused(fields: dict[str, Any], code: Er
     with pytest.raises(RequestRefused) as refused:
         Engine().engine.submit(request(**fields))
     assert (refused.value.code, refused.value.field) == (code, "sparse_prefill")
+
+
+def test_a_model_with_a_recurrent_state_takes_no_part_of_a_prompt() -> None:
+    """Its snapshots are found by the tokens of a prompt, and would be those of a part."""
+    engine = BatchEngine(runner(state_bytes=STATE_BYTES), max_queue=4, step_tokens=64)
+    with pytest.raises(RequestRefused, match="recurrent state") as refused:
+        engine.submit(request(sparse=SparsePrompt(kept=((0, 32), (400, 500)))))
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")
+    assert engine.idle
+
+
+class Unclear(ScriptedRunner):
+    """Cannot clear a slot so often."""
+
+    left = 0
+
+    def reset(self, slot: int) -> None:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("the device is lost")
+        super().reset(slot)
+
+
+def test_a_slot_that_cannot_be_cleared_is_not_lost() -> None:
+    draft = Unclear(slots=3, context=CONTEXT, prefill_chunks=(16, 64), decode_rows=12, sparse=True)
+    drafter = DraftModel(draft)
+    lent = [drafter.lend_slot() for _ in range(3)]
+    for each in lent:
+        draft.left = 1
+        with pytest.raises(RuntimeError):
+            drafter.take_back(each)
+    draft.left = 1
+    with pytest.raises(RuntimeError):
+        drafter.lend_slot()
+    assert sorted(drafter.lend_slot() for _ in range(3)) == [0, 1, 2]
 
 
 def test_an_engine_without_a_draft_model_refuses_it_and_replays_it() -> None:

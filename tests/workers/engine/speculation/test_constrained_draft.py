@@ -13,7 +13,13 @@ from tests.workers.engine.harness.drafting import always
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.speculation import answer_patterns
-from workers.engine.speculation.answer_patterns import MAX_CONTEXTS, MAX_TABLES, AnswerPatterns, PatternTables
+from workers.engine.speculation.answer_patterns import (
+    MAX_CONTEXTS,
+    MAX_LEARNED,
+    MAX_TABLES,
+    AnswerPatterns,
+    PatternTables,
+)
 from workers.engine.speculation.lookup_drafters import LookupDrafters
 from workers.engine.speculation.speculator import Speculator
 from workers.grammar.compiler import GrammarCompiler
@@ -140,6 +146,16 @@ def test_prompts_are_not_learned() -> None:
     patterns.learn([1, 2, 3, 4, 5], 0, 3)
     assert patterns.guess([1, 2]) is None
     assert patterns.guess([4]).token == 5  # type: ignore[union-attr]
+
+
+def test_of_a_long_resumed_answer_only_the_end_is_learned() -> None:
+    """All of it would hold the engine's thread for too long."""
+    patterns, last = AnswerPatterns(), 4 * MAX_LEARNED
+    patterns.learn(range(last + 1), 0, 0)
+    first = last - MAX_LEARNED + 1
+    assert patterns.guess([last - 1]).token == last  # type: ignore[union-attr]
+    assert patterns.guess([first - 1]).token == first  # type: ignore[union-attr]
+    assert patterns.guess([first - 2]) is None
 
 
 def test_a_table_is_bounded_and_keeps_what_was_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from tests.workers.tier_gate import BLOCK_ROWS, engine_with_tier, serve
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import EngineRequest
+from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.step_result import SequenceEnd
 from workers.engine.tier import save_budget
 from workers.engine.tier.save_budget import BURST_S, DELAY, SHARE, SaveBudget
@@ -53,6 +54,14 @@ def test_whole_blocks_of_a_prefix_are_pinned_and_reported_as_created(tmp_path: P
     assert (end.cached_tokens, end.created_tokens) == (BLOCKS * BLOCK_ROWS, 0), "it was read, and pinned again"
     assert kept(later) == blocks
     later.close()
+
+
+def test_of_a_prompt_of_which_tokens_are_left_out_nothing_is_created(tmp_path: Path) -> None:
+    engine = engine_with_tier(scripted(sparse=True), tmp_path / "store")
+    part = SparsePrompt(kept=((0, 32), (len(PROMPT) - 32, len(PROMPT))))
+    end = end_of(engine, pinned(1, sparse=part))
+    assert (end.kept_tokens, end.created_tokens, kept(engine)) == (64, 0, 0)
+    engine.close()
 
 
 def test_a_pinned_prefix_outlives_all_others(tmp_path: Path) -> None:

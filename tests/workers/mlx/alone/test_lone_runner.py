@@ -137,6 +137,8 @@ def test_positions_are_rows(falcon: Path) -> None:
     runner = load_lone(falcon)
     with pytest.raises(ValueError, match="position: 3 is not row 0"):
         runner.prefill([Chunk(0, PROMPT[:8], 0, 3)], [None])
+    with pytest.raises(ValueError, match="tokens after it are left out"):
+        runner.prefill([Chunk(0, PROMPT[:8], 0, 0, positions=(*range(7), 40))], [None])
     for call in (lambda: runner.read_rows(0, 0, 1), lambda: runner.write_rows(0, 0, b"x")):
         with pytest.raises(ValueError, match="cannot be read or written"):
             call()

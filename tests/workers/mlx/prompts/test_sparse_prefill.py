@@ -72,6 +72,7 @@ def test_a_part_of_a_prompt_has_the_same_answer_in_any_batch_and_with_drafts(pai
 
 
 def test_with_all_kept_the_tokens_are_those_of_the_whole_prompt(pair: tuple[Runner, Runner]) -> None:
-    (whole, _), (kept, ranges) = (answers(pair, request(1, each))[1] for each in (None, SparsePrompt(1.0, PART.forced)))
-    assert kept == whole
-    assert ranges == ((0, 230),)
+    asked = (None, SparsePrompt(kept=((0, 230),)), SparsePrompt(1.0, PART.forced))
+    (whole, _), (kept, ranges), (all_kept, none) = (answers(pair, request(1, each))[1] for each in asked)
+    assert kept == all_kept == whole
+    assert (ranges, none) == (((0, 230),), ()), "it is computed like any other"

@@ -64,20 +64,18 @@ class DraftModel:
             return
         current = set(decoding)
         for sequence in [each for each in self._cached if each not in current]:
-            slot = self._cached.pop(sequence).slot
-            self._runner.reset(slot)
-            self._free.append(slot)
+            self.take_back(self._cached.pop(sequence).slot)
 
     def lend_slot(self) -> int:
-        """Return an empty slot for another use. If all are taken, a sequence loses its own, and is computed again."""
+        """Return an empty slot for another use. If all are taken, a sequence loses its own, and is computed again.
+        Raises what the runner raises: the slot is free then."""
         if not self._free:
-            slot = self._cached.popitem()[1].slot
-            self._runner.reset(slot)
-            self._free.append(slot)
+            self._free.append(self._cached.popitem()[1].slot)
+        self._runner.reset(self._free[-1])  # one that could not be cleared is free all the same
         return self._free.pop()
 
     def take_back(self, slot: int) -> None:
-        """Take back a slot that was lent, and clear it."""
+        """Take back a slot that was lent, or whose sequence has ended, and clear it. Raises what the runner raises."""
         self._free.append(slot)
         self._runner.reset(slot)
 
