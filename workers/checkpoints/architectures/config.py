@@ -398,7 +398,8 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     normalize = family.normalizes_experts
     if normalize is None:
         normalize = fields.flag("norm_topk_prob", False)
-    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize)
+    shared = 0 if family.shared_ffn is None else fields.integer(family.shared_ffn)
+    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize, shared, family.shared_gate)
 
 
 def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
