@@ -30,6 +30,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
+from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
     CappedAttention,
     PlainExperts,
@@ -126,7 +127,16 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": EXPERTS,
-    "qwen2_moe": replace(EXPERTS, module="qwen2_moe", free_head_dim=False, head="removed", dense_layers=False),
+    # mlx-lm does not read `norm_topk_prob` here; the block of its Qwen3-Next, which has the same parts, does.
+    "qwen2_moe": Adapter(
+        "qwen2_moe",
+        always={"scaled_dot_product_attention": ragged_attention, "ModelArgs": Qwen2MoeArgs},
+        uncompiled={},
+        takes={"Qwen2MoeSparseMoeBlock": (QWEN3_NEXT, "Qwen3NextSparseMoeBlock")},
+        free_head_dim=False,
+        head="removed",
+        dense_layers=False,
+    ),
     "olmoe": Adapter("olmoe", uncompiled={"SwitchGLU": PlainExperts}, biases=True, dense_layers=False),
     "granitemoe": Adapter(
         "granitemoe",
@@ -332,6 +342,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
+    if config.family == "granitemoeshared" and config.experts is not None and not config.experts.shared_ffn:
+        adapter = ADAPTERS["granitemoe"]  # the module with shared experts has no layer without one
     if adapter is None:
         known = ", ".join(ADAPTERS)
         raise CheckpointError(

@@ -103,7 +103,10 @@ MIXTURES: Mapping[str, Family] = {
     ),
     "granitemoe": GRANITE,
     "granitemoeshared": replace(
-        GRANITE, architecture="GraniteMoeSharedForCausalLM", shared_ffn="shared_intermediate_size"
+        GRANITE,
+        architecture="GraniteMoeSharedForCausalLM",
+        shared_ffn="shared_intermediate_size",
+        defaults=dict(GRANITE.defaults) | {"shared_intermediate_size": 0},
     ),
     "qwen3_5_moe_text": QWEN3_5,
     "qwen3_next": replace(
@@ -113,7 +116,7 @@ MIXTURES: Mapping[str, Family] = {
         rope_sections=False,
         normalizes_experts=None,
         read_ffn=None,
-        defaults=QWEN3_5.defaults | {"num_experts_per_tok": 10, "norm_topk_prob": True},
+        defaults=dict(QWEN3_5.defaults) | {"num_experts_per_tok": 10, "norm_topk_prob": True},
     ),
 }
 """The families by `model_type` of config.json."""
