@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
         "family": "qwen2_moe",
         "layers": 1,
         "ffn": 96,
-        "fields": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96, "norm_topk_prob": True},
+        "fields": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 72, "norm_topk_prob": True},
         "quantized_bits": 8,
     },
     "olmoe": {"family": "olmoe", "tied": False},
