@@ -175,6 +175,6 @@ def test_stacks_of_transformers_are_read(tmp_path: Path, load: Load) -> None:
         tensors[f"{block}experts.down_proj"] = tensors.pop(name)
     write_safetensors(stacked / "model.safetensors", tensors)
     chunk = Chunk(0, (5, 6, 7, 8), 0, 0)
-    logits = [load(path).logits(chunk) for path in (single, stacked)]
-    assert np.ptp(logits[0]) > 0
-    np.testing.assert_array_equal(*logits)
+    expected, actual = (load(path).logits(chunk) for path in (single, stacked))
+    assert np.ptp(expected) > 0
+    np.testing.assert_array_equal(actual, expected)

@@ -152,8 +152,11 @@ def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
         for each in (mixtures.router, *mixtures.weights)
     )
     up, down = up.reshape(EXPERTS.count, 2, EXPERTS.ffn, HIDDEN), down.reshape(EXPERTS.count, HIDDEN, EXPERTS.ffn)
-    shares = {"none": 0.0, "added": 1.0, "gated": 1 / (1 + np.exp(-3 * x[:, :1].astype(np.float64)))}
-    out = x / 4 * shares[mixtures.kind.shared]
+    out, wide = np.zeros(x.shape), x.astype(np.float64)
+    if mixtures.kind.shared != "none":
+        out += wide / 4
+    if mixtures.kind.shared == "gated":
+        out /= 1 + np.exp(-3 * wide[:, :1])
     for row, (hidden, logits) in enumerate(zip(x, x @ router.T, strict=True)):
         chosen = np.argsort(-logits)[: EXPERTS.per_token]
         powers = np.exp(logits[chosen] - logits[chosen[0]])
