@@ -24,6 +24,8 @@ from workers.mlx.architecture import ADAPTERS, LLAMA, Adapter, bind_module, load
 from workers.mlx.modules.parts import Multiplied, ragged_attention
 
 TOKENS = tuple(range(3, 90))
+OTHER_MODULES = ("granitemoeshared", "qwen3_next", "qwen3_5_moe_text")
+"""mlx-lm has them under other names, or without `layer_types`; tests/reference compares them with transformers."""
 
 
 def edit_config(path: Path, **changes: Any) -> None:
@@ -39,7 +41,7 @@ def plain_logits(path: Path) -> np.ndarray[Any, Any]:
     return np.array(model(mx.array(TOKENS)[None])[0].astype(mx.float32))
 
 
-@pytest.mark.parametrize("family", ADAPTERS)
+@pytest.mark.parametrize("family", [family for family in ADAPTERS if family not in OTHER_MODULES])
 def test_the_same_logits_as_the_plain_forward(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -65,7 +67,7 @@ def test_two_bound_modules_are_two() -> None:
     assert one.Model is not two.Model
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3_text", "qwen2_moe", "qwen3_moe", "mixtral"])
 def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: Any) -> None:
     """`mx.compile` writes a library to a folder that other users share: no function made by it may run."""
 
