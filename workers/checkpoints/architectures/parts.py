@@ -84,7 +84,7 @@ class Experts:
     shared_ffn: int = 0
     """Width of the shared expert, a gated MLP that computes every row and is added; 0 is none."""
     shared_gate: bool = False
-    """What the shared expert computes is multiplied by the sigmoid of a projection of the row."""
+    """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
 
 
 @dataclass(frozen=True, slots=True)

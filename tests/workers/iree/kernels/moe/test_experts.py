@@ -53,7 +53,7 @@ class Kind:
     tolerance: float
     cpu: CpuTarget = "host"
     shared: Literal["none", "added", "gated"] = "none"
-    """How a shared expert's rows are added."""
+    """The way in which a shared expert's rows are added."""
 
 
 HOST, DOTS = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES)
