@@ -77,6 +77,52 @@ def _experts(
             yield f"{block}.experts.{expert}.{name}.weight", weights.matrix(rows, columns, gain)
 
 
+def shared_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Qwen's mixture with an expert that computes every row, with a gate."""
+    if layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"]:
+        yield from dense(config, layer, weights)
+        return
+    hidden, ffn = config["hidden_size"], config["shared_expert_intermediate_size"]
+    yield from qwen_experts(config, layer, weights)
+    for name, rows, columns, gain in (("gate", ffn, hidden, 1.0), ("up", ffn, hidden, 1.0), ("down", hidden, ffn, 2.0)):
+        yield f"mlp.shared_expert.{name}_proj.weight", weights.matrix(rows, columns, gain)
+    yield "mlp.shared_expert_gate.weight", weights.matrix(1, hidden, 2.0)
+
+
+def olmoe_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    sizes = (config["num_experts"], config["intermediate_size"], config["hidden_size"])
+    return _experts("mlp", ("gate_proj", "up_proj", "down_proj"), sizes, weights)
+
+
+def granite_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Experts in stacks, the gates before the up matrices, and the shared expert of some models likewise."""
+    count, ffn, hidden = config["num_local_experts"], config["intermediate_size"], config["hidden_size"]
+    yield "block_sparse_moe.router.layer.weight", weights.matrix(count, hidden, 2.0)
+    stacks = [[weights.matrix(2 * ffn, hidden, 1.0), weights.matrix(hidden, ffn, 2.0)] for _ in range(count)]
+    for number, name in enumerate(("input_linear", "output_linear")):
+        yield f"block_sparse_moe.{name}.weight", np.stack([expert[number] for expert in stacks])
+    shared = config.get("shared_intermediate_size")
+    if shared is not None:
+        yield "shared_mlp.input_linear.weight", weights.matrix(2 * shared, hidden, 1.0)
+        yield "shared_mlp.output_linear.weight", weights.matrix(hidden, shared, 2.0)
+
+
+def qwen3_next_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Qwen 3.5's, with the projections of a key head and its value heads behind those of the one before."""
+    parts = dict(qwen3_5_mixer(config, layer, weights))
+    if "linear_attn.A_log" not in parts:
+        yield from parts.items()
+        return
+    hidden, heads = config["hidden_size"], config["linear_num_key_heads"]
+    keys = heads * config["linear_key_head_dim"]
+    qkv, z, b, a = (parts.pop(f"linear_attn.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
+    fused = [each.reshape(heads, -1, hidden) for each in (*np.split(qkv, [keys, 2 * keys]), z)]
+    gates = [each.reshape(heads, -1, hidden) for each in (b, a)]
+    yield "linear_attn.in_proj_qkvz.weight", np.concatenate(fused, axis=1).reshape(-1, hidden)
+    yield "linear_attn.in_proj_ba.weight", np.concatenate(gates, axis=1).reshape(-1, hidden)
+    yield from parts.items()
+
+
 def lfm2_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
     """A gated short convolution, or attention under LFM2's names."""
     hidden, taps = config["hidden_size"], config["conv_L_cache"]
@@ -163,6 +209,35 @@ class Traits:
     """The `model_type` in transformers, if it is another one: the model's own code is not in transformers."""
 
 
+MULTIPLIED = {
+    "embedding_multiplier": 1.7,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.7,
+}
+QWEN_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+
+def _hybrid_fields(layers: int) -> dict[str, Any]:
+    return {
+        "layer_types": ["full_attention" if layer % 2 else "linear_attention" for layer in range(layers)],
+        "partial_rotary_factor": 0.5,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+
+
 GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 WINDOWED_GEMMA = GELU | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
 """Fields that Gemma 2 and 3 share."""
@@ -236,13 +311,7 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "granite": Traits(
         "GraniteForCausalLM",
-        lambda layers: {
-            "mlp_bias": False,
-            "embedding_multiplier": 1.7,
-            "attention_multiplier": 0.4,
-            "residual_multiplier": 0.6,
-            "logits_scaling": 0.7,
-        },
+        lambda layers: MULTIPLIED | {"mlp_bias": False},
     ),
     "qwen3_moe": Traits(
         "Qwen3MoeForCausalLM",
@@ -437,22 +506,55 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "qwen3_5_text": Traits(
         "Qwen3_5ForCausalLM",
-        lambda layers: {
-            "layer_types": ["full_attention" if layer % 2 else "linear_attention" for layer in range(layers)],
-            "partial_rotary_factor": 0.5,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-        },
+        _hybrid_fields,
         centred_norms=True,
         head_norm="each",
         mixer=qwen3_5_mixer,
     ),
+    "qwen2_moe": Traits(
+        "Qwen2MoeForCausalLM",
+        lambda layers: QWEN_EXPERTS | {"use_sliding_window": False, "qkv_bias": True},
+        optional_bias=False,
+        qkv_bias=True,
+        mlp=shared_experts,
+    ),
+    "olmoe": Traits(
+        "OlmoeForCausalLM",
+        lambda layers: {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False},
+        head_norm="all",
+        mlp=olmoe_experts,
+    ),
+    "granitemoe": Traits(
+        "GraniteMoeForCausalLM",
+        lambda layers: MULTIPLIED | {"num_local_experts": 6, "num_experts_per_tok": 3},
+        mlp=granite_experts,
+    ),
+    "granitemoeshared": Traits(
+        "GraniteMoeSharedForCausalLM",
+        lambda layers: MULTIPLIED | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 80},
+        mlp=granite_experts,
+    ),
+    "qwen3_5_moe_text": Traits(
+        "Qwen3_5MoeForCausalLM",
+        lambda layers: QWEN_EXPERTS | _hybrid_fields(layers),
+        centred_norms=True,
+        head_norm="each",
+        mixer=qwen3_5_mixer,
+        mlp=shared_experts,
+    ),
+    "qwen3_next": Traits(
+        "Qwen3NextForCausalLM",
+        lambda layers: QWEN_EXPERTS | _hybrid_fields(layers) | {"norm_topk_prob": True},
+        centred_norms=True,
+        head_norm="each",
+        mixer=qwen3_next_mixer,
+        mlp=shared_experts,
+    ),
 }
 """By config.json's `model_type`."""
-DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
+MIXTURES = ("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "qwen3_5_moe_text", "qwen3_next")
+"""The families with a mixture of experts whose kernels other families have."""
+DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("qwen2_moe")]
 """The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
 

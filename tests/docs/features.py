@@ -42,11 +42,13 @@ BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
 IREE_ONLY = ["falcon"]
 """Dense models that mlx-lm does not have."""
-HYBRID = [name for name, family in FAMILIES.items() if family.mixers]
+HYBRID = [name for name, family in FAMILIES.items() if family.mixers and not family.experts]
 DENSE = [
     name for name, family in FAMILIES.items() if not family.experts and not family.mixers and name not in IREE_ONLY
 ]
 MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
+PLAIN_MIXTURES = ("qwen3_moe", "mixtral")
+"""Mixtures of which AWQ and GGUF checkpoints are made here."""
 MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
 ALIGNED: Mapping[str, Any] = {"fields": {"moe_intermediate_size": 64, "intermediate_size": 64}}
 """Experts whose inputs are whole groups."""
@@ -168,7 +170,7 @@ FEATURES = (
     Feature(f"by AWQ ({widths('awq')} bits)", [quantized("awq", bits) for bits in BITS["awq"]], cell=unpacked),
     Feature(
         "by AWQ, mixtures of experts",
-        [quantized("awq", bits, name) for bits in BITS["awq"] for name in MIXTURES],
+        [quantized("awq", bits, name) for bits in BITS["awq"] for name in PLAIN_MIXTURES],
         cell=unpacked,
     ),
     Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq", bits) for bits in BITS["gptq"]], cell=unpacked),
@@ -178,7 +180,7 @@ FEATURES = (
         [in_gguf(kind, name) for kind in (Type.Q8_0, Type.Q4_0, Type.Q5_1) for name in ("llama", "qwen3")],
         cell=unpacked,
     ),
-    Feature("GGUF files, mixtures of experts", [in_gguf(Type.BF16, name) for name in MIXTURES]),
+    Feature("GGUF files, mixtures of experts", [in_gguf(Type.BF16, name) for name in PLAIN_MIXTURES]),
     Feature("Speculative decoding", LLAMA, {"speculate": "auto"}, drafts),
     Feature(
         "`--enable-prompt-embeds`",

@@ -1,7 +1,9 @@
 """The functions that IREE compiles for GPUs, evaluated by JAX: parameters and layers without a compilation."""
 
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,43 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
 
 
+class OpsWithExperts(PlainOps):
+    """Operations with a mixture of experts, which GPUs do not run: every expert computes every row."""
+
+    def experts(
+        self,
+        x: jax.Array,
+        router: jax.Array,
+        up: Any,
+        down: Any,
+        config: ModelConfig,
+        live: jax.Array | None = None,
+        shared: jax.Array | None = None,
+        gate: jax.Array | None = None,
+    ) -> jax.Array:
+        mixture = config.experts
+        assert mixture is not None
+        logits = self.linear(x, router, mixture.count)
+        best, chosen = jax.lax.top_k(logits, mixture.per_token)
+        weights = jax.nn.softmax(best) if mixture.normalize else jnp.exp(best - jax.nn.logsumexp(logits, -1)[:, None])
+        ups, downs = up.reshape(mixture.count, -1, x.shape[1]), down.reshape(mixture.count, -1, mixture.ffn)
+        each = [
+            self.mlp(x, ups[expert], downs[expert], config.hidden_size, mixture.ffn, config.activation)
+            for expert in range(mixture.count)
+        ]
+        mixed = jnp.take_along_axis(jnp.stack(each, axis=1), chosen[:, :, None], axis=1)
+        added = jnp.sum(mixed * weights[:, :, None], axis=1)
+        if shared is None:
+            return added
+        return added + (shared if gate is None else jax.nn.sigmoid(gate) * shared)
+
+
 class JaxGraphs:
     """A checkpoint in float32, for one chunk of tokens at a time."""
 
     def __init__(self, path: Path, context: int) -> None:
         self._config = config = ModelConfig.from_dir(path)
-        self._ops, files = PlainOps("float32"), open_weights(path)
+        self._ops, files = OpsWithExperts("float32"), open_weights(path)
         stored = stored_parameters(config, self._ops, files, "none")
         self._weights = {each.name: jnp.asarray(pack_parameter(each, files, self._ops)) for each in stored}
         self._cache = KvLayout.of(config, 1, context, 16)
@@ -34,5 +67,6 @@ class JaxGraphs:
         step = StepRows(jnp.zeros(1, jnp.int32), jnp.asarray(rows, jnp.int32))
         inputs = StepInputs(jnp.asarray([chunk.tokens]), jnp.asarray(cos), jnp.asarray(sin), step)
         kv = jnp.zeros(self._cache.shape, jnp.float32)
-        hidden, *_ = forward(self._config, self._ops, self._cache, self._weights, inputs, kv)
+        states = jnp.zeros((1, self._config.state_values), jnp.float32) if self._config.state_layers else None
+        hidden, *_ = forward(self._config, self._ops, self._cache, self._weights, inputs, kv, states)
         return np.asarray(head(self._config, self._ops, self._weights, hidden))

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import DENSE, FAMILIES
+from tests.families import DENSE, FAMILIES, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.reference.jax_graphs import JaxGraphs
@@ -83,6 +83,20 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"family": "ernie4_5"},
     "ministral": {"family": "ministral", "tied": False, "fields": {"sliding_window": 9}},
     "ministral3": {"family": "ministral3", "tied": False},
+    "qwen2_moe": {"family": "qwen2_moe", "tied": False},
+    "qwen2_moe-dense": {"family": "qwen2_moe", "tied": False, "fields": {"decoder_sparse_step": 2}},
+    "qwen2_moe-8-bit": {
+        "family": "qwen2_moe",
+        "layers": 1,
+        "ffn": 96,
+        "fields": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 72, "norm_topk_prob": True},
+        "quantized_bits": 8,
+    },
+    "olmoe": {"family": "olmoe", "tied": False},
+    "granitemoe": {"family": "granitemoe"},
+    "granitemoeshared": {"family": "granitemoeshared"},
+    "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
+    "qwen3_next": {"family": "qwen3_next", "tied": False},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -95,15 +109,17 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
-KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit")
-"""The cases of `DENSE` whose graphs are compiled: between them they have every operation of the others."""
-IN_JAX = [case for case in CASES if CASES[case]["family"] in DENSE and case not in KERNELS]
+KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
+"""The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
+others."""
+IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
-WITHOUT_MLX = ("falcon",)
+WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
+"""mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
 PAIRS = [
     *((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN and case not in IN_JAX),
     PLAIN,
-    *(("mlx", case) for case in IN_JAX if CASES[case]["family"] not in WITHOUT_MLX),
+    *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
 FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""

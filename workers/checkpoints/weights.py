@@ -1,6 +1,5 @@
 """The tensors of a checkpoint, read on access; in safetensors files, one or sharded, plain or quantized."""
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from workers.checkpoints.architectures.wrapper import Wrapper, name_inside
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, is_stack, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import NUMBERS, Quantization
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
@@ -27,31 +27,16 @@ MLX_WORDS = {"U32": WORDS["U32"]}
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of scales by safetensors' names."""
 
-MAX_EXPERTS = 4096
-"""Experts in one stack: each gets a name here."""
-_STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)")
-_MIXTRAL: Mapping[str, str] = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-
-
-def expert_module(stack: str, expert: int) -> str | None:
-    """The name of one expert's matrix in a stack, in which MLX keeps those of all experts; None for another module.
-
-    `a.mlp.switch_mlp.up_proj`, 3 -> `a.mlp.experts.3.up_proj`; Mixtral has names of its own (mlx_lm's `sanitize`).
-    """
-    match = _STACK.fullmatch(stack)
-    if match is None:
-        return None
-    block, part = match.groups()
-    return f"{block}experts.{expert}.{_MIXTRAL[part] if block.endswith('.block_sparse_moe.') else part}"
-
 
 @dataclass(frozen=True, slots=True)
 class _StoredMatrix:
     """The module in which a matrix is stored that has no tensor under its own name."""
 
     module: str
-    expert: int | None
-    """The index in a stack of experts."""
+    tensor: str
+    """The tensor of the module."""
+    place: ExpertMatrix | None = None
+    """The place in a stack of experts."""
 
 
 class Weights(Mapping[str, NDArray[Any]]):
@@ -127,22 +112,22 @@ class SafetensorsWeights(Weights):
         self._stored_matrices = dict(self._find_stored_matrices())
         parts = quantization.parts if quantization else ()
         hidden = {module + part for module in modules for part in parts}
-        hidden |= {f"{stored_in.module}.weight" for stored_in in self._stored_matrices.values()}
+        hidden |= {stored_in.tensor for stored_in in self._stored_matrices.values()}
         visible = [name for name in self._where if name not in hidden]
         self._names = dict.fromkeys([*visible, *sorted(self._stored_matrices)])
 
     def _find_stored_matrices(self) -> Iterator[tuple[str, _StoredMatrix]]:
         """List the names of quantized and of stacked matrices."""
-        tensors = (name.removesuffix(".weight") for name in self._where if name.endswith(".weight"))
-        for module in dict.fromkeys([*tensors, *self._quantized]):
-            if expert_module(module, 0) is not None and len(shape := self._header(f"{module}.weight")[1]) == 3:
+        for tensor in dict.fromkeys([*self._where, *(f"{module}.weight" for module in self._quantized)]):
+            module = tensor.removesuffix(".weight")
+            if is_stack(tensor) and len(shape := self._header(tensor)[1]) == 3:
                 if shape[0] > MAX_EXPERTS:
                     problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
-                    raise CheckpointError(self._where[f"{module}.weight"], f"{module}.weight", problem)
-                for expert in range(shape[0]):
-                    yield f"{expert_module(module, expert)}.weight", _StoredMatrix(module, expert)
-            elif module in self._quantized:
-                yield f"{module}.weight", _StoredMatrix(module, None)
+                    raise CheckpointError(self._where[tensor], tensor, problem)
+                for name, place in unstacked(tensor, shape[0]):
+                    yield name, _StoredMatrix(module, tensor, place)
+            elif module in self._quantized and tensor.endswith(".weight"):
+                yield tensor, _StoredMatrix(module, tensor)
 
     def _locate(self) -> dict[str, Path]:
         """Find the file of each tensor. Raises `CheckpointError` for a tensor of an unknown part or a duplicate."""
@@ -182,12 +167,18 @@ class SafetensorsWeights(Weights):
             )
         return dtype
 
-    def _read(self, name: str, expert: int | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS) -> NDArray[Any]:
+    def _read(
+        self, name: str, place: ExpertMatrix | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS
+    ) -> NDArray[Any]:
         """Read a tensor that is stored under this name, or one expert's part of it."""
         dtype = self._check_type(name, types)
         file, stored = self._files.open(self._where[name]), self._stored.get(name, name)
         try:
-            tensor: NDArray[Any] = file.get_tensor(stored) if expert is None else file.get_slice(stored)[expert]
+            if place is None:
+                tensor: NDArray[Any] = file.get_tensor(stored)
+            else:
+                part = file.get_slice(stored)
+                tensor = part[place.expert, place.rows(part.get_shape()[1])]
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
         return tensor.view(types[dtype])
@@ -199,7 +190,7 @@ class SafetensorsWeights(Weights):
                 raise KeyError(name)
             return self._read(name)
         if stored_in.module not in self._quantized:
-            return self._read(f"{stored_in.module}.weight", stored_in.expert)
+            return self._read(stored_in.tensor, stored_in.place)
         matrix = self._matrix(name)
         return matrix.dequantize().astype(matrix.scales.dtype)
 
@@ -211,7 +202,7 @@ class SafetensorsWeights(Weights):
         assert self._quantization is not None  # checked when the names were read
         kind = self._check_type(f"{module}.scales", FLOATS)
         words = self._header(module + self._quantization.packed)[1]
-        return self._quantization.format(module, words if stored_in.expert is None else words[1:], SCALES[kind])
+        return self._quantization.format(module, words if stored_in.place is None else words[1:], SCALES[kind])
 
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Refuse tensors whose type is not that of their values, from the files' headers.
@@ -223,9 +214,9 @@ class SafetensorsWeights(Weights):
         for name in self._names:
             if name not in self._stored_matrices and not unread(name):
                 self._check_type(name, FLOATS)
-        for module in dict.fromkeys(stored_in.module for stored_in in self._stored_matrices.values()):
+        for module, tensor in dict.fromkeys((each.module, each.tensor) for each in self._stored_matrices.values()):
             if module not in self._quantized:
-                self._check_type(f"{module}.weight", FLOATS)
+                self._check_type(tensor, FLOATS)
                 continue
             for part in self._parts(module):
                 self._check_type(module + part, self._types(part))
@@ -256,11 +247,13 @@ class SafetensorsWeights(Weights):
         if module is None or stored_in is None:
             return self._header(name)[1]
         if plan is None or module not in self._quantized:
-            shape = self._header(f"{module}.weight")[1]
+            shape = self._header(stored_in.tensor)[1]
         else:
             *outer, words = self._header(module + plan.parts[0])[1]
             shape = (*outer, words * 32 // plan.of(module)[1])
-        return shape if stored_in.expert is None else shape[1:]
+        if stored_in.place is None:
+            return shape
+        return (len(range(shape[1])[stored_in.place.rows(shape[1])]), *shape[2:])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -280,7 +273,7 @@ class SafetensorsWeights(Weights):
         module = stored_in.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        parts = {part: self._read(module + part, stored_in.expert, self._types(part)) for part in self._parts(module)}
+        parts = {part: self._read(module + part, stored_in.place, self._types(part)) for part in self._parts(module)}
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

@@ -1,8 +1,9 @@
 """mlx-lm's model code with our attention and positions, and the checkpoints that it would compute differently."""
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
+from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
     CappedAttention,
     PlainExperts,
@@ -36,6 +38,7 @@ from workers.mlx.modules.parts import (
     apply_multipliers,
     correct_embedding_scale,
     plain_clip_residual,
+    plain_precise_swiglu,
     plain_swiglu,
     ragged_attention,
 )
@@ -47,6 +50,10 @@ from workers.mlx.stored_weights import load_weights
 from workers.precision import Quantize
 
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
+
+
+ROUTERS = (".gate", ".router.layer", ".shared_expert_gate")
+"""Endings of the names of routers, and of the gate of the shared expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,21 @@ class Adapter:
     """The name of attention in a layer."""
     head: Literal["as_tied", "removed", "kept"] = "as_tied"
     """The module has a head of its own if heads are not tied; or always, which is removed if they are, or cannot be."""
+    attention_type: str = "full_attention"
+    """The name in `layer_types` of attention without a window."""
+    dense_layers: bool = True
+    """Layers of a model with a mixture of experts may have an MLP in its place."""
     window_pattern: int | None = 1
     """`sliding_window_pattern` of a model without windows."""
 
 
 LLAMA = Adapter("llama", biases=True)
-QWEN3_NEXT = Adapter("qwen3_next")
+QWEN3_NEXT = Adapter(
+    "qwen3_next",
+    uncompiled={"swiglu": plain_swiglu, "precise_swiglu": plain_precise_swiglu, "SwitchGLU": PlainExperts},
+    mixer="linear_attn",
+)
+EXPERTS = Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts})
 ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -110,7 +126,38 @@ ADAPTERS: Mapping[str, Adapter] = {
         adjust=correct_embedding_scale,
     ),
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
-    "qwen3_moe": Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts}),
+    "qwen3_moe": EXPERTS,
+    # mlx-lm does not read `norm_topk_prob` here; the block of its Qwen3-Next, which has the same parts, does.
+    "qwen2_moe": Adapter(
+        "qwen2_moe",
+        always={"scaled_dot_product_attention": ragged_attention, "ModelArgs": Qwen2MoeArgs},
+        uncompiled={},
+        takes={"Qwen2MoeSparseMoeBlock": (QWEN3_NEXT, "Qwen3NextSparseMoeBlock")},
+        free_head_dim=False,
+        head="removed",
+        dense_layers=False,
+    ),
+    "olmoe": Adapter("olmoe", uncompiled={"SwitchGLU": PlainExperts}, biases=True, dense_layers=False),
+    "granitemoe": Adapter(
+        "granitemoe",
+        uncompiled={"SwitchGLU": PlainExperts},
+        biases=True,
+        free_head_dim=False,
+        adjust=apply_multipliers,
+        dense_layers=False,
+    ),
+    # mlx-lm has the shared expert in its module for hybrid Granite models, whose layers may all have attention.
+    "granitemoeshared": replace(
+        EXPERTS,
+        module="granitemoehybrid",
+        biases=True,
+        free_head_dim=False,
+        layer_types=True,
+        attention_type="attention",
+        adjust=apply_multipliers,
+        dense_layers=False,
+    ),
+    "qwen3_next": QWEN3_NEXT,
     "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
     "qwen3_5_text": Adapter(
         "qwen3_5",
@@ -119,6 +166,18 @@ ADAPTERS: Mapping[str, Adapter] = {
         classes=("TextModel", "TextModelArgs"),
         takes={"Attention": (QWEN3_NEXT, "Qwen3NextAttention"), "MLP": (QWEN3_NEXT, "Qwen3NextMLP")},
         mixer="linear_attn",
+    ),
+    "qwen3_5_moe_text": Adapter(
+        "qwen3_5",
+        always={},
+        uncompiled={},
+        classes=("TextModel", "TextModelArgs"),
+        takes={
+            "Attention": (QWEN3_NEXT, "Qwen3NextAttention"),
+            "SparseMoeBlock": (QWEN3_NEXT, "Qwen3NextSparseMoeBlock"),
+        },
+        mixer="linear_attn",
+        dense_layers=False,
     ),
     "mixtral": Adapter("mixtral", uncompiled={"SwitchGLU": PlainExperts}, free_head_dim=False),
     "starcoder2": Adapter(
@@ -188,6 +247,7 @@ def bind_module(adapter: Adapter, *, compiled: bool) -> ModuleType:
     spec = importlib.util.find_spec(f"mlx_lm.models.{name}")
     if spec is None or spec.loader is None:
         raise LoadRefused(f"mlx_lm has no module mlx_lm.models.{name}: {OTHER_VERSION}")
+    importlib.import_module(spec.name)  # dataclasses with postponed annotations look their module up
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     replacements = dict(adapter.always) if compiled else {**adapter.always, **adapter.uncompiled}
@@ -252,14 +312,14 @@ def load_architecture(
 def quantize_matrices(path: Path, model: Any, bits: int) -> None:
     """Quantize the matrices of a lazily read model in place, where their rows are whole groups.
 
-    Routers are left out: they are small, and an error in them chooses other experts. Raises `CheckpointError` when no
-    matrix has rows of whole groups.
+    Routers and gates are left out: they are small, and an error in a router chooses other experts. Raises
+    `CheckpointError` when no matrix has rows of whole groups.
     """
     quantized = []
 
     def fits(name: str, module: Any) -> bool:
         fit = (
-            not name.endswith(".gate")
+            not name.endswith(ROUTERS)
             and hasattr(module, "to_quantized")
             and module.weight.shape[-1] % QUANTIZED_GROUP == 0
         )
@@ -282,6 +342,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
+    if config.family == "granitemoeshared" and config.experts is not None and not config.experts.shared_ffn:
+        adapter = ADAPTERS["granitemoe"]  # the module with shared experts has no layer without one
     if adapter is None:
         known = ", ".join(ADAPTERS)
         raise CheckpointError(
@@ -289,6 +351,9 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
         )
     if not adapter.free_head_dim and config.head_dim * config.heads != config.hidden_size:
         raise CheckpointError(file, "head_dim", f"{config.head_dim} is not hidden_size / num_attention_heads")
+    if not adapter.dense_layers and not all(layer.experts for layer in config.plan):
+        problem = f"an MLP in place of experts is not supported by the MLX backend for {config.family}"
+        raise CheckpointError(file, "decoder_sparse_step", f"{problem}: take --backend iree")
     if adapter.mixer == "linear_attn" and _attention_interval(config) is None:
         problem = "is supported by the MLX backend with attention in every nth layer only"
         raise CheckpointError(file, "layer_types", problem)
@@ -341,7 +406,7 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     Positions, attention windows and Granite's multipliers are applied by our replacements, so these fields are neutral.
     """
     experts = config.experts
-    kinds = ["sliding_attention" if layer.window else "full_attention" for layer in config.plan]
+    kinds = ["sliding_attention" if layer.window else adapter.attention_type for layer in config.plan]
     mixture = (
         {}
         if experts is None
@@ -350,6 +415,8 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
             "moe_intermediate_size": experts.ffn,
+            "shared_expert_intermediate_size": experts.shared_ffn,
+            "shared_intermediate_size": experts.shared_ffn,
             "norm_topk_prob": experts.normalize,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [number for number, layer in enumerate(config.plan) if not layer.experts],

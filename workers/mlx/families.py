@@ -9,7 +9,8 @@ BATCHED = frozenset(
         *("llama", "mistral", "qwen2", "mimo", "qwen3", "smollm3", "olmo2", "olmo3", "seed_oss", "phi3", "gemma"),
         *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "lfm2", "qwen3_5_text", "starcoder2", "stablelm"),
         *("gpt_neox", "cohere", "cohere2", "phi", "glm", "glm4", "exaone4", "nemotron", "olmo", "arcee", "helium"),
-        *("ernie4_5", "ministral", "ministral3"),
+        *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
+        *("qwen3_5_moe_text", "qwen3_next"),
     }
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""

@@ -1,5 +1,6 @@
 """Loads the weights of a checkpoint into a model of mlx-lm, from the files and tensors that both backends read."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from workers.mlx.gguf_tensors import Groups, read_gguf
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
+STACKED_BY_MLX_LM = ("qwen3_next",)
+"""Families of which mlx-lm stacks the experts where it adds one to the weights of norms as well."""
+_EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
 def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLayer | None = None) -> None:
@@ -34,6 +38,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
+    if config.family not in STACKED_BY_MLX_LM:
+        tensors = _stack_experts(tensors)
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     if quantization is not None:
@@ -53,6 +59,25 @@ def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
             files[str(file)] = mx.load(str(file))
         tensors[name] = files[str(file)][stored]
     return tensors
+
+
+def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Stack the matrices of a layer's experts as the modules of mlx-lm have them, from single ones or from
+    transformers' stacks, whose gates and up matrices are one tensor."""
+    out: dict[str, mx.array] = {}
+    stacks: dict[str, dict[int, mx.array]] = {}
+    for name, tensor in tensors.items():
+        block, _, part = name.rpartition("experts.")
+        if part == "gate_up_proj":
+            gate, up = mx.split(tensor, 2, axis=1)
+            out |= {f"{block}switch_mlp.gate_proj.weight": gate, f"{block}switch_mlp.up_proj.weight": up}
+        elif part == "down_proj":
+            out[f"{block}switch_mlp.down_proj.weight"] = tensor
+        elif (match := _EXPERT.fullmatch(name)) is not None:
+            stacks.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = tensor
+        else:
+            out[name] = tensor
+    return out | {name: mx.stack([parts[expert] for expert in sorted(parts)]) for name, parts in stacks.items()}
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
 from tests.quantized import requantize
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
-from workers.checkpoints.weights import expert_module
+from workers.checkpoints.expert_stacks import ExpertMatrix, is_stack, unstacked
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -90,10 +90,37 @@ def test_a_stack_that_is_damaged_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_stack_keeps_its_name() -> None:
-    assert expert_module("model.layers.1.mlp.switch_mlp.down_proj", 3) == "model.layers.1.mlp.experts.3.down_proj"
-    assert expert_module("a.block_sparse_moe.switch_mlp.gate_proj", 0) == "a.block_sparse_moe.experts.0.w1"
-    for name in ("model.layers.1.mlp.down_proj", "a.switch_mlp.fc1", "switch_mlp.up_proj", "a.switch_mlp.up_proj.x"):
-        assert expert_module(name, 0) is None
+    names = [name for name, _ in unstacked("model.layers.1.mlp.switch_mlp.down_proj.weight", 2)]
+    assert names == [f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in range(2)]
+    ((name, place),) = unstacked("a.block_sparse_moe.switch_mlp.gate_proj.weight", 1)
+    assert (name, place) == ("a.block_sparse_moe.experts.0.w1.weight", ExpertMatrix(0))
+    for name in ("a.mlp.down_proj", "a.switch_mlp.fc1", "switch_mlp.up_proj", "a.switch_mlp.up_proj", "a.experts.x"):
+        assert not is_stack(name)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "granitemoeshared"])
+def test_stacks_of_gates_and_up_matrices(tmp_path: Path, family: str) -> None:
+    """Those of transformers 5 and of Granite: the gates of an expert come before its up matrix."""
+    path = make_checkpoint(tmp_path, family, layers=1)
+    if family == "granitemoeshared":
+        stacks = load_file(path / "model.safetensors")
+        both, downs = (stacks[f"model.layers.0.block_sparse_moe.{way}_linear.weight"] for way in ("input", "output"))
+        block, parts = "model.layers.0.block_sparse_moe", ("w1", "w3", "w2")
+    else:
+        tensors = stack_experts(dict(open_weights(path)))
+        block, parts = "model.layers.0.mlp", ("gate_proj", "up_proj", "down_proj")
+        gates, ups, downs = (tensors.pop(f"{block}.switch_mlp.{part}.weight") for part in parts)
+        both = np.concatenate([gates, ups], axis=1)
+        stored = tensors | {f"{block}.experts.gate_up_proj": both, f"{block}.experts.down_proj": downs}
+        write_safetensors(path / "model.safetensors", stored)
+    weights = open_weights(path)
+    weights.check_types()
+    ffn = both.shape[1] // 2
+    for expert in (0, 5):
+        for part, expected in zip(parts, (both[:, :ffn], both[:, ffn:], downs), strict=True):
+            name = f"{block}.experts.{expert}.{part}.weight"
+            np.testing.assert_array_equal(weights.take(name, weights.shape(name)), expected[expert])
+    assert not any(("_linear" in name and "shared" not in name) or "experts.down_proj" in name for name in weights)
 
 
 def test_scales_without_a_plan_are_refused(tmp_path: Path) -> None:

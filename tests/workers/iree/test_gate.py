@@ -135,8 +135,8 @@ def test_gate(load: Load, dtype: Dtype, slots: int, edited_here: bool, monkeypat
 
 def make_mixture(path: Path) -> Path:
     """A layer of experts, in matrices that groups divide, and a layer without."""
-    fields = {"moe_intermediate_size": 64, "mlp_only_layers": [1]}
-    return make_checkpoint(path, "qwen3_moe", tied=False, fields=fields)
+    fields = {"moe_intermediate_size": 64, "mlp_only_layers": [1], "shared_expert_intermediate_size": 96}
+    return make_checkpoint(path, "qwen2_moe", tied=False, fields=fields)
 
 
 def test_gate_while_requests_are_preempted(load: Load) -> None:
@@ -282,7 +282,7 @@ def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("family", "kind", "dtype", "cpu"),
     [
-        ("qwen3_moe", "int4", "bfloat16", "host"),
+        ("qwen2_moe", "int4", "bfloat16", "host"),
         ("qwen2", "int8", "float32", "host"),
         ("gpt_neox", "int8", "bfloat16", "host"),
         ("qwen2", "int8", "bfloat16", "avx2"),
@@ -300,12 +300,12 @@ def test_logits_with_quantized_weights_are_bitwise_identical(
     dtype: Dtype,
     cpu: CpuTarget,
 ) -> None:
-    """Layers with and without experts; down without groups, which is not quantized; parallel layers with LayerNorm and
-    an MLP without a gate; and multipliers."""
+    """Layers with and without experts, a shared one too; down without groups, which is not quantized; parallel layers
+    with LayerNorm and an MLP without a gate; and multipliers."""
     skip_unless_possible(cpu)
     path = tmp_path / "model"
     ffn = 48 if family == "qwen2" else 128
-    path = make_mixture(path) if family == "qwen3_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)
+    path = make_mixture(path) if family == "qwen2_moe" else make_checkpoint(path, family, layers=1, ffn=ffn)
     runner = load(path, quantize=kind, dtype=dtype, cpu=cpu)
     fetch_all(runner, "decode_1", "decode_4")  # those between are the gate's; scores come from decoding
     assert runner.capabilities.quantization == kind

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, stack_experts, write_safetensors
 from tests.workers.mlx.conftest import Load
-from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.runner import Chunk
 from workers.errors import LoadRefused
 from workers.mlx import architecture
@@ -42,6 +42,7 @@ def plain_logits(path: Path) -> np.ndarray[Any, Any]:
 AS_IN_MLX_LM = (
     *("llama", "mistral", "qwen2", "mimo", "qwen3", "smollm3", "olmo2", "olmo3", "seed_oss", "phi3", "gemma", "gemma2"),
     *("gemma3_text", "granite", "qwen3_moe", "mixtral", "stablelm", "phi", "glm4", "nemotron", "ernie4_5"),
+    *("olmoe", "granitemoe", "granitemoeshared"),
 )
 """Families whose checkpoints mlx-lm reads and computes as transformers does."""
 
@@ -72,7 +73,7 @@ def test_two_bound_modules_are_two() -> None:
     assert one.Model is not two.Model
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3_text", "qwen2_moe", "qwen3_moe", "mixtral"])
 def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, family: Any) -> None:
     """`mx.compile` writes a library to a folder that other users share: no function made by it may run."""
 
@@ -163,3 +164,25 @@ def test_a_multiplier_is_not_rounded_to_the_type_of_the_weights() -> None:
     exact = np.array(weights.astype(mx.float32)) * np.float32(0.22)
     np.testing.assert_array_equal(product.astype(mx.float32), mx.array(exact).astype(mx.bfloat16).astype(mx.float32))
     assert not mx.array_equal(product, weights * 0.22), "mlx rounds the multiplier first"
+
+
+def test_layers_without_experts_are_refused_where_mlx_lm_has_none(tmp_path: Path, load: Load) -> None:
+    path = make_checkpoint(tmp_path, "qwen2_moe", fields={"decoder_sparse_step": 2})
+    with pytest.raises(CheckpointError, match="decoder_sparse_step: an MLP in place of experts is not supported by"):
+        load(path)
+
+
+def test_stacks_of_transformers_are_read(tmp_path: Path, load: Load) -> None:
+    """Gates and up matrices in one tensor, as in published Qwen3.5-MoE, and experts one by one."""
+    single, stacked = (make_checkpoint(tmp_path / name, "qwen3_5_moe_text") for name in ("single", "stacked"))
+    tensors = stack_experts(dict(open_weights(single)))
+    for name in [name for name in tensors if name.endswith("switch_mlp.down_proj.weight")]:
+        block = name.removesuffix("switch_mlp.down_proj.weight")
+        gate, up = (tensors.pop(f"{block}switch_mlp.{part}_proj.weight") for part in ("gate", "up"))
+        tensors[f"{block}experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{block}experts.down_proj"] = tensors.pop(name)
+    write_safetensors(stacked / "model.safetensors", tensors)
+    chunk = Chunk(0, (5, 6, 7, 8), 0, 0)
+    expected, actual = (load(path).logits(chunk) for path in (single, stacked))
+    assert np.ptp(expected) > 0
+    np.testing.assert_array_equal(actual, expected)

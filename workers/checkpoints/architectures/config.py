@@ -398,7 +398,16 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     normalize = family.normalizes_experts
     if normalize is None:
         normalize = fields.flag("norm_topk_prob", False)
-    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize)
+    shared = 0 if family.shared_ffn is None else _shared_width(fields, family, family.shared_ffn)
+    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize, shared, family.shared_gate)
+
+
+def _shared_width(fields: Fields, family: Family, name: str) -> int:
+    """Read the width of the shared expert. It may be 0 in a family where that is the default."""
+    if fields.get(name) == 0 == family.defaults.get(name):
+        return 0
+    width: int = fields.integer(name)
+    return width
 
 
 def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:

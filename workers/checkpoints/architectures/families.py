@@ -13,10 +13,9 @@ from workers.checkpoints.architectures.family import (
     without_positions,
 )
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
+from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import ExpertNames, Names
 
-EXPERTS = frozenset({"num_experts", "num_local_experts"})
-MULTIPLIERS = frozenset({"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
 GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
@@ -165,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
         },
     ),
+    **MIXTURES,
     **DENSE,
     **HYBRIDS,
 }

@@ -77,6 +77,12 @@ def from_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(layers))
 
 
+def every_other_before_max_window_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Qwen2-MoE's rule: every other one of the first `max_window_layers` has a window, from the first on."""
+    end = fields.integer("max_window_layers")
+    return tuple(layer % 2 == 0 and layer < end for layer in range(layers))
+
+
 def without_positions(fields: Fields, layers: int) -> tuple[bool, ...]:
     """SmolLM3's rule: layers without rotary positions have a window."""
     return tuple(not rotated for rotated in rotated_layers(fields, layers))
@@ -143,6 +149,10 @@ class Family:
     """The field with the width of one expert."""
     normalizes_experts: bool | None = True
     """The weights of the chosen experts sum to one. None: `norm_topk_prob` decides."""
+    shared_ffn: str | None = None
+    """The field with the width of the shared expert. None: there is no shared expert."""
+    shared_gate: bool = False
+    """The shared expert has a gate."""
     mtp_heads: bool = False
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()

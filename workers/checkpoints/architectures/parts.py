@@ -38,6 +38,11 @@ class ExpertNames:
     gate: str
     up: str
     down: str
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    """The expert that computes every row; a single name holds both matrices."""
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    """The projection of a row to the gate of that expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,11 @@ class Names:
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers."
     """Prefix of the names of a layer's tensors, before its number."""
+    delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    """Queries, keys and values of a gated delta network, and the gate of its output; a single matrix holds them key
+    head by key head."""
+    delta_gates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+    """The strength of its updates, and its decay; a single matrix as above."""
     norm: str = "model.norm"
     """The norm of the last hidden rows."""
     head: str = "lm_head"
@@ -72,6 +82,10 @@ class Experts:
     ffn: int
     normalize: bool
     """The weights of the chosen experts sum to one; otherwise the weights of all experts do."""
+    shared_ffn: int = 0
+    """Width of the shared expert, a gated MLP that computes every row and is added; 0 is none."""
+    shared_gate: bool = False
+    """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,28 @@
-"""The order of the rows of queries, keys and values: the runners read those of all heads one kind after the other."""
+"""The order of the rows of a stored tensor: the runners read those of all heads one kind after the other."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class PartOrder:
+    """The rows of a tensor of the checkpoint: groups, in each a number of rows of every part.
+
+    Read in order, they are the first part of all groups, then the second, and so on. Qwen3-Next stores a group for each
+    key head (`in_proj_qkvz` and `in_proj_ba` of transformers).
+    """
+
+    groups: int
+    parts: tuple[int, ...]
+    """Rows of each part in a group."""
+
+    def rows(self) -> NDArray[np.intp]:
+        """Return the number of the stored row of each row."""
+        stored = np.arange(self.groups * sum(self.parts)).reshape(self.groups, sum(self.parts))
+        return np.concatenate([part.ravel() for part in np.split(stored, np.cumsum(self.parts)[:-1], axis=1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +58,7 @@ class RowOrder:
         """Return heads with the first lanes of all pairs, then the second ones, then the lanes that pass."""
         turned, passed = stored[..., : self.interleaved], stored[..., self.interleaved :]
         return np.concatenate([turned[..., 0::2], turned[..., 1::2], passed], axis=-1).ravel()
+
+
+RowsOrder: TypeAlias = RowOrder | PartOrder
+"""The order of the rows of a tensor."""

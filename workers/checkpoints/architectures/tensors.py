@@ -12,7 +12,7 @@ from pathlib import Path
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import MixerKind
-from workers.checkpoints.architectures.row_order import RowOrder
+from workers.checkpoints.architectures.row_order import PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
 
 _NUMBERED = re.compile(r"(0|[1-9][0-9]{0,7})\.(.+)")
@@ -29,7 +29,7 @@ class Tensor:
     """(name, shape) of each tensor of the checkpoint."""
     offset: float = 0.0
     """Offset that is added to every value."""
-    orders: tuple[RowOrder | None, ...] = ()
+    orders: tuple[RowsOrder | None, ...] = ()
     """The order in which the rows of each source are read; empty for the stored order of all."""
     flat: bool = False
     """A vector, whatever the shape of its sources."""
@@ -116,9 +116,13 @@ def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
     hidden, kind = config.hidden_size, config.delta
     assert kind is not None  # a layer is a gated delta network only where the model has them
     name, heads = "linear_attn.", kind.value_heads
-    sizes = (("in_proj_qkv", kind.channels), ("in_proj_z", kind.values))
-    yield Tensor("delta_in", tuple((f"{name}{part}.weight", (size, hidden)) for part, size in sizes))
-    yield Tensor("delta_gates", tuple((f"{name}in_proj_{x}.weight", (heads, hidden)) for x in "ba"))
+    shared, lanes = heads // kind.key_heads, heads // kind.key_heads * kind.value_dim
+    for tensor, names, parts, group in (
+        ("delta_in", config.names.delta_in, (kind.channels, kind.values), (kind.key_dim, kind.key_dim, lanes, lanes)),
+        ("delta_gates", config.names.delta_gates, (heads, heads), (shared, shared)),
+    ):
+        sources = tuple((f"{source}.weight", (size, hidden)) for source, size in _stacked(names, parts))
+        yield Tensor(tensor, sources, orders=(PartOrder(kind.key_heads, group),) if len(names) == 1 else ())
     yield Tensor("delta_taps", ((f"{name}conv1d.weight", (kind.channels, 1, kind.taps)),))
     yield Tensor("delta_decay", ((f"{name}A_log", (heads,)),))
     yield Tensor("delta_bias", ((f"{name}dt_bias", (heads,)),))
@@ -193,7 +197,7 @@ def _mlp(config: ModelConfig) -> Iterator[Tensor]:
 
 
 def _experts(config: ModelConfig) -> Iterator[Tensor]:
-    """List the router, and the matrices of all experts, stacked expert after expert."""
+    """List the router, the matrices of all experts, stacked expert after expert, and those of the shared expert."""
     experts, names, hidden = config.experts, config.names.experts, config.hidden_size
     assert experts is not None  # a layer has experts only where the model has
     every = range(experts.count)
@@ -201,6 +205,13 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+    if not experts.shared_ffn:
+        return
+    both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))
+    yield Tensor("shared_gate_up", tuple((f"{name}.weight", (size, hidden)) for name, size in both))
+    yield Tensor("shared_down", ((f"{names.shared_down}.weight", (hidden, experts.shared_ffn)),))
+    if experts.shared_gate:
+        yield Tensor("shared_gate", ((f"{names.shared_gate}.weight", (1, hidden)),))
 
 
 def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -33,6 +33,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head.", "mtp.": "mtp."},
         ("model.visual.", "vision_tower."),
     ),
+    "Qwen3_5MoeForConditionalGeneration": Wrapper(
+        "qwen3_5_moe_text",
+        {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head.", "mtp.": "mtp."},
+        ("model.visual.", "vision_tower."),
+    ),
 }
 """The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on, Qwen 3.5 in all sizes."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")

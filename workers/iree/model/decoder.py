@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import LayerConfig
-from workers.checkpoints.architectures.row_order import RowOrder
+from workers.checkpoints.architectures.row_order import RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
@@ -33,8 +33,9 @@ from workers.iree.model.ops import (
 )
 
 ROUTER = "router"
-PRECISE = (ROUTER, "delta_gates")
-"""Never quantized: they are small, and an error changes which experts are chosen or how long a state is kept."""
+PRECISE = (ROUTER, "shared_gate", "delta_gates")
+"""Never quantized: they are small, and an error changes which experts are chosen, how much the shared one adds, or how
+long a state is kept."""
 TAPS = ("conv_taps", "delta_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
@@ -56,7 +57,7 @@ class Parameter:
     """It may be stored quantized."""
     offset: float
     """Added to every value."""
-    orders: tuple[RowOrder | None, ...] = ()
+    orders: tuple[RowsOrder | None, ...] = ()
     """The order in which the rows of each source are read; empty for the stored order of all."""
     flat: bool = False
     """A vector, whatever the shape of its sources."""
@@ -345,7 +346,7 @@ def mlp(
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
-        return ops.experts(h, router, up, down, config, live)
+        return ops.experts(h, router, up, down, config, live, *shared_expert(config, ops, w, name, h, live))
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
         return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)
@@ -353,6 +354,19 @@ def mlp(
     up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
     activated = ops.activate(up, config.activation, gated=config.gated, live=live)
     return ops.linear(activated, down, config.hidden_size, w.get(name + "down_bias"), live)
+
+
+def shared_expert(
+    config: ModelConfig, ops: Ops, w: Parameters, name: str, h: jax.Array, live: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Return what the shared expert computes of an operand's rows, float32 [rows, hidden], and the logits of its gate,
+    float32 [rows, 1]; None where a model has none."""
+    experts = config.experts
+    if experts is None or not experts.shared_ffn:
+        return None, None
+    both, down = w[name + "shared_gate_up"], w[name + "shared_down"]
+    added = ops.mlp(h, both, down, config.hidden_size, experts.shared_ffn, config.activation, live)
+    return added, ops.linear(h, w[name + "shared_gate"], 1, None, live) if experts.shared_gate else None
 
 
 def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:

@@ -178,9 +178,12 @@ class Ops(Protocol):
         down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
+        shared: jax.Array | None = None,
+        gate: jax.Array | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
-        those of all experts, one after the other."""
+        those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
+        and `gate` the logits of its gate, float32 [rows, 1]."""
 
     def rope_and_cache(
         self,

@@ -129,6 +129,8 @@ class PlainOps(PlainRecurrence):
         down: Weight,
         config: ModelConfig,
         live: jax.Array | None = None,
+        shared: jax.Array | None = None,
+        gate: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 

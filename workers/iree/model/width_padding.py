@@ -18,7 +18,7 @@ HALF_MULTIPLES = (8, 4, 2)
 """Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
 because a pair of bfloat16 is stored at once."""
 
-_Width = Literal["hidden", "head", "ffn", "expert_ffn"]
+_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn"]
 _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "embedding": (None, "hidden"),
     "head": (None, "hidden"),
@@ -50,6 +50,9 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "router": (None, "hidden"),
     "experts_gate_up": ("expert_ffn", "hidden"),
     "experts_down": ("hidden", "expert_ffn"),
+    "shared_gate_up": ("shared_ffn", "hidden"),
+    "shared_down": ("hidden", "shared_ffn"),
+    "shared_gate": (None, "hidden"),
     "conv_in": ("hidden", "hidden"),
     "conv_taps": ("hidden", None, None),
     "conv_out": ("hidden", "hidden"),
@@ -121,14 +124,19 @@ class WidthPadding:
     """Lanes of a head: both halves of those that RoPE rotates, then those that pass."""
     expert_ffn: PaddedAxis | None
     """The MLP of one expert."""
+    shared_ffn: PaddedAxis | None = None
+    """The MLP of the shared expert."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "WidthPadding | None":
         """Return the padding of a model, None if all of its widths are whole vectors."""
-        experts = None if config.experts is None else PaddedAxis.whole(config.experts.ffn)
+        experts = shared = None
+        if config.experts is not None:
+            experts = PaddedAxis.whole(config.experts.ffn)
+            shared = PaddedAxis.whole(config.experts.shared_ffn) if config.experts.shared_ffn else None
         head = _head(config.head_dim, config.ropes[0].dims // 2)
-        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts)
-        axes = [axis for axis in (made.hidden, made.ffn, made.head, made.expert_ffn) if axis is not None]
+        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts, shared)
+        axes = [axis for axis in (made.hidden, made.ffn, made.head, experts, shared) if axis is not None]
         return made if any(axis.padded != axis.size for axis in axes) else None
 
     @property
@@ -140,7 +148,8 @@ class WidthPadding:
         """Return the model with padded widths. Its rotary embeddings keep their frequencies."""
         experts = config.experts
         if experts is not None and self.expert_ffn is not None:
-            experts = replace(experts, ffn=self.expert_ffn.padded)
+            shared = 0 if self.shared_ffn is None else self.shared_ffn.padded
+            experts = replace(experts, ffn=self.expert_ffn.padded, shared_ffn=shared)
         return replace(
             config,
             hidden_size=self.hidden.padded,
@@ -159,6 +168,7 @@ class WidthPadding:
             "head": self.head,
             "ffn": self.ffn,
             "expert_ffn": self.expert_ffn,
+            "shared_ffn": self.shared_ffn,
         }
         axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])
         return tuple(None if axis is None or axis.padded == axis.size else axis for axis in axes)

@@ -52,6 +52,12 @@ def plain_swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+def plain_precise_swiglu(hidden: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+    """mlx-lm's `precise_swiglu` without `mx.compile`."""
+    wide = gate.astype(mx.float32)
+    return (wide * mx.sigmoid(wide) * x.astype(mx.float32)).astype(hidden.dtype)
+
+
 class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
     """mlx-lm's `SwitchLinear` on a CPU, where MLX multiplies in float32 only: chosen experts of 16 bits are widened."""
 
@@ -70,7 +76,9 @@ class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
 class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
     """mlx-lm's `SwitchGLU` without `mx.compile`, for a CPU."""
 
-    def __init__(self, inputs: int, ffn: int, experts: int) -> None:
+    def __init__(self, inputs: int, ffn: int, experts: int, bias: bool = False) -> None:
+        if bias:
+            raise ValueError("bias: experts with biases are not supported")
         super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
         self.gate_proj = WidenedExperts(inputs, ffn, experts, bias=False)
         self.up_proj = WidenedExperts(inputs, ffn, experts, bias=False)
@@ -103,8 +111,8 @@ class Multiplied(nn.Module):  # type: ignore[misc]
         self.module = module
         self._multiplier = multiplier
 
-    def __call__(self, *arguments: Any) -> mx.array:
-        out: mx.array = self.module(*arguments)
+    def __call__(self, *arguments: Any, **options: Any) -> mx.array:
+        out: mx.array = self.module(*arguments, **options)
         return (out.astype(mx.float32) * self._multiplier).astype(out.dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -118,7 +126,9 @@ def apply_multipliers(model: Any, config: ModelConfig) -> None:
     model.model.embed_tokens = Multiplied(model.model.embed_tokens, config.embedding_scale)
     for layer in model.layers:
         layer.self_attn = Multiplied(layer.self_attn, config.residual_multiplier)
-        layer.mlp = Multiplied(layer.mlp, config.residual_multiplier)
+        for part in ("mlp", "block_sparse_moe", "shared_mlp"):
+            if part in layer:
+                setattr(layer, part, Multiplied(getattr(layer, part), config.residual_multiplier))
 
 
 class ExactlyScaled(nn.Module):  # type: ignore[misc]

@@ -116,6 +116,16 @@ def test_which_layers_have_experts(tmp_path: Path) -> None:
     config = read(tmp_path, **moe, num_experts=16, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=True)
     assert [layer.experts for layer in config.plan] == [False, True, False, False]
     assert config.experts == Experts(16, 8, 768, True)
+    moe2 = moe | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+    shared = read(tmp_path, **moe2, num_experts=8)
+    assert shared.experts == Experts(8, 4, 1408, False, 5632, True)
+    assert (shared.qkv_bias, shared.o_bias) == (True, False)
+    with pytest.raises(CheckpointError, match="shared_expert_intermediate_size: 0 is not an integer from 1"):
+        read(tmp_path, **moe2, num_experts=8, shared_expert_intermediate_size=0)
+    granite = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    config = read(tmp_path, **moe | granite, num_local_experts=8, shared_intermediate_size=0)
+    assert config.experts is not None
+    assert config.experts.shared_ffn == 0
     # transformers 5 writes the number under its other name
     assert read(tmp_path, **moe, num_local_experts=12).experts == Experts(12, 8, 768, False)
 

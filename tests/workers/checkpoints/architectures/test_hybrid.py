@@ -7,8 +7,9 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.workers.checkpoints.architectures.configs import read
-from workers.checkpoints.architectures.parts import GatedDelta, ShortConvolution
+from workers.checkpoints.architectures.parts import Experts, GatedDelta, ShortConvolution
 from workers.checkpoints.architectures.rope import Rope
+from workers.checkpoints.architectures.row_order import PartOrder
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 
@@ -71,6 +72,25 @@ QWEN3_5: dict[str, Any] = {
     "vision_config": {"hidden_size": 768, "model_type": "qwen3_5"},
 }
 """Both as on the hub, from memory."""
+QWEN3_5_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {name: value for name, value in QWEN3_5["text_config"].items() if name != "intermediate_size"}
+    | {
+        "hidden_size": 2048,
+        "linear_num_value_heads": 32,
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {"hidden_size": 1152, "model_type": "qwen3_5_moe"},
+}
 
 
 def test_lfm2_as_published(tmp_path: Path) -> None:
@@ -131,3 +151,15 @@ def test_refused_by_name(tmp_path: Path, base: dict[str, Any], changes: dict[str
 @pytest.mark.parametrize("taps", [2, 64])
 def test_taps_at_the_bounds(tmp_path: Path, taps: int) -> None:
     assert read(tmp_path, LFM2_1B, conv_L_cache=taps).convolution == ShortConvolution(2048, taps)
+
+
+def test_qwen3_5_moe(tmp_path: Path) -> None:
+    config = read(tmp_path, QWEN3_5_MOE)
+    assert config.family == "qwen3_5_moe_text"
+    assert config.experts == Experts(256, 8, 512, True, shared_ffn=512, shared_gate=True)
+    assert all(layer.experts for layer in config.plan)
+    assert [layer.kind for layer in config.plan] == (["gated_delta"] * 3 + ["attention"]) * 10
+
+
+def test_rows_of_a_tensor_in_groups() -> None:
+    assert PartOrder(2, (1, 2)).rows().tolist() == [0, 3, 1, 2, 4, 5]

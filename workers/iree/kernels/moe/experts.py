@@ -11,8 +11,8 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
-from workers.iree.kernels.ir.mlir_types import LANES, size_of
-from workers.iree.kernels.ir.operations import fma
+from workers.iree.kernels.ir.mlir_types import LANES, Type, size_of
+from workers.iree.kernels.ir.operations import exp, fma
 from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
@@ -148,25 +148,35 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     return kernel.function()
 
 
-def combine(name: str, m: Mixture, *, live: bool = False) -> str:
-    """f32 [pairs, hidden], the weights f32 [rows, per_token] (, live i32 [1]) -> their weighted sums f32
-    [rows, hidden], of which the first `live` rows are computed."""
+def combine(name: str, m: Mixture, *, live: bool = False, shared: bool = False, gate: bool = False) -> str:
+    """f32 [pairs, hidden], the weights f32 [rows, per_token] (, what the shared expert computes f32 [rows, hidden]) (,
+    the logits of its gate f32 [rows, 1]) (, live i32 [1]) -> their weighted sums f32 [rows, hidden], of which the first
+    `live` rows are computed. The shared expert is added last, times the sigmoid of its gate."""
     k = m.experts.per_token
     groups = RowWorkgroups.of(m.rows)
     kernel = Kernel(name, groups.count)
     x = kernel.input("x", (m.pairs, m.hidden), "f32")
     weights = kernel.input("weights", (m.rows, k), "f32")
+    every = kernel.input("shared", (m.rows, m.hidden), "f32") if shared else None
+    gates = kernel.input("gate", (m.rows, 1), "f32") if gate else None
     number = kernel.input("live", (1,), "i32") if live else None
     out = kernel.output("out", (m.rows, m.hidden), "f32")
 
     def write(row: Value) -> None:
         first, *others = (weights.load([row, i]).broadcast() for i in range(k))
+        share = None
+        if gates is not None:
+            opened = exp(-gates.load([row, 0]).broadcast()) + 1.0
+            share = kernel.code.constant(1.0, Type("f32", LANES)) / opened
         pair = row * k
 
         def some(column: Value) -> None:
             total = x.load_vector([pair, column]) * first
             for i, weight in enumerate(others, start=1):
                 total = fma(x.load_vector([pair + i, column]), weight, total)
+            if every is not None:
+                added = every.load_vector([row, column])
+                total = total + added if share is None else fma(added, share, total)
             out.store(total, [row, column])
 
         kernel.code.repeat(0, m.hidden, some, LANES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import ml_dtypes
@@ -52,13 +52,15 @@ class Kind:
     down: GroupFormat | None
     tolerance: float
     cpu: CpuTarget = "host"
+    shared: Literal["none", "added", "gated"] = "none"
+    """The way in which a shared expert's rows are added."""
 
 
 HOST, DOTS = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES)
 KINDS = {
     "bfloat16": Kind("bfloat16", HOST, DOTS, None, None, 2e-2),
-    "float32": Kind("float32", FloatFma("f32", 16), DOTS, None, None, 2e-6),
-    "int8": Kind("bfloat16", HOST, DOTS, INT8, INT8, 3e-2),
+    "float32": Kind("float32", FloatFma("f32", 16), DOTS, None, None, 2e-6, shared="gated"),
+    "int8": Kind("bfloat16", HOST, DOTS, INT8, INT8, 3e-2, shared="added"),
     "int4": Kind("bfloat16", HOST, DOTS, INT4, INT4, 3e-2),
     "int4-exact": Kind("float32", FloatFma("f32", 16), DOTS, INT4, INT4, 5e-6),
     "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), PLAIN_DOTS, INT8, None, 3e-2),
@@ -110,9 +112,10 @@ class Mixtures:
     def _inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         matrices = [self._stored(each) for each in (self.router, *self.weights)]
         words = struct((rows, row_stride(HIDDEN, self.ops.arithmetic)), "int32")
-        return (words, *(struct(each.shape, each.dtype.name) for each in matrices))
+        shared = (struct((rows, HIDDEN), "float32"), struct((rows, 1), "float32"))
+        return (words, *(struct(each.shape, each.dtype.name) for each in matrices), *shared)
 
-    def _graph(self, x: Any, router: Any, up: Any, down: Any, *others: Any) -> tuple[Any, ...]:
+    def _graph(self, x: Any, router: Any, up: Any, down: Any, shared: Any, gate: Any, *others: Any) -> tuple[Any, ...]:
         live = others[0] if len(others) > 1 else None
         up, down = (
             PackedMatrix(data, Packing(matrix.format), matrix.levels.shape[1])
@@ -120,14 +123,16 @@ class Mixtures:
             else data
             for data, matrix in zip((up, down), self.weights, strict=True)
         )
-        return (self.ops.experts(x, router, up, down, CONFIG, live),)
+        given = {"none": (), "added": (shared,), "gated": (shared, gate)}[self.kind.shared]
+        return (self.ops.experts(x, router, up, down, CONFIG, live, *given),)
 
     def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
         kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
         width = row_stride(HIDDEN, self.ops.arithmetic) * self.ops.arithmetic.per_word
         words = np.zeros((len(x), width), kind)
         words[:, :HIDDEN] = x
-        name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded]
+        added = [self.device.upload(np.ascontiguousarray(each)) for each in (x / 4, 3 * x[:, :1])]
+        name, arguments = f"rows_{len(x)}", [self.device.upload(words.view(np.int32)), *self._uploaded, *added]
         if live is not None:
             name = "live"
             arguments.append(self.device.upload(np.array([live], np.int32)))
@@ -147,7 +152,11 @@ def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
         for each in (mixtures.router, *mixtures.weights)
     )
     up, down = up.reshape(EXPERTS.count, 2, EXPERTS.ffn, HIDDEN), down.reshape(EXPERTS.count, HIDDEN, EXPERTS.ffn)
-    out = np.zeros(x.shape)
+    out, wide = np.zeros(x.shape), x.astype(np.float64)
+    if mixtures.kind.shared != "none":
+        out += wide / 4
+    if mixtures.kind.shared == "gated":
+        out /= 1 + np.exp(-3 * wide[:, :1])
     for row, (hidden, logits) in enumerate(zip(x, x @ router.T, strict=True)):
         chosen = np.argsort(-logits)[: EXPERTS.per_token]
         powers = np.exp(logits[chosen] - logits[chosen[0]])
