@@ -554,7 +554,7 @@ FAMILIES: Mapping[str, Traits] = {
 """By config.json's `model_type`."""
 MIXTURES = ("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "qwen3_5_moe_text", "qwen3_next")
 """The families with a mixture of experts whose kernels other families have."""
-DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("qwen2_moe")]
+DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
 """The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}
 

@@ -42,7 +42,7 @@ def plain_logits(path: Path) -> np.ndarray[Any, Any]:
 AS_IN_MLX_LM = (
     *("llama", "mistral", "qwen2", "mimo", "qwen3", "smollm3", "olmo2", "olmo3", "seed_oss", "phi3", "gemma", "gemma2"),
     *("gemma3_text", "granite", "qwen3_moe", "mixtral", "stablelm", "phi", "glm4", "nemotron", "ernie4_5"),
-    *("olmoe", "granitemoe", "granitemoeshared"),
+    *("olmoe", "granitemoe"),
 )
 """Families whose checkpoints mlx-lm reads and computes as transformers does."""
 
