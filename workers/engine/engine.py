@@ -78,7 +78,8 @@ class BatchEngine:
         self._budget = TokenBudget(self._capabilities.prefill_chunks) if step_tokens is None else None
         self.snapshots = SnapshotStore(state_cache_bytes) if self._capabilities.state_bytes else None
         """The snapshots of recurrent states; None if the model has none. Changed by the scheduler alone."""
-        states = None if self.snapshots is None else PrefixStates(self._capabilities, self.snapshots)
+        prefixes = prefixes or PrefixPolicy()
+        states = None if self.snapshots is None else PrefixStates(self._capabilities, self.snapshots, prefixes)
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -98,7 +99,7 @@ class BatchEngine:
         self._stats = EngineStats()
         self._step = RunningStep()
         self._resets = SlotResets(runner, self._scheduler.slots, self._step.slot_failed)
-        self._exchange = RowExchange(runner, self._scheduler.slots, self._resets, prefixes or PrefixPolicy())
+        self._exchange = RowExchange(runner, self._scheduler.slots, self._resets, prefixes)
 
     @property
     def capabilities(self) -> RunnerCapabilities:

@@ -186,8 +186,8 @@ class IreeRunner:
         return self._attention
 
     def prefill(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> list[int | None]:
-        self._check_chunks(chunks)
         check_specs(self.capabilities, chunks, specs)
+        self._check_chunks(chunks)
         self._sampler.forget()
         self._prefilled(chunks)
         wanted = [spec for spec in specs if spec is not None]
@@ -215,7 +215,7 @@ class IreeRunner:
         return [None if index < 0 else tokens[index] for index in output_indices]
 
     def _check_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Raise `ValueError` for chunks that the slots cannot take."""
+        """Raise `ValueError` for chunks that the slots cannot take, and take back the rows that they replace."""
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         self._known.check_call(self._written, chunks, decode=False)
         self._take_back(chunks)
@@ -315,8 +315,8 @@ class IreeRunner:
     def prefill_reported(
         self, chunk: Chunk, spec: SampleSpec | None, targets: Sequence[int]
     ) -> tuple[int | None, list[RowLogprobs]]:
-        self._check_chunks([chunk])
         check_targets(self.capabilities, chunk, targets)
+        self._check_chunks([chunk])
         self._sampler.forget()
         self._prefilled([chunk])
         exact, length = self.capabilities.exact_rows, len(chunk.tokens)
@@ -504,10 +504,10 @@ class IreeRunner:
             self._mtp.rows.forget(slot)
         rows, self._written[slot] = self._written[slot], 0
         self._known.reset(slot)
-        if not rows:
-            return
         if self._states is not None:
             self._states.clear(slot)
+        if not rows:
+            return
         if self._host_kv is None:
             self._call("copy", self._kv.view, slot, slot, 0)
         else:

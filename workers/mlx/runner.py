@@ -347,7 +347,7 @@ class MlxRunner:
 
     def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
         with self._owned():
-            self._sampled = None
+            self._sampler.forget()
             queries: list[mx.array] = []
             self._forward([chunk], queries)
             layers = mx.stack([queries[number] for number in full_layers(self._config.plan)])

@@ -150,11 +150,11 @@ def kv_tokens(
 
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
-    """Return the bytes of the weights, of a KV cache with so many tokens and of the recurrent states of all slots; 0 if
-    those of the weights are unknown."""
+    """Return the bytes of the weights, of a KV cache with so many tokens and of the recurrent states of all slots, each
+    with those that rows are taken back to; 0 if those of the weights are unknown."""
     if not capabilities.weight_bytes:
         return 0
-    states = capabilities.slots * capabilities.state_bytes
+    states = capabilities.slots * (1 + capabilities.rollback_rows) * capabilities.state_bytes
     return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes + states
 
 

@@ -138,6 +138,20 @@ def test_a_reset_slot_has_the_initial_state(hybrid: IreeRunner) -> None:
     hybrid.copy_prefix(5, 5, 0)
     hybrid.reset(4)
     assert bytes(hybrid.read_state(4)) == bytes(hybrid.read_state(5)) == initial
+    hybrid.write_state(4, bytes(np.ones(len(initial) // 4, np.float32)))  # of a slot without rows
+    hybrid.reset(4)
+    assert bytes(hybrid.read_state(4)) == initial
+
+
+def test_a_call_that_is_refused_takes_nothing_back(hybrid: IreeRunner) -> None:
+    hybrid.prefill([Chunk(0, TOKENS[:20], 0, 0)], [None])
+    hybrid.decode([DecodeRow(0, TOKENS[20], 20, 20, GREEDY), DecodeRow(0, 7, 21, 21, GREEDY)])
+    state, chunk = bytes(hybrid.read_state(0)), Chunk(0, TOKENS[21:22], 21, 21)
+    with pytest.raises(ValueError, match="specs: 0 for 1 chunks"):
+        hybrid.prefill([chunk], [])
+    with pytest.raises(ValueError, match="targets: 2 for 1 rows"):
+        hybrid.prefill_reported(chunk, None, TOKENS[:2])
+    assert bytes(hybrid.read_state(0)) == state
 
 
 def test_heads_that_are_no_whole_vectors_are_refused(load: Load, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
 from workers.process import loading
 from workers.process.draft_loading import drafter_of
-from workers.process.loading import kv_tokens, load, make_speculator, prefix_tier, warm_up
+from workers.process.loading import kv_tokens, load, make_speculator, memory_bytes, prefix_tier, warm_up
 from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
@@ -146,6 +146,13 @@ def test_a_state_cache_too_small_for_a_state_is_refused_if_it_was_set() -> None:
     assert [(log["event"], log["bytes"], log["states"]) for log in logs] == [("state_cache", least, 1)]
     with pytest.raises(LoadRefused, match=f"^state_cache_bytes: .* takes {least}, more than {least - 1}: set {least}"):
         state_cache_bytes(structs.replace(asked, state_cache_bytes=least - 1), stateful, 0)
+
+
+def test_the_memory_of_a_worker_has_all_states_of_its_slots() -> None:
+    given = {"weight_bytes": 1000, "row_bytes": 2, "state_bytes": 16}
+    assert memory_bytes(capabilities(), 50) == 0
+    assert memory_bytes(capabilities(**given), 50) == 1000 + 100 + 4 * 16
+    assert memory_bytes(capabilities(**given, rollback_rows=8), 50) == 1000 + 100 + 4 * 9 * 16
 
 
 def test_a_draft_model_with_a_recurrent_state_is_refused() -> None:

@@ -153,5 +153,5 @@ class GatedDelta:
 
 
 def full_layers(plan: Sequence[LayerConfig]) -> tuple[int, ...]:
-    """Return the layers without a window: they attend to all rows before their own."""
-    return tuple(number for number, layer in enumerate(plan) if layer.window is None)
+    """Return the layers with attention and without a window: they attend to all rows before their own."""
+    return tuple(number for number, layer in enumerate(plan) if layer.kind == "attention" and layer.window is None)

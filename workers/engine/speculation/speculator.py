@@ -90,13 +90,13 @@ class Speculator:
         if capabilities.state_bytes and capabilities.rollback_rows < 2:
             raise ValueError("rollback_rows: drafts cannot be taken back from the recurrent state")
         self._most = capabilities.decode_rows
-        self._most_of_slot = self._most - 1
-        """Most tokens that are drafted for one sequence: all of its rows of a step can be taken back."""
-        if capabilities.state_bytes:
-            self._most_of_slot = min(self._most, capabilities.rollback_rows) - 1
         self._fits = fits
         self._most_looked_up = self._most if fits is None else max(self._most, capabilities.draft_rows)
         """Rows of a step with drafts of look-ups, if `fits`."""
+        self._most_of_slot = self._most_looked_up - 1
+        """Most tokens that are drafted for one sequence: all of its rows of a step can be taken back."""
+        if capabilities.state_bytes:
+            self._most_of_slot = min(self._most_looked_up, capabilities.rollback_rows) - 1
         self._costs = StepCosts()
         self._make_drafters = make_drafters or LookupDrafters()
         self._choose_lengths = choose_lengths

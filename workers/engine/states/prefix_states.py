@@ -4,7 +4,7 @@ Rows can be reused up to any length, a state only after the tokens that it was r
 a snapshot, or where the rows of a slot end: the slot itself has the state after these.
 """
 
-from workers.engine.prefix_match import CachedRows, common_prefix
+from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
 from workers.engine.states.sequence_digests import SequenceDigests
@@ -18,11 +18,12 @@ class PrefixStates:
     """Used by the scheduler alone. Snapshots are taken at regular lengths, which prompts with a common prefix share, at
     the end of a prompt, and where others that wait have a prefix in common with it."""
 
-    def __init__(self, capabilities: RunnerCapabilities, store: SnapshotStore) -> None:
+    def __init__(self, capabilities: RunnerCapabilities, store: SnapshotStore, prefixes: PrefixPolicy) -> None:
         self.store = store
         self._exact = capabilities.exact_rows
         self._spacing = capabilities.prefill_chunks[-1]
-        self._enabled = store.fits(capabilities.state_bytes)
+        self._enabled = prefixes.enabled and store.fits(capabilities.state_bytes)
+        self._least = prefixes.min_tokens
         one = capabilities.state_bytes + OVERHEAD_BYTES
         self._most_regular = max(1, store.max_bytes // one // SHARE_OF_PROMPT)
 
@@ -53,9 +54,10 @@ class PrefixStates:
         return min(length, min(ends) - start)
 
     def wants(self, sequence: EngineSequence) -> bool:
-        """Return whether to take a snapshot after the rows that a sequence has now, within its prompt or at its end."""
+        """Return whether to take a snapshot after the rows that a sequence has now, within its prompt or at its end: of
+        as many as are reused at all."""
         rows = sequence.cached.rows
-        if not self._enabled or not rows:
+        if not self._enabled or rows < self._least:
             return False
         last = not self._exact and len(sequence.chunk_ends) > 1 and rows == sequence.chunk_ends[-2]
         regular = rows % self._step(sequence) == 0

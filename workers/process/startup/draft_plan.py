@@ -39,6 +39,11 @@ def check_draft(spec: WorkerSpec, backend: str, config: ModelConfig) -> None:
         small = ModelConfig.from_dir(path)
     except CheckpointError as error:
         raise DraftRefused(f"draft_model: {error}") from error
+    if small.state_layers:
+        raise DraftRefused(
+            f"draft_model: {path} has a recurrent state, from which rejected drafts cannot be taken back: give one "
+            "without"
+        )
     if not same_text(path, model):
         raise DraftRefused(
             f"draft_model: {path} has another tokenizer than {model}: give a smaller model of the same family"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.workers.checkpoints.architectures.configs import read
-from workers.checkpoints.architectures.parts import Experts, GatedDelta, ShortConvolution
+from workers.checkpoints.architectures.parts import Experts, GatedDelta, ShortConvolution, full_layers
 from workers.checkpoints.architectures.rope import Rope
 from workers.checkpoints.architectures.row_order import PartOrder
 from workers.checkpoints.architectures.tensors import check_tensors
@@ -101,6 +101,7 @@ def test_lfm2_as_published(tmp_path: Path) -> None:
     assert config.convolution == ShortConvolution(2048, 3)
     assert (config.kv_layers, config.state_layers) == (6, 10)
     assert [config.kv_index(layer) for layer in (0, 2, 3, 14)] == [0, 0, 1, 5]
+    assert full_layers(config.plan) == (2, 5, 8, 10, 12, 14)
     assert config.state_values == config.state_offset(16) == 10 * 2 * 2048
     assert config.state_offset(3) == config.state_offset(2) == 2 * 2 * 2048
     exact = read(tmp_path, LFM2_1B, block_auto_adjust_ff_dim=False, block_ff_dim=..., intermediate_size=8000)

@@ -28,7 +28,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure, Token
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
-from workers.scripted.runner import ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 VOCAB = 512
 CONTEXT = 96
@@ -222,6 +222,19 @@ def test_a_full_batch_is_drafted_for_once_more_rows_fit() -> None:
     assert all([token.token for token in each] == [97] * 40 for each in outcome.tokens.values())
     outcome = run(runner(alphabet=(97,), slots=4, decode_rows=4), requests, always(device.capabilities))
     assert outcome.gauges.draft_tokens == 0
+
+
+@pytest.mark.parametrize(("state", "longest"), [({}, 8), ({"state_bytes": STATE_BYTES, "rollback_rows": 3}, 3)])
+def test_one_sequence_may_have_all_rows_that_fit(state: dict[str, int], longest: int) -> None:
+    """Of a recurrent state, no more than can be taken back."""
+    device = runner(alphabet=(97,), slots=4, decode_rows=4, draft_rows=8, **state)
+    rows: list[int] = []
+    drafter = known((97,) * 40)
+    speculator = always(device.capabilities, drafter, fits=lambda wanted: rows.append(wanted) is None)
+    outcome = run(device, [EngineRequest(1, (97, 98), max_tokens=40)], speculator)
+    assert outcome.gauges.decode_steps == -(-39 // longest)
+    assert set(rows) <= {longest, 39 % longest}
+    assert len(outcome.tokens[1]) == 40
 
 
 def test_nothing_is_drafted_while_prompts_wait() -> None:

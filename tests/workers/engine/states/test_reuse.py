@@ -121,6 +121,19 @@ def test_without_room_for_a_state_nothing_is_read() -> None:
     assert engine.gauges().state_cache_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("policy", "states"),
+    [(PrefixPolicy(min_tokens=17), 1), (PrefixPolicy(min_tokens=18), 0), (PrefixPolicy(False, min_tokens=1), 0)],
+    ids=["long enough", "too short", "off"],
+)
+def test_no_state_is_kept_of_a_prefix_that_is_not_reused(policy: PrefixPolicy, states: int) -> None:
+    runner = StatefulRunner()
+    engine = BatchEngine(runner, max_queue=9, step_tokens=64, prefixes=policy, state_cache_bytes=9 * ONE)
+    run(engine, EngineRequest(1, SHARED, max_tokens=3))
+    assert engine.gauges().state_cache_bytes == states * ONE
+    assert len(runner.read) == states
+
+
 def test_snapshots_of_a_prompt_leave_room_for_those_of_others() -> None:
     engine, _ = make(max_bytes=8 * ONE)
     run(engine, EngineRequest(1, (*SHARED, *SHARED, 1), max_tokens=3))

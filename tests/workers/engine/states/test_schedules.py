@@ -26,6 +26,7 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.drafter import Drafter
+from workers.engine.speculation.speculator import Speculator
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.scripted.runner import ROW_BYTES, STATE_BYTES
 
@@ -66,6 +67,7 @@ class Schedule:
             exact_rows=self.exact,
             row_bytes=self.row_bytes,
             decode_rows=10 if drafts else 0,
+            draft_rows=16 if drafts else 0,
             rollback_rows=options["rollback_rows"],
         )
         self.max_bytes: int = options["snapshots"] * ONE
@@ -78,7 +80,7 @@ class Schedule:
             prefixes=PrefixPolicy(min_tokens=1),
             reserved_rows=options["reserved_rows"],
             state_cache_bytes=self.max_bytes,
-            speculator=always(self.runner.capabilities, self._drafters, beside_prompts=True) if drafts else None,
+            speculator=self._speculator() if drafts else None,
             clock=lambda: next(times) / 1000,
         )
         self.runner.tenant_of = self._tenant_of
@@ -122,6 +124,11 @@ class Schedule:
     def _tenant_of(self, slot: int) -> str:
         stream = self.engine._scheduler.slots.holder(slot)
         return "" if stream is None or stream < 0 else self.asked[stream].tenant
+
+    def _speculator(self) -> Speculator:
+        """A speculator for which a step has at times no more rows than `decode_rows`."""
+        fits = self.randomness.random
+        return always(self.runner.capabilities, self._drafters, beside_prompts=True, fits=lambda rows: fits() < 0.7)
 
     def _drafters(self, sequence: EngineSequence) -> list[Drafter]:
         return [Guess(sequence, self.answers[sequence.request.stream], self.randomness)]

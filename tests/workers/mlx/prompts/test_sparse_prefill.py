@@ -11,11 +11,12 @@ from tests.workers.engine.harness.batched import always_by, drafting_by
 from tests.workers.mlx.conftest import Load
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
-from workers.engine.runner import Runner
+from workers.engine.runner import Chunk, Runner
 from workers.engine.sparse.selection import forced_ranges
 from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.speculation.batched.draft_model import DraftModel
+from workers.sampling.sample_spec import SampleSpec
 
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(5, 60, 230))
 PART = SparsePrompt(0.5, forced_ranges(len(PROMPT)))
@@ -76,3 +77,12 @@ def test_with_all_kept_the_tokens_are_those_of_the_whole_prompt(pair: tuple[Runn
     (whole, _), (kept, ranges), (all_kept, none) = (answers(pair, request(1, each))[1] for each in asked)
     assert kept == all_kept == whole
     assert (ranges, none) == (((0, 230),), ()), "it is computed like any other"
+
+
+def test_the_logits_of_the_call_before_are_not_kept(pair: tuple[Runner, Runner]) -> None:
+    _, draft = pair
+    assert draft.attention is not None
+    draft.prefill([Chunk(0, PROMPT[:4], 0, 0)], [SampleSpec(Sampling(), 4)])
+    draft.attention.queries(Chunk(0, PROMPT[4:6], 4, 4))
+    with pytest.raises(RuntimeError, match="no token was sampled by the last call"):
+        draft.logprobs([0])

@@ -43,9 +43,11 @@ def test_a_smaller_model_with_the_same_tokenizer_is_taken(paths: tuple[Path, Pat
 def test_others_are_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
     model, draft = paths
     other = make_checkpoint(tmp_path / "other", layers=1, vocab=600)
+    hybrid = make_checkpoint(tmp_path / "hybrid", "lfm2")
     for fields, reason in (
         ({"speculate": "off"}, "with speculate off: set --speculate auto"),
         ({"draft_model": str(other)}, f"{other} has another tokenizer than {model}"),
+        ({"draft_model": str(hybrid)}, f"{hybrid} has a recurrent state, .*: give one without"),
         ({"draft_model": str(model)}, f"parameters, and {model} has .*: give a smaller model"),
         ({"model_path": str(draft), "draft_model": str(model)}, "give a smaller model"),
         ({"device": "cuda"}, "on cuda a row of several in a step may have other bits"),
