@@ -14,7 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 from workers.checkpoints.gguf.find import first_file
-from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile
+from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile, GgufShard
 from workers.checkpoints.gguf.metadata import MAX_ITEMS, MAX_STRING
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
@@ -102,12 +102,27 @@ def test_what_ends_at_the_last_byte_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "values", [key("a", 4, bytes(4)), key("a", 9, struct.pack("<IQ", 8, 2) + text("") * 2)], ids=["number", "strings"]
+)
+def test_the_bound_of_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: bytes) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole(values, PADDING, keys=1))
+    end = len(whole(values))
+    monkeypatch.setattr("workers.checkpoints.gguf.metadata.MAX_HEADER", end)
+    assert GgufShard(file).header_bytes == end
+    monkeypatch.setattr("workers.checkpoints.gguf.metadata.MAX_HEADER", end - 1)
+    with pytest.raises(CheckpointError, match=r"a: .* the bound"):
+        GgufShard(file)
+
+
+@pytest.mark.parametrize(
     ("kind", "problem"),
     [
         (lambda file: file.symlink_to("/dev/zero"), "is not a regular file: replace it by one"),
         (lambda file: None, "there is no such file"),
+        (lambda file: file.symlink_to(file.name), "cannot be read: Too many levels of symbolic links"),
     ],
-    ids=["device", "missing"],
+    ids=["device", "missing", "loop"],
 )
 def test_what_is_no_file(tmp_path: Path, kind: Callable[[Path], object], problem: str) -> None:
     kind(tmp_path / "model.gguf")
