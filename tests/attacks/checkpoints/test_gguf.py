@@ -5,13 +5,14 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import make_checkpoint
-from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 from workers.checkpoints.gguf.find import first_file
 from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile, GgufShard
@@ -162,6 +163,18 @@ def test_bytes_of_the_header_that_change_are_read_or_refused(made: Path, tmp_pat
     file.write_bytes(content[: data.draw(st.sampled_from([None, at + 3, len(content) - 1]))])
     with contextlib.suppress(CheckpointError):
         read_all(file)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("shape", [(31, 32), (1, 32, 32)], ids=["odd", "stack"])
+def test_a_matrix_of_another_shape_is_refused_by_its_name(tmp_path: Path, kind: Type, shape: tuple[int, ...]) -> None:
+    file, name = tmp_path / "model.gguf", "model.layers.0.self_attn.q_proj.weight"
+    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    write_gguf(file, keys, {"blk.0.attn_q.weight": np.zeros(shape, np.float32)}, kind)
+    weights = open_weights(file)
+    take = weights.take if weights.format(name) is None else weights.take_quantized
+    with pytest.raises(CheckpointError, match=rf"q_proj\.weight: has the shape \({shape[0]}, "):
+        take(name, (32, 32))
 
 
 @pytest.fixture

@@ -149,12 +149,17 @@ class GgufWeights(Weights):
     def adds_nothing(self, name: str) -> bool:
         return False
 
+    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """See `Weights.take`. The shape is checked first: rows are reordered by heads."""
+        self._check_shape(name, self.shape(name), shape)
+        return self[name]
+
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
         source = self._sources[name]
         if source.format is None:
             raise KeyError(name)
-        outputs, inputs = source.shape
         self._check_shape(name, source.shape, shape)
+        outputs, inputs = source.shape
         matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
         if not source.heads:
             return matrix
