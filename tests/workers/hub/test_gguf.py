@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.hub.hub_server import HubServer, hub_error
+from workers.checkpoints.gguf.find import choose, models, quantization_of
+from workers.hub.cache import HubCache
 from workers.hub.download import Download
 from workers.hub.errors import HubCause, HubError
 from workers.hub.hub_id import HubId
@@ -120,3 +122,21 @@ def test_a_gguf_file_does_not_stand_for_the_safetensors_beside_it(hub: HubServer
     plain = download(hub, cache, repo="org/both")
     assert plain.cached() is None
     assert (plain.run(plain.plan()) / "model.safetensors").exists()
+
+
+def test_each_file_of_the_cache_is_listed_by_its_quantization(files: HubServer, cache: Path) -> None:
+    for quantization in ("Q8_0", "BF16"):
+        work = download(files, cache, quantization)
+        work.run(work.plan())
+    (model,) = HubCache(cache).read().models
+    for name, path, size in model.entries():
+        assert Download(name, files.url, cache).cached() == path
+        assert size == sum(map(len, SHARDS)) if name.quantization == "BF16" else len(NAMES[2])
+    assert [str(name) for name, _, _ in model.entries()] == [f"{REPO}:BF16", f"{REPO}:Q8_0"]
+
+
+def test_a_quantization_that_ends_another_name_is_the_whole_name() -> None:
+    names = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_XL.gguf", "m.Q8_0-00001-of-00002.gguf", "m.gguf"]
+    found = [quantization_of(names, name) for name in models(names)]
+    assert found == ["m-Q4_K_XL", "m-UD-Q4_K_XL", "Q8_0", "m"]
+    assert [choose(names, each) for each in found] == models(names)
