@@ -177,6 +177,19 @@ def test_a_matrix_of_another_shape_is_refused_by_its_name(tmp_path: Path, kind: 
         take(name, (32, 32))
 
 
+def test_the_bound_of_matrices_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is listed by its name, and a stack of many small ones takes few bytes of the file."""
+    file = tmp_path / "model.gguf"
+    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    stacks = {f"blk.{layer}.ffn_up_exps.weight": np.zeros((4, 1, 32), np.float32) for layer in range(2)}
+    write_gguf(file, keys, stacks)
+    monkeypatch.setattr("workers.checkpoints.gguf.gguf_weights.MAX_TENSORS", 8)
+    assert len(open_weights(file)) == 8
+    monkeypatch.setattr("workers.checkpoints.gguf.gguf_weights.MAX_TENSORS", 7)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up_exps\.weight: the model has more than 7 matrices"):
+        open_weights(file)
+
+
 @pytest.fixture
 def sharded(tmp_path: Path) -> list[Path]:
     path = make_checkpoint(tmp_path / "model", layers=1)
