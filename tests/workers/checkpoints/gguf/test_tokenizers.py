@@ -132,6 +132,23 @@ def test_the_tokens_around_a_prompt(tmp_path: Path) -> None:
     assert both.encode("a", special=True) == [bos, *both.encode("a", special=False), bos + 1]
 
 
+def test_ids_that_no_token_has_leave_the_others_alone(tmp_path: Path) -> None:
+    keys = byte_level_keys(Tokenizer.from_str(trained()), "gpt-2") | {"tokenizer.ggml.add_bos_token": False}
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    dense = CheckpointTokenizer.from_dir(write(tmp_path, keys))
+    last = len(tokens)  # behind three that are unused
+    tokens.append("<|last|>")
+    types.append(USER_DEFINED)
+    made = CheckpointTokenizer.from_dir(write(tmp_path, keys))
+    assert made.vocab_size == last + 1
+    assert made.encode("I <|last|>", special=True) == [*dense.encode("I ", special=True), last]
+    assert made.encode("I <|im_start|>", special=True) == dense.encode("I <|im_start|>", special=True)
+    assert made.decode(range(last - 3, last + 1)) == "<|last|>"
+    marked, mark = made.mark_control_tokens("<|im_start|><|last|>")
+    assert made.encode_marked(marked, mark)[-1] == last
+    assert made.encode_marked(marked, mark)[0] != keys["tokenizer.ggml.bos_token_id"]
+
+
 SENTENCEPIECE = {
     "llama": ("llama", True, []),
     "gemma": ("gemma2", False, ["▁▁", "▁▁▁", "▁▁▁▁", "\n\n"]),
