@@ -114,6 +114,9 @@ class LoneConfig:
             raise CheckpointError(
                 path, "", f"has no weights, {WEIGHTS}: a model is a directory with config.json and these"
             )
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(file, "", "is not a regular file: replace it by one")
         wider = 2 if dtype == "float32" and ITEM_BYTES[self.dtype] == 2 and not self.quantized else 1
         return wider * sum(file.stat().st_size for file in files)
 
@@ -157,7 +160,7 @@ def _dtype(fields: Fields, text: Fields) -> WeightDtype:
     )
     if name is None:
         return "bfloat16"
-    if name not in ITEM_BYTES:
+    if not isinstance(name, str) or name not in ITEM_BYTES:
         raise fields.error("dtype", f"{name!r} is not supported, only float32, float16 and bfloat16")
     dtype: WeightDtype = name
     return dtype

@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.checkpoints.gguf.find import SUFFIX, first_file, models, quantization_of
 from workers.hub.errors import HubCause, HubError
 from workers.hub.hub_id import HubId
 
@@ -34,6 +35,20 @@ class CachedModel:
     def id(self) -> HubId:
         """The id under which commands and servers find it."""
         return HubId(self.repo, "" if "main" in self.refs else (*self.refs, self.commit)[0])
+
+    def entries(self) -> list[tuple[HubId, Path, int]]:
+        """Return what commands and servers can be given: the folder, or each of its GGUF models, with path and
+        bytes."""
+        files = [] if any(self.path.glob("*.safetensors*")) else list(self.path.glob(f"*{SUFFIX}"))
+        names = [file.name for file in files]
+        found = models(names)
+        if not found:
+            return [(self.id, self.path, self.size)]
+        sizes = {name: sum(file.stat().st_size for file in files if first_file(file).name == name) for name in found}
+        return [
+            (replace(self.id, quantization=quantization_of(names, name)), self.path / name, sizes[name])
+            for name in found
+        ]
 
     def named_by(self, model: HubId) -> bool:
         """Return whether `model` is this revision, or all of its repository."""

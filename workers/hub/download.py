@@ -1,9 +1,10 @@
 """The download of a model from the hub into its cache."""
 
+import glob
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,15 +61,15 @@ class Download:
     def cached(self) -> Path | None:
         """Return the model's folder or GGUF file in the cache if all its files are there and whole. Does not use the
         network. Raises `CheckpointError` for an index of weights that cannot be read."""
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
-        try:
-            folder = Path(self._snapshot(local_files_only=True))
-        except LocalEntryNotFoundError:
-            return None
-        if not self._model.quantization and (folder / "config.json").exists():
+        folder = None if self._model.quantization else self._local(FILES)
+        if folder is not None and (folder / "config.json").exists():
             return None if missing_files(folder) or self._damaged(folder) else folder
+        folder = self._local(())  # a config.json beside GGUF files need not be there
+        if folder is None:
+            return None
         listed = self._listed(folder)
+        if not self._model.quantization and _in_hugging_face_layout(listed):
+            return None
         first = choose(listed, self._model.quantization)
         if first is None:
             return None
@@ -82,9 +83,9 @@ class Download:
         wanted: tuple[str, ...] = FILES
         files = [] if self._model.quantization else self._listing(wanted)
         names = {file.filename for file in files}
-        if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        if not _in_hugging_face_layout(names):
             wanted = self._gguf_files(names)
-            files = self._listing(wanted)
+            files = self._listing(_patterns(wanted))
         commit = files[0].commit_hash
         sizes = {file.filename: file.file_size or 0 for file in files}
         damaged = self._damaged(Path(files[0].local_path).parent)
@@ -102,8 +103,17 @@ class Download:
             for name in plan.damaged:
                 (self._folder(plan.commit) / name).resolve().unlink(missing_ok=True)
             shown = {} if report is None and sys.stderr.isatty() else _bar_option(report or _show_nothing, plan.missing)
-            folder = Path(self._snapshot(plan.files, **shown))
+            folder = Path(self._snapshot(_patterns(plan.files), **shown))
         return folder if plan.files == FILES else folder / plan.files[0]
+
+    def _local(self, patterns: Sequence[str]) -> Path | None:
+        """Return the model's folder in the cache if it has all files of these names."""
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            return Path(self._snapshot(patterns, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return None
 
     def _listing(self, patterns: Sequence[str]) -> list[Any]:
         """Ask the hub for the files of these names."""
@@ -114,10 +124,16 @@ class Download:
         """Return the files of the GGUF model that is wanted. Raises `HubError` if there is none, or which one is not
         clear; `others` are files of another format."""
         model = self._model
-        found = models(file.filename for file in self._listing([f"*{SUFFIX}"]))
+        names = {file.filename for file in self._listing([f"*{SUFFIX}"])}
+        found = models(names)
         first = choose(found, model.quantization)
         if first is not None:
-            return tuple(file.name for file in shard_files(Path(first)))
+            shards = tuple(file.name for file in shard_files(Path(first)))
+            if (missing := next((name for name in shards if name not in names), None)) is not None:
+                raise HubError(
+                    HubCause.NO_CHECKPOINT, f"{model.repo} has not all shards of a model: {missing} is missing"
+                )
+            return shards
         if found:
             fitting = f"none of {model.quantization}" if model.quantization else f"several, and not one {DEFAULT}"
             raise HubError(
@@ -176,6 +192,16 @@ class Download:
             yield
         except Exception as error:  # the hub client lets its transport's own errors through
             raise explain(error, self._model, self._endpoint, str(self._cache)) from error
+
+
+def _in_hugging_face_layout(names: Collection[str]) -> bool:
+    """Return whether a repository with these files is a checkpoint that is downloaded as a folder."""
+    return "config.json" in names and any(name.endswith(".safetensors") for name in names)
+
+
+def _patterns(files: Sequence[str]) -> Sequence[str]:
+    """Return the patterns of a plan's files, of which names may have characters that patterns give a meaning."""
+    return files if files == FILES else [glob.escape(name) for name in files]
 
 
 def _existing(folder: Path) -> Path:

@@ -95,15 +95,17 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
 
 def _log_gguf(path: Path, quantize: Quantize) -> None:
     """Log what becomes of the tensor types of a GGUF file."""
-    from workers.checkpoints.checkpoint import open_weights
+    from workers.checkpoints.gguf.find import gguf_path
+    from workers.checkpoints.gguf.gguf_file import GgufFile
     from workers.checkpoints.gguf.gguf_weights import GgufWeights
 
-    weights = open_weights(path, quantize)
-    if isinstance(weights, GgufWeights):
-        kept = weights.widths() if quantize == "none" else quantize
-        structlog.get_logger().info(
-            "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
-        )
+    if (file := gguf_path(path)) is None:
+        return
+    weights = GgufWeights(GgufFile.open(file), quantize)
+    kept = weights.widths() if quantize == "none" else quantize
+    structlog.get_logger().info(
+        "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
+    )
 
 
 def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]":

@@ -34,11 +34,14 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
             **report(servable_with(settings, builtin)),
         }
     ]
+    used_at: list[float | None] = [None]
     for model in content.models:
         when = datetime.fromtimestamp(model.last_used, UTC).isoformat(timespec="seconds")
-        checked = report(servable_with(settings, model.path))
-        shown = {"model": str(model.id), "revision": model.commit, "bytes": model.size, "last_used": when}
-        entries.append(shown | checked)
+        for name, path, held in model.entries():
+            checked = report(servable_with(settings, path))
+            shown = {"model": str(name), "revision": model.commit, "bytes": held, "last_used": when}
+            entries.append(shown | checked)
+            used_at.append(model.last_used)
     if as_json:
         unreadable = {str(path): reason for path, reason in content.unreadable.items()}
         print(json.dumps({"cache": str(cache.folder), "models": entries, "unreadable": unreadable}))
@@ -47,7 +50,7 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
     table = Table(
         "model", "revision", "size", "last used", Column("serves", no_wrap=True, overflow="ellipsis"), box=None
     )
-    for entry, used in zip(entries, (None, *(model.last_used for model in content.models)), strict=True):
+    for entry, used in zip(entries, used_at, strict=True):
         serves = f"yes, on {entry['backend']}" if entry["servable"] else f"no: {entry['problem']}"
         revision = (entry["revision"] or "-")[:12]
         table.add_row(entry["model"], revision, size(entry["bytes"]), _ago(used, now), escape(serves))

@@ -5,16 +5,17 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import make_checkpoint
-from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 from workers.checkpoints.gguf.find import first_file
-from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile
+from workers.checkpoints.gguf.gguf_file import MAX_KEYS, MAX_TENSORS, GgufFile, GgufShard
 from workers.checkpoints.gguf.metadata import MAX_ITEMS, MAX_STRING
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
@@ -102,12 +103,27 @@ def test_what_ends_at_the_last_byte_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "values", [key("a", 4, bytes(4)), key("a", 9, struct.pack("<IQ", 8, 2) + text("") * 2)], ids=["number", "strings"]
+)
+def test_the_bound_of_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: bytes) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole(values, PADDING, keys=1))
+    end = len(whole(values))
+    monkeypatch.setattr("workers.checkpoints.gguf.metadata.MAX_HEADER", end)
+    assert GgufShard(file).header_bytes == end
+    monkeypatch.setattr("workers.checkpoints.gguf.metadata.MAX_HEADER", end - 1)
+    with pytest.raises(CheckpointError, match=r"a: .* the bound"):
+        GgufShard(file)
+
+
+@pytest.mark.parametrize(
     ("kind", "problem"),
     [
         (lambda file: file.symlink_to("/dev/zero"), "is not a regular file: replace it by one"),
         (lambda file: None, "there is no such file"),
+        (lambda file: file.symlink_to(file.name), "cannot be read: Too many levels of symbolic links"),
     ],
-    ids=["device", "missing"],
+    ids=["device", "missing", "loop"],
 )
 def test_what_is_no_file(tmp_path: Path, kind: Callable[[Path], object], problem: str) -> None:
     kind(tmp_path / "model.gguf")
@@ -147,6 +163,31 @@ def test_bytes_of_the_header_that_change_are_read_or_refused(made: Path, tmp_pat
     file.write_bytes(content[: data.draw(st.sampled_from([None, at + 3, len(content) - 1]))])
     with contextlib.suppress(CheckpointError):
         read_all(file)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("shape", [(31, 32), (1, 32, 32)], ids=["odd", "stack"])
+def test_a_matrix_of_another_shape_is_refused_by_its_name(tmp_path: Path, kind: Type, shape: tuple[int, ...]) -> None:
+    file, name = tmp_path / "model.gguf", "model.layers.0.self_attn.q_proj.weight"
+    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    write_gguf(file, keys, {"blk.0.attn_q.weight": np.zeros(shape, np.float32)}, kind)
+    weights = open_weights(file)
+    take = weights.take if weights.format(name) is None else weights.take_quantized
+    with pytest.raises(CheckpointError, match=rf"q_proj\.weight: has the shape \({shape[0]}, "):
+        take(name, (32, 32))
+
+
+def test_the_bound_of_matrices_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is listed by its name, and a stack of many small ones takes few bytes of the file."""
+    file = tmp_path / "model.gguf"
+    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    stacks = {f"blk.{layer}.ffn_up_exps.weight": np.zeros((4, 1, 32), np.float32) for layer in range(2)}
+    write_gguf(file, keys, stacks)
+    monkeypatch.setattr("workers.checkpoints.gguf.gguf_weights.MAX_TENSORS", 8)
+    assert len(open_weights(file)) == 8
+    monkeypatch.setattr("workers.checkpoints.gguf.gguf_weights.MAX_TENSORS", 7)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up_exps\.weight: the model has more than 7 matrices"):
+        open_weights(file)
 
 
 @pytest.fixture

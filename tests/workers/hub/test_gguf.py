@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.hub.hub_server import HubServer, hub_error
+from workers.checkpoints.gguf.find import choose, models, quantization_of
+from workers.hub.cache import HubCache
 from workers.hub.download import Download
 from workers.hub.errors import HubCause, HubError
 from workers.hub.hub_id import HubId
@@ -88,3 +90,53 @@ def test_several_without_the_default(hub: HubServer, cache: Path) -> None:
 def test_no_gguf_file_for_a_quantization(hub: HubServer, cache: Path) -> None:
     with pytest.raises(HubError, match=r"org/tiny:Q8_0 has no Q8_0 GGUF file at its top level"):
         download(hub, cache, "Q8_0", "org/tiny").plan()
+
+
+def test_a_name_with_the_characters_of_a_pattern(hub: HubServer, cache: Path) -> None:
+    hub.repos["org/odd"] = {"model[1]-Q8_0.gguf": b"odd", "model1-Q6_K.gguf": b"another"}
+    work = download(hub, cache, "Q8_0", "org/odd")
+    assert work.run(work.plan()).read_bytes() == b"odd"
+
+
+@pytest.mark.parametrize("name", ["m-00002-of-00003.gguf", "m-00000-of-00003.gguf"])
+def test_shards_that_are_not_all_there(hub: HubServer, cache: Path, name: str) -> None:
+    hub.repos["org/part"] = {name: b"part"}
+    with pytest.raises(HubError, match=r"has not all shards of a model: m-00001-of-00003\.gguf is missing") as failed:
+        download(hub, cache, repo="org/part").plan()
+    assert failed.value.cause is HubCause.NO_CHECKPOINT
+
+
+def test_a_model_beside_the_config_of_its_original_is_found_again(hub: HubServer, cache: Path) -> None:
+    hub.repos["org/config"] = {"model-Q8_0.gguf": b"gguf", "config.json": b"{}"}
+    for quantization in ("", "Q8_0"):
+        work = download(hub, cache, quantization, "org/config")
+        path = work.run(work.plan())
+        assert work.cached() == path
+
+
+def test_a_gguf_file_does_not_stand_for_the_safetensors_beside_it(hub: HubServer, cache: Path) -> None:
+    hub.repos["org/both"] = {"model-Q8_0.gguf": b"gguf", "config.json": b"{}", "model.safetensors": b"weights"}
+    work = download(hub, cache, "Q8_0", "org/both")
+    assert work.cached() is None
+    assert work.run(work.plan()).name == "model-Q8_0.gguf"
+    plain = download(hub, cache, repo="org/both")
+    assert plain.cached() is None
+    assert (plain.run(plain.plan()) / "model.safetensors").exists()
+
+
+def test_each_file_of_the_cache_is_listed_by_its_quantization(files: HubServer, cache: Path) -> None:
+    for quantization in ("Q8_0", "BF16"):
+        work = download(files, cache, quantization)
+        work.run(work.plan())
+    (model,) = HubCache(cache).read().models
+    for name, path, size in model.entries():
+        assert Download(name, files.url, cache).cached() == path
+        assert size == sum(map(len, SHARDS)) if name.quantization == "BF16" else len(NAMES[2])
+    assert [str(name) for name, _, _ in model.entries()] == [f"{REPO}:BF16", f"{REPO}:Q8_0"]
+
+
+def test_a_quantization_that_ends_another_name_is_the_whole_name() -> None:
+    names = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_XL.gguf", "m.Q8_0-00001-of-00002.gguf", "m.gguf"]
+    found = [quantization_of(names, name) for name in models(names)]
+    assert found == ["m-Q4_K_XL", "m-UD-Q4_K_XL", "Q8_0", "m"]
+    assert [choose(names, each) for each in found] == models(names)

@@ -39,6 +39,15 @@ def models(names: Iterable[str]) -> list[str]:
     return sorted(name for name in found if _OTHER_PARTS.match(name) is None)
 
 
+def quantization_of(names: Iterable[str], model: str) -> str:
+    """Return what `choose` finds a model by, among the names of a folder's files: the last part of its name, or all of
+    it if others end in the same way."""
+    match, known = SHARD.fullmatch(model), list(names)
+    stem = model.removesuffix(SUFFIX) if match is None else match[1]
+    last = re.split(r"[-.]", stem)[-1]
+    return last if last and choose(known, last) == model else stem
+
+
 def choose(names: Iterable[str], quantization: str) -> str | None:
     """Return the model of a quantization by the names of a folder's files: `Q4_K_M` finds `NAME-Q4_K_M.gguf`. Without
     one it is the only model there, or that of `DEFAULT`. None for none, and for several."""

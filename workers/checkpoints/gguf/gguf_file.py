@@ -91,6 +91,8 @@ class GgufFile:
             stats = [file.stat() for file in files]
         except FileNotFoundError as error:
             raise CheckpointError(str(error.filename), "", "there is no such file") from None
+        except OSError as error:
+            raise CheckpointError(str(error.filename), "", f"cannot be read: {error.strerror}") from error
         stamps = tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
         return _open(path, tuple(files), stamps)
 

@@ -14,7 +14,7 @@ from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import MAX_PARTS
 from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of
 from workers.checkpoints.gguf.blocks import plain_values, quantized_matrix
-from workers.checkpoints.gguf.gguf_file import GgufFile, TensorPlace
+from workers.checkpoints.gguf.gguf_file import MAX_TENSORS, GgufFile, TensorPlace
 from workers.checkpoints.gguf.keys import Keys
 from workers.checkpoints.gguf.rotary import FACTORS
 from workers.checkpoints.gguf.tensor_types import EVEN
@@ -65,6 +65,7 @@ class GgufWeights(Weights):
         self._sources = dict(self._find())
 
     def _find(self) -> Iterator[tuple[str, _TensorSource]]:
+        experts = 0
         for tensor in self._model.tensors.values():
             if tensor.name in FACTORS:
                 continue
@@ -84,8 +85,12 @@ class GgufWeights(Weights):
             if len(tensor.shape) != 3 or tensor.shape[0] > MAX_PARTS:
                 problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} matrices"
                 raise self._model.error(tensor.name, problem)
+            experts += tensor.shape[0]
+            if experts > MAX_TENSORS:
+                raise self._model.error(tensor.name, f"the model has more than {MAX_TENSORS} matrices of experts")
+            format = self._format(tensor)
             for expert in range(tensor.shape[0]):
-                yield name.format(expert), _TensorSource(tensor, expert, format=self._format(tensor))
+                yield name.format(expert), _TensorSource(tensor, expert, format=format)
 
     def _uneven_stacks(self) -> frozenset[str]:
         """Find the tensors of stacks whose types have scales or zeros of different kinds."""
@@ -149,12 +154,17 @@ class GgufWeights(Weights):
     def adds_nothing(self, name: str) -> bool:
         return False
 
+    def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """See `Weights.take`. The shape is checked first: rows are reordered by heads."""
+        self._check_shape(name, self.shape(name), shape)
+        return self[name]
+
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
         source = self._sources[name]
         if source.format is None:
             raise KeyError(name)
-        outputs, inputs = source.shape
         self._check_shape(name, source.shape, shape)
+        outputs, inputs = source.shape
         matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
         if not source.heads:
             return matrix

@@ -19,6 +19,9 @@ MAX_ITEMS = 4 << 20
 """Above any real array: a vocabulary has up to 262,144 tokens, and as many merges or some more."""
 MAX_STRING = 16 << 20
 """Bytes of a string, above any chat template."""
+MAX_HEADER = 64 << 20
+"""Above any real metadata and list of tensors: those of a vocabulary of 262,144 tokens have 20 MiB. Values take several
+times their bytes in memory."""
 MAX_KEY = 1 << 16
 """Bytes of a key or of a tensor's name, as the format limits keys."""
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -40,7 +43,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in the bytes of a file, which never passes their end."""
+    """A position in the bytes of a file, which passes neither their end nor `MAX_HEADER`."""
 
     def __init__(self, file: Path, data: memoryview) -> None:
         self.file = file
@@ -51,8 +54,10 @@ class Cursor:
         return CheckpointError(self.file, field, problem)
 
     def bytes(self, size: int, field: str) -> memoryview:
-        """Take bytes. Raises `CheckpointError` when the file ends before."""
+        """Take bytes. Raises `CheckpointError` when the file or the bound ends before."""
         start, end = self.at, self.at + size
+        if min(end, len(self._data)) > MAX_HEADER:
+            raise self.error(field, f"the header does not end within the bound of {MAX_HEADER} bytes")
         if end > len(self._data):
             raise self.error(field, f"the file ends within it: {size} bytes are stated, {len(self._data) - start} left")
         self.at = end
@@ -104,11 +109,11 @@ class Cursor:
     def _strings(self, count: int, key: str) -> list[str]:
         if count * 8 > len(self._data) - self.at:  # each has its length at least
             raise self.error(key, f"the file is too short for an array of {count} strings")
-        data, at, end, found = self._data, self.at, len(self._data), []
+        data, at, end, found = self._data, self.at, min(len(self._data), MAX_HEADER), []
         unpack = _U64.unpack_from
         for number in range(count):
             if at + 8 > end:
-                raise self.error(key, f"the file ends before string {number} of {count}")
+                raise self.error(key, f"the file or the bound ends before string {number} of {count}")
             (size,) = unpack(data, at)
             at += 8
             if size > MAX_STRING or at + size > end:

@@ -4,10 +4,16 @@
 follow from the scores of the tokens as in transformers' `convert_slow_tokenizer.generate_merges`.
 """
 
+import math
 from typing import Any
 
 from workers.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from workers.checkpoints.gguf.vocabulary import BYTE, NORMAL, SPACE, USER_DEFINED, GgufVocabulary
+
+MAX_TOKEN = 512
+"""Characters of a token of SentencePiece, above any real one: each is split at every place."""
+MAX_MERGES = 4 << 20
+"""Above any real number of merges: 262,144 tokens of Gemma have 515,000."""
 
 
 def tokenizer_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
@@ -16,6 +22,7 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
     if kind not in ("gpt2", "llama"):
         raise vocabulary.error("model", f"{kind!r} is not supported, only 'gpt2' and 'llama'")
     own = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
+    own["model"]["vocab"] |= vocabulary.fillers()
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added(), **own}
 
 
@@ -93,16 +100,22 @@ def _merges(vocabulary: GgufVocabulary, used: dict[str, int]) -> list[list[str]]
     scores = vocabulary.get("scores")
     if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
         raise vocabulary.error("scores", f"is not a list of the scores of {len(vocabulary.tokens)} tokens")
+    if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
+        raise vocabulary.error("scores", "are not all finite numbers")
     if str(vocabulary.model.metadata.get("general.architecture")).startswith("gemma"):
         scores = range(0, -len(scores), -1)
     found: list[tuple[float, int, int, str, str]] = []
     for token, ident in used.items():
         if vocabulary.types[ident] not in (NORMAL, USER_DEFINED):
             continue
+        if len(token) > MAX_TOKEN:
+            raise vocabulary.error("tokens", f"the token {ident} has {len(token)} characters, more than {MAX_TOKEN}")
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]
             if left in used and right in used:
                 found.append((float(scores[ident]), at, len(right), left, right))
+        if len(found) > MAX_MERGES:
+            raise vocabulary.error("tokens", f"they have more than {MAX_MERGES} merges")
     found.sort(key=lambda merge: merge[:3], reverse=True)
     return [[left, right] for *_, left, right in found]
 

@@ -14,6 +14,7 @@ from workers.checkpoints.adapter_files import ADAPTER_WEIGHTS, read_adapter
 from workers.checkpoints.json_files import CheckpointError
 
 PARTS = ("lora_a", "lora_b")
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 class AdaptedLinear(nn.Module):  # type: ignore[misc]
@@ -44,6 +45,8 @@ def apply_adapter(model: Any, path: Path) -> None:
         tensors: dict[str, mx.array] = dict(mx.load(str(file)))  # type: ignore[arg-type]  # a mapping, of this format
     except RuntimeError as error:
         raise CheckpointError(file, "", f"cannot be read: {error}") from error
+    if not tensors:
+        raise CheckpointError(file, "", "has no tensors")
     modules = dict(model.named_modules())
     changed: dict[str, nn.Module] = {}
     for name in sorted(tensors):
@@ -51,6 +54,8 @@ def apply_adapter(model: Any, path: Path) -> None:
         linear = modules.get(module)
         if part not in PARTS or not isinstance(linear, nn.Linear | nn.QuantizedLinear):
             raise CheckpointError(file, name, "is not of a linear module of this model: only such can be adapted")
+        if tensors[name].dtype not in FLOATS:
+            raise CheckpointError(file, name, f"has the type {tensors[name].dtype}, not one of real numbers")
         outputs, inputs = linear.weight.shape
         if isinstance(linear, nn.QuantizedLinear):
             inputs = inputs * 32 // linear.bits

@@ -132,6 +132,23 @@ def test_the_tokens_around_a_prompt(tmp_path: Path) -> None:
     assert both.encode("a", special=True) == [bos, *both.encode("a", special=False), bos + 1]
 
 
+def test_ids_that_no_token_has_leave_the_others_alone(tmp_path: Path) -> None:
+    keys = byte_level_keys(Tokenizer.from_str(trained()), "gpt-2") | {"tokenizer.ggml.add_bos_token": False}
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    dense = CheckpointTokenizer.from_dir(write(tmp_path, keys))
+    last = len(tokens)  # behind three that are unused
+    tokens.append("<|last|>")
+    types.append(USER_DEFINED)
+    made = CheckpointTokenizer.from_dir(write(tmp_path, keys))
+    assert made.vocab_size == last + 1
+    assert made.encode("I <|last|>", special=True) == [*dense.encode("I ", special=True), last]
+    assert made.encode("I <|im_start|>", special=True) == dense.encode("I <|im_start|>", special=True)
+    assert made.decode(range(last - 3, last + 1)) == "<|last|>"
+    marked, mark = made.mark_control_tokens("<|im_start|><|last|>")
+    assert made.encode_marked(marked, mark)[-1] == last
+    assert made.encode_marked(marked, mark)[0] != keys["tokenizer.ggml.bos_token_id"]
+
+
 SENTENCEPIECE = {
     "llama": ("llama", True, []),
     "gemma": ("gemma2", False, ["▁▁", "▁▁▁", "▁▁▁▁", "\n\n"]),
@@ -206,6 +223,47 @@ def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path, key: str, valu
     with pytest.raises(CheckpointError) as refused:
         CheckpointTokenizer.from_dir(file)
     assert str(refused.value).startswith(f"{file}: tokenizer.ggml.{key}: {problem}")
+
+
+def sentencepiece_keys(**changes: object) -> dict[str, Any]:
+    """A vocabulary whose only merge is `a b`."""
+    keys: dict[str, Any] = {
+        "model": "llama",
+        "tokens": ["<unk>", "a", "b", "ab"],
+        "scores": [0.0] * 4,
+        "token_type": [2, 1, 1, 1],
+        "unknown_token_id": 0,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (keys | changes).items()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("scores", ["0", "1", "2", "3"], "are not all finite numbers"),
+        ("scores", [0.0, 0.0, float("nan"), 0.0], "are not all finite numbers"),
+        ("scores", [0.0], "is not a list of the scores of 4 tokens"),
+        ("tokens", ["<unk>", "a", "b", "a" * 513], "the token 3 has 513 characters, more than 512"),
+    ],
+    ids=["text", "nan", "few", "long"],
+)
+def test_a_vocabulary_whose_merges_cannot_be_found_is_refused(
+    tmp_path: Path, key: str, value: object, problem: str
+) -> None:
+    file = write(tmp_path, sentencepiece_keys(**{key: value}))
+    with pytest.raises(CheckpointError) as refused:
+        CheckpointTokenizer.from_dir(file)
+    assert str(refused.value).startswith(f"{file}: tokenizer.ggml.{key}: {problem}")
+
+
+def test_the_bounds_of_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, sentencepiece_keys(tokens=["<unk>", "a", "b", "ab"]))
+    monkeypatch.setattr("workers.checkpoints.gguf.tokenizers.MAX_TOKEN", 2)
+    monkeypatch.setattr("workers.checkpoints.gguf.tokenizers.MAX_MERGES", 1)
+    assert CheckpointTokenizer.from_dir(file).encode("ab", special=False)[-1] == 3
+    monkeypatch.setattr("workers.checkpoints.gguf.tokenizers.MAX_MERGES", 0)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.tokens: they have more than 0 merges"):
+        CheckpointTokenizer.from_dir(file)
 
 
 def test_the_chat_template_and_the_recommended_sampling(tmp_path: Path) -> None:

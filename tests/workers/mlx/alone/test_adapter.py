@@ -120,6 +120,13 @@ def test_files_that_are_missing_are_named(tmp_path: Path, load: Load) -> None:
     mx.save_safetensors(str(adapter / "adapters.safetensors"), tensors)
     with pytest.raises(CheckpointError, match=f"{name}: the tensor is missing"):
         load(path, adapter=adapter)
+    for content, problem in (
+        (dict.fromkeys(tensors, mx.zeros((3, 3), mx.int32)), "has the type mlx.core.int32, not one of real numbers"),
+        ({}, r"adapters\.safetensors: has no tensors"),
+    ):
+        mx.save_safetensors(str(adapter / "adapters.safetensors"), content)
+        with pytest.raises(CheckpointError, match=problem):
+            load(path, adapter=adapter)
     (adapter / "adapters.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"adapters\.safetensors: cannot be read"):
         load(path, adapter=adapter)

@@ -17,6 +17,7 @@ from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.alone.lone_checkpoints import FAMILIES, VOCAB, make_lone_checkpoint
 from tests.workers.mlx.conftest import quiet
+from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.checkpoints.lone_config import LoneConfig
 from workers.engine.engine import BatchEngine
@@ -25,6 +26,7 @@ from workers.engine.runner import Chunk, DecodeRow
 from workers.load_options import LoadOptions
 from workers.mlx.alone.caches import UNBOUNDED, SequenceCaches
 from workers.mlx.alone.runner import LoneRunner
+from workers.process.backends import load_runner
 from workers.sampling.sample_spec import SampleSpec
 
 GREEDY = SampleSpec(Sampling(), 0)
@@ -52,6 +54,18 @@ def test_tokens_are_those_of_mlx_lm(tmp_path: Path, family: str) -> None:
         steps = generate_step(mx.array(PROMPT), model, max_tokens=12)
         assert tokens == [int(token) for token, _ in steps]
     assert len(set(tokens)) > 2
+
+
+def test_weights_that_only_mlx_lm_reads_are_loaded(tmp_path: Path) -> None:
+    """A shard without an index, and a mode of quantization that models of several sequences do not have."""
+    path = make_lone_checkpoint(tmp_path, "mamba2")
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    quantization = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    (path / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
+    runner = load_runner(scripted(backend="mlx", device="cpu", model_path=str(path), context=128), quiet)
+    assert isinstance(runner, LoneRunner)
+    runner.close()
 
 
 @pytest.mark.parametrize("family", ["mamba2", "deepseek_v2", "falcon_h1", "gpt_oss"])

@@ -141,5 +141,13 @@ def test_a_model_that_states_no_context_has_what_is_asked_for(tmp_path: Path) ->
         quantized.choose_quantization("int8")
     with pytest.raises(LoadRefused, match="dtype: float16"):
         quantized.check(kv_dtype="auto", dtype="float16", embeddings=False)
-    with pytest.raises(CheckpointError, match="dtype: 'float64' is not supported"):
-        LoneConfig.from_dir(config_with(tmp_path, model_type="mamba2", dtype="float64"))
+    for dtype, shown in (("float64", "'float64'"), (["float32"], r"\['float32'\]")):
+        with pytest.raises(CheckpointError, match=f"dtype: {shown} is not supported"):
+            LoneConfig.from_dir(config_with(tmp_path, model_type="mamba2", dtype=dtype))
+
+
+def test_weights_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    config = LoneConfig.from_dir(config_with(tmp_path, model_type="mamba2"))
+    (tmp_path / "model.safetensors").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is not a regular file"):
+        config.weight_bytes(tmp_path, "auto")
