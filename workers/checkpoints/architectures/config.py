@@ -353,7 +353,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    if family.rotates_windowed and any(windowed):
+    if family.rotates_windowed and fields.get("sliding_window") is not None:
         rotated = windowed
     experts = _layers_with_experts(fields, family, layers)
     kinds = read_kinds(fields, family, layers)

@@ -166,7 +166,7 @@ class Family:
     parallel: bool = False
     """Attention and MLP read the same rows (`ModelConfig.parallel`)."""
     rotates_windowed: bool = False
-    """In models with attention windows, layers without one have no rotary positions."""
+    """In models that state `sliding_window`, layers without an attention window have no rotary positions."""
     grows_queries: bool = False
     """Queries grow with the position by `llama_4_scaling_beta`, beyond the positions of the first training: contexts
     end there."""
