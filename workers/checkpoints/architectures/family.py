@@ -109,6 +109,8 @@ class Family:
 
     architecture: str
     """The class in transformers, which `architectures` of config.json names."""
+    earlier_architecture: str | None = None
+    """The name of the class in checkpoints that were published before transformers had it."""
     norms: Norms = BEFORE
     """The norms of a layer: where they are, and their names."""
     norm_offset: float = 0.0
