@@ -13,6 +13,7 @@ import mlx_lm.models.qwen3
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from safetensors.numpy import load_file
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, stack_experts, write_safetensors
 from tests.workers.mlx.conftest import Load
@@ -55,6 +56,18 @@ def test_the_same_logits_as_the_plain_forward(
     fields = {"sliding_window": 512} if family == "gemma2" else {}  # which mlx-lm knows nothing of
     path = make_checkpoint(tmp_path, family, tied=family.startswith("gemma"), fields=fields)
     np.testing.assert_allclose(load(path).logits(Chunk(0, TOKENS, 0, 0)), plain_logits(path), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["phi", "stablelm"])
+def test_scores_beyond_float16_are_finite(tmp_path: Path, load: Load, family: str) -> None:
+    path = make_checkpoint(tmp_path, family, tied=False, dtype="float16", layers=1, fields={"qk_layernorm": False})
+    tensors = load_file(path / "model.safetensors")
+    large = {name: 150 * value for name, value in tensors.items() if "q_proj" in name or "k_proj" in name}
+    write_safetensors(path / "model.safetensors", tensors | large)
+    runner = load(path)
+    first = runner.logits(Chunk(0, TOKENS, 0, 0))
+    assert np.isfinite(first).all()
+    assert runner.logits(Chunk(1, TOKENS[:20], 0, 0)).tolist() == first[:20].tolist()
 
 
 def test_binding_leaves_the_imported_module_alone(tmp_path: Path, load: Load) -> None:

@@ -298,6 +298,7 @@ def _family(fields: Fields, families: Mapping[str, Family]) -> str:
             raise fields.error("model_type", f"{family!r} is not supported, only one of {', '.join(families)}")
         return family
     known = {family.architecture: name for name, family in families.items()}
+    known |= {family.earlier_architecture: name for name, family in families.items() if family.earlier_architecture}
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
         raise fields.error("architectures", f"{names!r} is not supported, only one of {', '.join([*known, *WRAPPERS])}")
     return known[names[0]]
@@ -353,7 +354,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     windowed = _windowed(fields, family, layers)
     window = fields.integer("sliding_window") if any(windowed) else None
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    if family.rotates_windowed and any(windowed):
+    if family.rotates_windowed and fields.get("sliding_window") is not None:
         rotated = windowed
     experts = _layers_with_experts(fields, family, layers)
     kinds = read_kinds(fields, family, layers)

@@ -261,6 +261,7 @@ DENSE: Mapping[str, Family] = {
     ),
     "ernie4_5": Family(
         "Ernie4_5ForCausalLM",
+        earlier_architecture="Ernie4_5_ForCausalLM",
         biases=None,
         mlp_biases=None,
         interleaved_rope=True,

@@ -115,6 +115,8 @@ class Family:
 
     architecture: str
     """The class in transformers, which `architectures` of config.json names."""
+    earlier_architecture: str | None = None
+    """The name of the class in checkpoints that were published before transformers had it."""
     norms: Norms = BEFORE
     """The norms of a layer: where they are, and their names."""
     norm_offset: float = 0.0
@@ -176,7 +178,7 @@ class Family:
     parallel: bool = False
     """Attention and MLP read the same rows (`ModelConfig.parallel`)."""
     rotates_windowed: bool = False
-    """In models with attention windows, layers without one have no rotary positions."""
+    """In models that state `sliding_window`, layers without an attention window have no rotary positions."""
     grows_queries: bool = False
     """Queries grow with the position by `llama_4_scaling_beta`, beyond the positions of the first training: contexts
     end there."""

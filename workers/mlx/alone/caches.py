@@ -54,9 +54,9 @@ class SequenceCaches:
         rows = (cache for cache in _flat(self.caches) if isinstance(cache, ROWS))
         return sum(part.nbytes // part.shape[2] for cache in rows for part in (cache.keys, cache.values))
 
-    def state_bytes(self, chunk: int) -> int:
-        """Return the most bytes of `state`, after at least one token, for calls of up to `chunk` tokens; 0 if there is
-        none, `UNBOUNDED` for a kind of cache whose bound is not known."""
+    def state_bytes(self, chunk: int, context: int) -> int:
+        """Return the most bytes of `state`, after at least one token, for calls of up to `chunk` tokens and sequences
+        of up to `context`; 0 if there is none, `UNBOUNDED` for a kind of cache whose bound is not known."""
         state = [cache for cache in _flat(self.caches) if not isinstance(cache, ROWS)]
         if not state:
             return 0
@@ -70,7 +70,8 @@ class SequenceCaches:
                 continue
             else:
                 return UNBOUNDED
-            total += sum(part.nbytes // part.shape[2] for part in (cache.keys, cache.values)) * (most + chunk + _SLACK)
+            rows = min(most + chunk, context) + _SLACK
+            total += sum(part.nbytes // part.shape[2] for part in (cache.keys, cache.values)) * rows
         return total + 64 * len(state)  # the numbers beside the arrays grow
 
     def truncate(self, length: int) -> None:

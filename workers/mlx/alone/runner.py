@@ -98,7 +98,7 @@ class LoneRunner:
             evaluate_weights(model, progress)
             caches = SequenceCaches(model)
             logits = config.tried(path, name, lambda: _probe(model, caches))
-            row_bytes, state_bytes = caches.row_bytes, caches.state_bytes(PREFILL_CHUNKS[-1])
+            row_bytes, state_bytes = caches.row_bytes, caches.state_bytes(PREFILL_CHUNKS[-1], context)
             caches.clear()
         capabilities = RunnerCapabilities(
             backend="mlx",

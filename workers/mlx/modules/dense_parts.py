@@ -12,8 +12,8 @@ from workers.mlx.modules.ungated import ungated
 
 
 def _attend(attention: Any, x: mx.array, cache: Any) -> mx.array:
-    """Attention over slots up to the output projection, for modules that widen queries or keys to float32 in mlx-lm,
-    which the KV cache does not take."""
+    """Attention over slots up to the output projection, for modules that widen queries or keys to float32 in mlx-lm:
+    scores of float16 would be infinite in some models. The KV cache does not take wide keys, so only queries are."""
     rows, tokens, _ = x.shape
     queries = attention.q_proj(x).reshape(rows, tokens, attention.num_heads, -1)
     keys = attention.k_proj(x).reshape(rows, tokens, attention.num_key_value_heads, -1)
@@ -22,9 +22,9 @@ def _attend(attention: Any, x: mx.array, cache: Any) -> mx.array:
         queries, keys = attention.q_layernorm(queries), attention.k_layernorm(keys)
     queries = attention.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset)
     keys = attention.rope(keys.transpose(0, 2, 1, 3), offset=cache.offset)
-    output = cache.attend(queries, keys, values, attention.head_dim**-0.5)
+    output = cache.attend(queries.astype(mx.float32), keys, values, attention.head_dim**-0.5)
     joined: mx.array = output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
-    return joined
+    return joined.astype(x.dtype)
 
 
 class StableLmAttention(stablelm.Attention):  # type: ignore[misc]

@@ -91,6 +91,24 @@ MINISTRAL3: dict[str, Any] = {
     "num_hidden_layers": 2,
     "vocab_size": 512,
 }
+EXAONE4: dict[str, Any] = MINISTRAL3 | {
+    "architectures": ["Exaone4ForCausalLM"],
+    "layer_types": ["full_attention"] * 2,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "sliding_window_pattern": None,
+}
+ERNIE: dict[str, Any] = MINISTRAL3 | {
+    "architectures": ["Ernie4_5ForCausalLM"],
+    "head_dim": 8,
+    "max_position_embeddings": 131072,
+    "model_type": "ernie4_5",
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "use_bias": False,
+}
 FALCON40B = FALCON7B | {"hidden_size": 8192, "new_decoder_architecture": True, "num_kv_heads": 8} | {
     "num_attention_heads": 128
 }  # fmt: skip
@@ -121,9 +139,17 @@ FALCON40B = FALCON7B | {"hidden_size": 8192, "new_decoder_architecture": True, "
             {"logits_scaling": 4.0, "interleaved_rope": True, "norm_kind": "layer", "norm_biases": False}
             | {"plan": (*(LayerConfig(4096),) * 3, LayerConfig(None, None)), "head_norm": None},
         ),
+        (R7B | {"layer_types": ["full_attention"] * 4}, {"plan": (LayerConfig(None, None),) * 4}),
+        (EXAONE4, {"plan": (LayerConfig(),) * 2}),
+        (EXAONE4 | {"sliding_window": 4096}, {"plan": (LayerConfig(None, None),) * 2}),
+        (ERNIE, {"family": "ernie4_5", "tie_embeddings": True, "interleaved_rope": True, "o_bias": False}),
+        (ERNIE | {"architectures": ["Ernie4_5_ForCausalLM"]}, {"family": "ernie4_5"}),
         (MINISTRAL3, {"max_positions": 16384}),
     ],
-    ids=["pythia", "serial", "phi-2", "falcon-7b", "falcon-40b", "r7b", "ministral-3"],
+    ids=[
+        *("pythia", "serial", "phi-2", "falcon-7b", "falcon-40b", "r7b", "r7b-global", "exaone-1.2b", "exaone-global"),
+        *("ernie", "ernie-by-its-earlier-name", "ministral-3"),
+    ],
 )
 def test_configs_are_read(tmp_path: Path, values: dict[str, Any], expected: dict[str, Any]) -> None:
     config = read(tmp_path, values)

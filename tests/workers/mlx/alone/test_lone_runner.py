@@ -132,6 +132,17 @@ def test_a_window_that_is_full_is_a_state(tmp_path: Path) -> None:
     runner.close()
 
 
+def test_the_state_of_a_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
+    path = make_lone_checkpoint(tmp_path, "cohere2", sliding_window=1 << 20)
+    runner = load_lone(path, context=300)
+    runner.prefill([Chunk(0, PROMPT[:1] * 298, 0, 0)], [None])
+    runner.decode([DecodeRow(0, PROMPT[0], 298, 298, GREEDY)])
+    runner.decode([DecodeRow(0, PROMPT[0], 299, 299, GREEDY)])
+    row_bytes = 2 * 2 * 8 * 4  # keys and values, heads, lanes, bytes of a value
+    assert len(runner.read_state(0)) == runner.capabilities.state_bytes < 4 * 300 * row_bytes
+    runner.close()
+
+
 def test_a_call_that_fails_leaves_no_rows(falcon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load_lone(falcon)
     runner.prefill([Chunk(0, PROMPT[:8], 0, 0)], [None])
@@ -208,5 +219,5 @@ def test_a_cache_of_an_unknown_kind_has_no_bound() -> None:
             return [kinds.KVCache(), kinds.ConcatenateKVCache(), OtherCache(), kinds.QuantizedKVCache()]
 
     caches = SequenceCaches(Model())
-    assert caches.state_bytes(512) == UNBOUNDED
+    assert caches.state_bytes(512, 4096) == UNBOUNDED
     assert VOCAB == 512
