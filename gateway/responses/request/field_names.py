@@ -9,6 +9,8 @@ NAMES = FieldNames(
         "presence_penalty",
         "repetition_penalty",
         "seed",
+        "sparse_prefill",
+        "sparse_prefill_keep",
         "stop",
         "temperature",
         "tools",
