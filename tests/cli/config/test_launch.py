@@ -53,6 +53,11 @@ def test_what_only_sparse_prefill_reads_is_refused_without_it(name: str) -> None
     check_sparse(load({"backend": "scripted", name: 1, "models": [{"name": "m", "sparse_prefill": True}]}))
 
 
+def test_a_setting_that_a_worker_calls_otherwise_is_named_in_its_errors() -> None:
+    settings = load({"backend": "scripted", "enable_prompt_embeds": True})
+    assert worker_spec(settings, ChosenModel("m", Path("/m"))).sources["embeddings"] == "--enable-prompt-embeds"
+
+
 def test_standby_workers_come_last_and_have_no_share_of_the_cores() -> None:
     launches = worker_launches(Settings(backend="scripted", workers=2, standby=2), ChosenModel("m", Path("/m")))
     assert [(launch.name, launch.standby) for launch in launches] == [
