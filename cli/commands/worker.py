@@ -20,7 +20,7 @@ from actors.transport.link import CurveKeys
 from cli.commands.serve import log_level
 from cli.config.errors import CommandFailed
 from cli.config.join_address import check_join_addresses
-from cli.config.launch import check_rows, worker_command
+from cli.config.launch import check_rows, check_sparse, worker_command
 from cli.config.model import ChosenModel, check_model, with_chosen_context, worker_spec
 from cli.config.prefix_directory import PrefixTierPlan
 from cli.config.settings import Settings, flag
@@ -39,6 +39,7 @@ def run_worker(settings: Settings) -> None:
     """Keep a worker joined until a signal arrives. Raises `CommandFailed`, also if the worker is given up."""
     if settings.role == "prefill":
         check_rows(settings, "role")
+    check_sparse(settings)
     gateways = gateways_of(settings)
     tier = PrefixTierPlan.of(settings)
     model = ChosenModel.choose(settings)

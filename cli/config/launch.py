@@ -92,6 +92,17 @@ def check_rows(settings: Settings, name: str) -> None:
         raise CommandFailed(f"{flag(name)}: prefill workers need the prefix cache, which --no-prefix-cache turns off")
 
 
+def check_sparse(settings: Settings) -> None:
+    """Raises `CommandFailed` for what only sparse prefill reads, if no model has that."""
+    if settings.sparse_prefill or any(model.sparse_prefill for model in settings.models):
+        return
+    for name in ("sparse_prefill_tokens", "sparse_prefill_keep"):
+        if name in settings.sources:
+            raise CommandFailed(
+                f"{settings.sources[name]}: has no effect without {flag('sparse_prefill')}: set both, or leave it out"
+            )
+
+
 def like_command(spec: WorkerSpec, name: str, checkpoint: str) -> CommandLine:
     """See `WorkerLaunch.like`. Another tokenizer is refused, since live streams could not continue with it."""
     place = spec.place if name == spec.name else None  # an extra worker runs beside the one that it is like

@@ -22,6 +22,9 @@ SCRIPTED_NAME = "scripted"
 SCRIPTED_STEPS_PER_S = 10_000.0
 """Decode steps a second of a scripted worker: half of the frames that a gateway accepts from a worker."""
 
+_SPEC_NAMES = {"enable_prompt_embeds": "embeddings"}
+"""Settings that a spec has under other names."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
@@ -106,7 +109,11 @@ def worker_spec(
         mmap=settings.mmap,
         workers=max(1, workers),
         place=place,
-        sources={name: source for name, source in settings.sources.items() if name in WorkerSpec.__struct_fields__},
+        sources={
+            field: source
+            for name, source in settings.sources.items()
+            if (field := _SPEC_NAMES.get(name, name)) in WorkerSpec.__struct_fields__
+        },
         log_level=settings.log_level,
         scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
     )

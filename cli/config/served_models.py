@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
-from cli.config.launch import check_prefill_workers, worker_launches
+from cli.config.launch import check_prefill_workers, check_sparse, worker_launches
 from cli.config.model import ChosenModel, check_model, tier_bytes, with_chosen_context, worker_spec
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings, flag
@@ -40,6 +40,7 @@ class ServedModels:
     def of(cls, settings: Settings, *, predecessor: int = 0) -> "ServedModels":
         """Check every model that the settings name, and download those of the hub that are loaded at the start.
         `predecessor` is the process of a server that ends when this one is ready, or 0. Raises `CommandFailed`."""
+        check_sparse(settings)
         if not settings.models:
             return _single(settings, predecessor)
         own = settings.standby or settings.prefill_workers

@@ -3,7 +3,17 @@
 from gateway.generation.field_names import FieldNames, same_names
 
 NAMES = FieldNames(
-    same_names("max_tokens", "messages", "seed", "sparse_prefill", "temperature", "tools", "top_k", "top_p")
+    same_names(
+        "max_tokens",
+        "messages",
+        "seed",
+        "sparse_prefill",
+        "sparse_prefill_keep",
+        "temperature",
+        "tools",
+        "top_k",
+        "top_p",
+    )
     | {
         "prompt": "messages",
         "stop": "stop_sequences",

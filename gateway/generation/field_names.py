@@ -33,6 +33,7 @@ FIELDS = (
     "resume",
     "seed",
     "sparse_prefill",
+    "sparse_prefill_keep",
     "stop",
     "stream",
     "suffix",

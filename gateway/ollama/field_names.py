@@ -7,6 +7,8 @@ _OPTIONS = (
     "min_p",
     "presence_penalty",
     "seed",
+    "sparse_prefill",
+    "sparse_prefill_keep",
     "stop",
     "temperature",
     "top_k",

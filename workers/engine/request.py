@@ -35,6 +35,8 @@ EMBEDDINGS = "prompt_embeds"
 """The request field that errors name."""
 SPARSE = "sparse_prefill"
 """Likewise."""
+SPARSE_KEEP = "sparse_prefill_keep"
+"""Likewise."""
 
 
 class Constraint(Protocol):

@@ -150,15 +150,21 @@ def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
     """Return the description of a checkpoint, with its head for multi-token prediction if that drafts tokens; a
     `LoneConfig` for a model that only mlx-lm describes. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import has_mtp
-    from workers.checkpoints.checkpoint import ModelConfig, open_weights
+    from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 
-    path = Path(spec.model_path)
-    if choose_backend(spec) == "mlx":
+    path, backend = Path(spec.model_path), choose_backend(spec)
+    if backend == "mlx":
         from workers.mlx.alone.choice import lone_config
 
         if (lone := lone_config(path, spec.context)) is not None:
             return lone
-    config = ModelConfig.from_dir(path)
+    try:
+        config = ModelConfig.from_dir(path)
+    except CheckpointError as error:
+        if error.field not in ("model_type", "architectures") or backend == "mlx":
+            raise
+        others = "--backend mlx also serves the other models that mlx-lm can load"
+        raise CheckpointError(error.file, error.field, f"{error.problem}; {others}") from error
     wanted = drafts_by_head(spec) and config.mtp_layers
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 

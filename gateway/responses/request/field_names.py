@@ -10,6 +10,7 @@ NAMES = FieldNames(
         "repetition_penalty",
         "seed",
         "sparse_prefill",
+        "sparse_prefill_keep",
         "stop",
         "temperature",
         "tools",

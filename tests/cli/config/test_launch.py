@@ -7,9 +7,10 @@ import pytest
 
 from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
-from cli.config.launch import gateway_settings, like_command, worker_command, worker_launches
+from cli.config.launch import check_sparse, gateway_settings, like_command, worker_command, worker_launches
 from cli.config.model import ChosenModel, worker_spec
-from cli.config.settings import Settings
+from cli.config.settings import Settings, flag
+from cli.config.sources import load
 from gateway.fleet.launch import LaunchRefused
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT
@@ -41,6 +42,20 @@ def test_a_worker_gets_all_settings() -> None:
     assert spec.scheduler_policy == gateway_settings(settings).scheduler_policy == "shortest-uncached-first"
     assert spec.scheduler_headroom == 0.25
     assert (spec.threads, spec.workers) == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["sparse_prefill_tokens", "sparse_prefill_keep"])
+def test_what_only_sparse_prefill_reads_is_refused_without_it(name: str) -> None:
+    settings = load({"backend": "scripted", name: 1})
+    with pytest.raises(CommandFailed, match=f"^{flag(name)}: has no effect without --sparse-prefill: set both"):
+        check_sparse(settings)
+    check_sparse(load({"backend": "scripted", name: 1, "sparse_prefill": True}))
+    check_sparse(load({"backend": "scripted", name: 1, "models": [{"name": "m", "sparse_prefill": True}]}))
+
+
+def test_a_setting_that_a_worker_calls_otherwise_is_named_in_its_errors() -> None:
+    settings = load({"backend": "scripted", "enable_prompt_embeds": True})
+    assert worker_spec(settings, ChosenModel("m", Path("/m"))).sources["embeddings"] == "--enable-prompt-embeds"
 
 
 def test_standby_workers_come_last_and_have_no_share_of_the_cores() -> None:

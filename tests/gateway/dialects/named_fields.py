@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.request import Sampling
-from workers.engine.request import EMBEDDINGS, SPARSE
+from workers.engine.request import EMBEDDINGS, SPARSE, SPARSE_KEEP
 from workers.grammar.tool_calls import answer_grammar
 from workers.process.prompts import allowed_tokens
 
@@ -46,12 +46,8 @@ PASSED_ON = {
     "self._field",
 }
 """Expressions for a field that another place of the code, which is collected as well, has given."""
-CONSTANTS = {
-    "FIELD": allowed_tokens.FIELD,
-    "TOOLS_FIELD": answer_grammar.FIELD,
-    "EMBEDDINGS": EMBEDDINGS,
-    "SPARSE": SPARSE,
-}
+CONSTANTS = {"FIELD": allowed_tokens.FIELD, "TOOLS_FIELD": answer_grammar.FIELD, "EMBEDDINGS": EMBEDDINGS}
+CONSTANTS |= {"SPARSE": SPARSE, "SPARSE_KEEP": SPARSE_KEEP}
 CONSTANTS |= dict.fromkeys(("_field(error.path)", "_field(path)"), answer_grammar.FIELD)
 """Expressions that are one field, or a part of it."""
 OF_DIALECTS = {"grammar.field", "path"}

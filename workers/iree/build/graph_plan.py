@@ -99,16 +99,19 @@ class GraphPlan:
             return [(*steps, f"score_{self.score_chunk}", "copy")]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
-        queries = [(f"{QUERIES}_{LOOKED_ROWS}",)] if self.queries else []
-        return [*((f"{kind}_{sizes[-1]}",) for kind, sizes in largest), (SAMPLE,), *embedded, *queries]
+        decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)
+        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
-        enough rows computes prompts, with the same bits, and numpy samples."""
+        enough rows computes prompts, with the same bits, and numpy samples. Nothing computes queries in place of their
+        graph."""
         required = self.required()
         if self.embeddings:  # which no decode graph takes
             return required
-        return required[:1] if self.block and self.buckets[-1] >= self.block else required
+        if not self.block or self.buckets[-1] < self.block:
+            return required
+        return required[: 1 + len(self._queries_groups())]
 
     def optional(self) -> list[tuple[str, ...]]:
         """Return the graphs that make serving cheaper, those first that are missed most."""
@@ -137,6 +140,9 @@ class GraphPlan:
         prefill = [(f"prefill_{size}",) for size in reversed(self.prefill_sizes)]
         heads = [(f"head_{size}",) for size in self.head_sizes]
         return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:], *self._mtp_groups()]
+
+    def _queries_groups(self) -> list[tuple[str, ...]]:
+        return [(f"{QUERIES}_{LOOKED_ROWS}",)] if self.queries else []
 
     def _mtp_groups(self) -> list[tuple[str, ...]]:
         if not self.config.mtp:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, EmbeddedInput
-from workers.engine.request import SPARSE
+from workers.engine.request import SPARSE, SPARSE_KEEP
 from workers.engine.sparse.kept_rows import Ranges, ranges_of
 from workers.engine.sparse.selection import forced_ranges
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -30,6 +30,9 @@ class SparsePrompts:
         if submit.kept is not None:
             return SparsePrompt(kept=_ranges(submit.kept)) if submit.kept else None
         wanted, settings = submit.limits.sparse_prefill, self._settings
+        if wanted is None and submit.limits.sparse_keep is not None and not (settings and settings.tokens):
+            text = "`sparse_prefill_keep` has no effect without `sparse_prefill`: send both, or neither"
+            raise unsupported(text, SPARSE_KEEP)
         if wanted is False or (wanted is None and (settings is None or not self._is_long(settings, tokens))):
             return None
         reason = self._needs_all(submit)

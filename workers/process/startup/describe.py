@@ -131,13 +131,17 @@ def _scripted_digest(spec: WorkerSpec) -> str:
 
 
 def _adapter_digest(spec: WorkerSpec, backend: str) -> str:
-    """Digest of an adapter. Raises `LoadRefused` for a backend that applies none, and `CheckpointError`."""
+    """Digest of an adapter. Raises `LoadRefused` for a backend that applies none, and for files that are missing or
+    wrong."""
     from workers.checkpoints.adapter_files import read_adapter
-    from workers.checkpoints.checkpoint import config_digest
+    from workers.checkpoints.checkpoint import CheckpointError, config_digest
 
     if backend != "mlx":
         raise LoadRefused(f"adapter: the {backend} backend applies none: take --backend mlx, or leave it out")
-    read_adapter(Path(spec.adapter))
+    try:
+        read_adapter(Path(spec.adapter))
+    except CheckpointError as error:
+        raise LoadRefused(f"adapter: {error}") from error
     return config_digest(Path(spec.adapter))
 
 

@@ -129,6 +129,11 @@ def test_a_cpu_is_ready_with_a_decode_graph_of_eight_rows(tiled: GraphPlan, slot
     assert plan.first() == plan.required()[:first]
 
 
+def test_what_scores_prompts_is_ready_with_its_graph_of_queries(tiled: GraphPlan) -> None:
+    plan = replace(tiled, buckets=decode_buckets(8), queries=True)
+    assert plan.first() == [("decode_8",), ("queries_8",)], "no other graph computes them"
+
+
 def test_products_of_many_rows_leave_out_padding_rows(tiled: GraphPlan, tmp_path: Path) -> None:
     plan = replace(tiled, buckets=(4, 5))
     assert "_live" not in plan.module(["decode_4"])

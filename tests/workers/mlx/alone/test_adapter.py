@@ -144,3 +144,5 @@ def test_it_is_part_of_the_model(tmp_path: Path) -> None:
     assert plain.model_digest != adapted.model_digest
     with pytest.raises(LoadRefused, match="adapter: the iree backend applies none: take --backend mlx"):
         describe(scripted(**spec | {"backend": "iree", "device": ""}, adapter=str(adapter)))
+    with pytest.raises(LoadRefused, match=r"^adapter: .*adapter_config\.json: there is no such file"):
+        describe(scripted(**spec, adapter=str(tmp_path / "none")))

@@ -76,6 +76,14 @@ def test_what_is_not_possible_is_refused_if_the_request_asks_for_it(
     assert sparse_of(settings and LONG, **fields) is None, "a threshold asks for nothing that is not possible"
 
 
+@pytest.mark.parametrize("settings", [None, ON], ids=["no setting", "no threshold"])
+def test_a_part_of_a_prompt_that_nothing_makes_sparse_is_refused(settings: SparseSettings | None) -> None:
+    with pytest.raises(PromptRefused, match="`sparse_prefill_keep` has no effect without `sparse_prefill`") as refused:
+        sparse_of(settings, sparse_keep=0.5)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill_keep")
+    assert sparse_of(settings, sparse_keep=0.5, sparse_prefill=False) is None
+
+
 def test_rows_of_embeddings_are_computed_whole() -> None:
     assert sparse_of(LONG, EmbeddedInput((TOKENS,))) is None
 

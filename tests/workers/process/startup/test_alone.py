@@ -54,6 +54,12 @@ def test_it_has_one_slot_and_says_why(lone: Path) -> None:
     assert Servable.of(spec_of(lone, context=100)) == Servable("mlx", "internlm3", 100)
 
 
+@pytest.mark.parametrize("named", [{"model_type": "mamba2"}, {"architectures": ["Mamba2ForCausalLM"]}], ids=str)
+def test_on_another_backend_the_error_says_where_it_is_served(tmp_path: Path, named: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"is not supported, .*; --backend mlx also serves the other models"):
+        describe(spec_of(config_with(tmp_path / "model", **named), backend="iree", device=""))
+
+
 def test_it_is_loaded_and_logs_that_it_runs_alone(lone: Path) -> None:
     with capture_logs() as logs:
         loaded = load(spec_of(lone, context=64, speculate="auto"), lambda *progress: None)
