@@ -89,20 +89,31 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     if backend == "scripted":
         return _load_scripted(spec, progress)
     path, config = open_checkpoint(spec)
-    _log_gguf(path, spec.quantize)
+    _log_converted(path, spec.quantize)
     return _load_on(backend, path, config, options_of(spec, backend, config), progress)
 
 
-def _log_gguf(path: Path, quantize: Quantize) -> None:
-    """Log what becomes of the tensor types of a GGUF file."""
+def _log_converted(path: Path, quantize: Quantize) -> None:
+    """Log what becomes of the tensor types of a GGUF file, and of matrices of few bits."""
     from workers.checkpoints.checkpoint import open_weights
     from workers.checkpoints.gguf.gguf_weights import GgufWeights
+    from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 
     weights = open_weights(path, quantize)
     if isinstance(weights, GgufWeights):
         kept = weights.widths() if quantize == "none" else quantize
         structlog.get_logger().info(
             "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
+        )
+    elif isinstance(weights, LowBitWeights):
+        structlog.get_logger().info(
+            "low_bit_weights",
+            path=str(weights.path),
+            method=weights.scheme.method,
+            kinds=weights.kinds(),
+            kept=weights.widths() if quantize == "none" else quantize,
+            requantized=weights.inexact() if quantize == "none" else weights.kinds(),
+            not_followed=list(weights.scheme.ignored),
         )
 
 

@@ -14,7 +14,7 @@ from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import unpack_words
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.runner import Chunk
-from workers.mlx.gguf_tensors import pack_words
+from workers.mlx.converted_tensors import pack_words
 
 PROMPT = tuple(range(5, 25))
 
