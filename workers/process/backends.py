@@ -94,7 +94,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
 
 
 def _log_converted(path: Path, quantize: Quantize) -> None:
-    """Log what becomes of the tensor types of a GGUF file, and of matrices of few bits."""
+    """Log what becomes of the tensor types of a GGUF file, and of low-bit matrices."""
     from workers.checkpoints.checkpoint import open_weights
     from workers.checkpoints.gguf.gguf_weights import GgufWeights
     from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.low_bits.codes import check_finite, nibbles
-from workers.checkpoints.low_bits.layout import Layout, Parts, Shape, fit
+from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape, fit
 
 _ENTRIES = 16
 
 
 @dataclass(frozen=True)
-class Table4Layout(Layout):
+class Table4Layout(LowBitLayout):
     """A matrix flattened by rows, whose blocks share a largest magnitude, `absmax`, which may be quantized again."""
 
     kind: str = "nf4"
@@ -75,7 +75,8 @@ class Table4Layout(Layout):
             raise ValueError(f"the tensor {missing[1:]} is missing, which absmax in U8 needs")
         table = check_finite(fit(parts[".weight.nested_quant_map"], (256,), "nested_quant_map"))
         outer = check_finite(fit(parts[".weight.nested_absmax"], (-(-blocks // block),), "nested_absmax"))
-        return table[stored] * outer[np.arange(blocks) // block] + np.float32(offset)
+        largest: NDArray[np.float32] = table[stored] * outer[np.arange(blocks) // block] + np.float32(offset)
+        return largest
 
     def _read(self, parts: Parts) -> dict[str, Any]:
         """Read the description of the matrix, a JSON object in a tensor of bytes."""

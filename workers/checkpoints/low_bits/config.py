@@ -15,7 +15,7 @@ from workers.checkpoints.low_bits.bitsandbytes_layout import Table4Layout
 from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP, NV_GROUP, Mxfp4Layout, Nvfp4Layout
 from workers.checkpoints.low_bits.fp8_layout import Fp8Layout
 from workers.checkpoints.low_bits.integer_layouts import Int8RowsLayout, IntegerLayout
-from workers.checkpoints.low_bits.layout import Layout, Shape
+from workers.checkpoints.low_bits.layout import LowBitLayout, Shape
 
 IGNORED = (
     *(".input_scale", ".input_global_scale", ".input_zero_point", ".activation_scale", ".output_scale"),
@@ -31,7 +31,7 @@ class LowBits:
 
     method: str
     """`quant_method` of config.json."""
-    layouts: Sequence[Layout]
+    layouts: Sequence[LowBitLayout]
     """Layouts of its matrices, of which a matrix has one."""
     ignored: tuple[str, ...] = ()
     """Fields of config.json that are not followed: activations and KV caches."""
@@ -49,7 +49,7 @@ class _Plan:
         return CheckpointError(self.file, f"{self.where}.{field}", problem)
 
     def one_of(self, field: str, values: Sequence[Any], default: Any = None) -> Any:
-        """Return a field. Raises `CheckpointError` for a value that is none of `values`."""
+        """Return a field. Raises `CheckpointError` for a value that is not one of `values`."""
         value = self.fields.get(field, default)
         if not any(value == each and type(value) is type(each) for each in values):
             raise self.error(field, f"{value!r} is not supported, only {' or '.join(map(repr, values))}")
@@ -105,7 +105,7 @@ def _compressed_tensors(plan: _Plan) -> LowBits:
         other = plan.inner(field)
         if other is not None and other.fields and other.fields.get("format") != "dense":
             raise plan.error(field, "is not supported: sparse or rotated weights are not read")
-    layouts: list[Layout] = []
+    layouts: list[LowBitLayout] = []
     ignored = plan.set_fields("kv_cache_scheme")
     groups = plan.inner("config_groups")
     for name in () if groups is None else groups.fields:
@@ -133,7 +133,7 @@ def _weights(plan: _Plan, kind: str, bits: Sequence[int], strategies: Sequence[s
     return int(plan.one_of("num_bits", bits))
 
 
-def _integers(plan: _Plan, *, packed: bool) -> Layout:
+def _integers(plan: _Plan, *, packed: bool) -> LowBitLayout:
     bits = _weights(plan, "int", INTEGER_BITS, ("tensor", "channel", "group"), (True, False) if packed else (True,))
     group = _group(plan) if plan.fields["strategy"] == "group" else None
     return IntegerLayout(bits, group, plan.fields.get("symmetric", True), packed)
@@ -146,7 +146,7 @@ def _group(plan: _Plan) -> int:
     return size
 
 
-def _floats(plan: _Plan) -> Layout:
+def _floats(plan: _Plan) -> LowBitLayout:
     _weights(plan, "float", (8,), ("tensor", "channel", "block"), (True,))
     if plan.fields["strategy"] != "block":
         return Fp8Layout(None)
@@ -156,19 +156,19 @@ def _floats(plan: _Plan) -> Layout:
     return Fp8Layout(block)
 
 
-def _mxfp4(plan: _Plan) -> Layout:
+def _mxfp4(plan: _Plan) -> LowBitLayout:
     _weights(plan, "float", (4,), ("group",), (True,))
     plan.one_of("group_size", (MX_GROUP,))
     return Mxfp4Layout()
 
 
-def _nvfp4(plan: _Plan) -> Layout:
+def _nvfp4(plan: _Plan) -> LowBitLayout:
     _weights(plan, "float", (4,), ("tensor_group",), (True,))
     plan.one_of("group_size", (NV_GROUP,))
     return Nvfp4Layout()
 
 
-_FORMATS: Mapping[str, Callable[[_Plan], Layout]] = {
+_FORMATS: Mapping[str, Callable[[_Plan], LowBitLayout]] = {
     "pack-quantized": lambda plan: _integers(plan, packed=True),
     "int-quantized": lambda plan: _integers(plan, packed=False),
     "float-quantized": _floats,
@@ -180,7 +180,7 @@ _FORMATS: Mapping[str, Callable[[_Plan], Layout]] = {
 
 def _modelopt(plan: _Plan) -> LowBits:
     algorithm = plan.one_of("quant_algo", ("FP8", "NVFP4"))
-    layout: Layout = Fp8Layout()
+    layout: LowBitLayout = Fp8Layout()
     if algorithm == "NVFP4":
         plan.one_of("group_size", (NV_GROUP,), NV_GROUP)
         layout = Nvfp4Layout(".weight", ".weight_scale_2", divides=False)

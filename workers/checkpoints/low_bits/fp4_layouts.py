@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.low_bits.codes import E2M1, check_finite, from_e4m3, from_e8m0, nibbles
-from workers.checkpoints.low_bits.layout import Layout, Parts, Shape, fit, pair, single
+from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape, fit, pair, single
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
 
 MX_GROUP, NV_GROUP = 32, 16
@@ -17,7 +17,7 @@ MX_BITS = 5
 
 
 @dataclass(frozen=True)
-class Mxfp4Layout(Layout):
+class Mxfp4Layout(LowBitLayout):
     """MXFP4 of compressed-tensors: a power of two for 32 weights. Twice a value is an integer, so that integers of five
     bits have exactly these weights."""
 
@@ -49,7 +49,7 @@ class Mxfp4Layout(Layout):
 
 
 @dataclass(frozen=True)
-class Nvfp4Layout(Layout):
+class Nvfp4Layout(LowBitLayout):
     """NVFP4: a scale in FP8 for 16 weights, and one in float32 for the matrix."""
 
     codes: str = ".weight_packed"

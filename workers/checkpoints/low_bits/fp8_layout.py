@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.low_bits.codes import check_finite, from_e4m3, from_e8m0
-from workers.checkpoints.low_bits.layout import SCALE_TYPES, Layout, Parts, Shape, pair
+from workers.checkpoints.low_bits.layout import SCALE_TYPES, LowBitLayout, Parts, Shape, pair
 
 
 @dataclass(frozen=True)
-class Fp8Layout(Layout):
+class Fp8Layout(LowBitLayout):
     """FP8 as DeepSeek and Qwen have it (`weight_scale_inv`, a factor in spite of its name, for blocks), as
     compressed-tensors and ModelOpt have it (`weight_scale`)."""
 

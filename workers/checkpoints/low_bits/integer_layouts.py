@@ -8,13 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.low_bits.codes import check_finite
-from workers.checkpoints.low_bits.layout import KERNEL_GROUPS, SCALE_TYPES, Layout, Parts, Shape, fit, pair, single
+from workers.checkpoints.low_bits.layout import (
+    KERNEL_GROUPS,
+    SCALE_TYPES,
+    LowBitLayout,
+    Parts,
+    Shape,
+    fit,
+    pair,
+    single,
+)
 from workers.checkpoints.quantized_matrix import SCALE_TYPES as KINDS
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType, unpack_words
 
 
 @dataclass(frozen=True)
-class IntegerLayout(Layout):
+class IntegerLayout(LowBitLayout):
     """Integers with a scale for each group of inputs, each output or the matrix."""
 
     bits: int = 8
@@ -97,7 +106,7 @@ class IntegerLayout(Layout):
 
 
 @dataclass(frozen=True)
-class Int8RowsLayout(Layout):
+class Int8RowsLayout(LowBitLayout):
     """LLM.int8() of bitsandbytes: int8 with the largest magnitude of each output, `SCB`, which is level 127."""
 
     name = "int8"

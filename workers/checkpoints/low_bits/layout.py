@@ -24,7 +24,7 @@ Shape = tuple[int, int]
 """Outputs and inputs."""
 
 
-class Layout(ABC):
+class LowBitLayout(ABC):
     """One layout. A subclass states the endings of its tensors and their types, by safetensors' names."""
 
     @property

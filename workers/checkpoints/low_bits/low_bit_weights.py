@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.wrapper import Wrapper
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import IGNORED, LowBits
-from workers.checkpoints.low_bits.layout import Layout, Parts, Shape
+from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape
 from workers.checkpoints.low_bits.raw_tensors import RawTensors
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights
@@ -35,13 +35,13 @@ MTP = "model.mtp_layers."
 class _LowBitMatrix:
     """One quantized matrix."""
 
-    layout: Layout
+    layout: LowBitLayout
     module: str
     """The name without `.weight`."""
 
 
 class LowBitWeights(SafetensorsWeights):
-    """The tensors of a directory; a matrix of few bits is there under its `.weight` name, dequantized to float32.
+    """The tensors of a directory; a quantized matrix is there under its `.weight` name, dequantized to float32.
 
     Matrices with a `format` are served as integers: the same weights where the layout is `exact`, else quantized anew
     to int8.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.low_bits import BITSANDBYTES, FORMATS, FP8, NVFP4_PLAN, compressed
+from tests.workers.checkpoints.low_bits.low_bit_files import BITSANDBYTES, FORMATS, FP8, NVFP4_PLAN, compressed
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import LowBits, parse_low_bits
 from workers.checkpoints.quantization_config import parse_quantization

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.families import Tensors
 from tests.quantized import pack_fields
-from workers.checkpoints.checkpoint import open_weights
+from workers.checkpoints.checkpoint import Weights, open_weights
 
 E4M3, E2M1 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float4_e2m1fn)
 Made = tuple[Tensors, NDArray[np.float32]]
@@ -49,7 +49,7 @@ def fp8(block: tuple[int, int] | None, scale: str, *, rows: bool = False) -> Enc
                 codes[at] = (weights[at] / scales[row, column]).astype(E4M3)
                 meant[at] = codes[at].astype(np.float32) * scales[row, column]
         stored = scales if block or rows else scales.reshape(())
-        return {"weight": codes, scale: stored, "input_scale": np.float32([1])}, meant
+        return {"weight": codes, scale: stored, "input_scale": np.ones(1, np.float32)}, meant
 
     return encode
 
@@ -62,8 +62,8 @@ def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = Tr
         groups = weights.reshape(outputs, -1, group or inputs)
         last = (1 << (bits - 1)) - 1
         low, high = groups.min(-1), groups.max(-1)
-        span = np.abs(groups).max(-1) / last if symmetric else (high - low) / (2 * last + 1)
-        scales = span.astype(ml_dtypes.bfloat16)
+        reach = np.abs(groups).max(-1) / last if symmetric else (high - low) / (2 * last + 1)
+        scales = reach.astype(ml_dtypes.bfloat16)
         step = scales.astype(np.float32)
         zeros = np.zeros(scales.shape) if symmetric else np.clip(-last - 1 - np.rint(low / step), -last - 1, last)
         found = np.clip(np.rint(groups / step[:, :, None]) + zeros[:, :, None], -last - 1, last)
@@ -108,7 +108,12 @@ def nvfp4(codes: str, whole: str, *, divides: bool) -> Encode:
         meant = (numbers.astype(np.float32) * step[:, :, None]).astype(np.float32).reshape(weights.shape)
         stored = np.array([1 / factor if divides else factor], np.float32)
         packed = _pack_e2m1(numbers.reshape(weights.shape))
-        return {codes: packed, "weight_scale": scales, whole: stored, "input_global_scale": np.float32([9])}, meant
+        return {
+            codes: packed,
+            "weight_scale": scales,
+            whole: stored,
+            "input_global_scale": np.ones(1, np.float32),
+        }, meant
 
     return encode
 
@@ -209,3 +214,13 @@ def to_low_bits(path: Path, name: str) -> tuple[Path, Mapping[str, NDArray[np.fl
 def make_low_bits(path: Path, name: str, family: str = "llama", **options: Any) -> Path:
     """Make a small checkpoint in one of `FORMATS`."""
     return to_low_bits(make_checkpoint(path, family, tied=family == "llama", **options), name)[0]
+
+
+def served_weights(weights: Weights) -> Tensors:
+    """The weights that a model computes with, in plain numbers."""
+    return {
+        name: weights[name]
+        if weights.format(name) is None
+        else weights.take_quantized(name, weights.shape(name)).dequantize()
+        for name in weights
+    }
