@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType as Type
 from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.low_bits.low_bit_files import make_low_bits
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
@@ -136,6 +137,10 @@ def quantized(method: Literal["gptq", "awq"], bits: int, name: str = "llama") ->
     return make
 
 
+def in_low_bits(layout: str, name: str = "llama") -> Make:
+    return functools.partial(make_low_bits, name=layout, family=name, **({} if name == "llama" else ALIGNED))
+
+
 def in_gguf(kind: Type, name: str = "llama") -> Make:
     def make(path: Path) -> None:
         make_gguf(make_checkpoint(path / "source", name, tied=not FAMILIES[name].experts), path / "model.gguf", kind)
@@ -174,6 +179,16 @@ FEATURES = (
         cell=unpacked,
     ),
     Feature(f"by GPTQ ({widths('gptq')} bits)", [quantized("gptq", bits) for bits in BITS["gptq"]], cell=unpacked),
+    Feature(
+        "by FP8, compressed-tensors, ModelOpt and bitsandbytes",
+        [in_low_bits(layout) for layout in ("fp8-blocks", "int4-zeros", "mxfp4", "nvfp4-modelopt", "nf4-nested")],
+        cell=unpacked,
+    ),
+    Feature(
+        "by FP8 and compressed-tensors, mixtures of experts",
+        [in_low_bits(layout, name) for layout in ("fp8-channel", "int4-group") for name in MIXTURES],
+        cell=unpacked,
+    ),
     Feature("GGUF files, plain (F32, F16, BF16)", [in_gguf(kind) for kind in (Type.F32, Type.F16, Type.BF16)]),
     Feature(
         "GGUF files, quantized",

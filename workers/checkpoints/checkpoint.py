@@ -11,6 +11,8 @@ from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
+from workers.checkpoints.low_bits.config import parse_low_bits
+from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.precision import Quantize
@@ -36,13 +38,16 @@ def open_weights(path: Path, quantize: Quantize = "none") -> Weights:
     """Open the tensors of `path` by their Hugging Face names; they are read, and dequantized, on access.
 
     Of a multimodal model they are the language model's, under the names that they have there. With `quantize` the
-    matrices of a GGUF file are plain, so that they can be quantized anew. Raises `CheckpointError` for a missing or
-    damaged file and for a tensor type that is not supported.
+    matrices of a GGUF file, and those that `low_bits` reads, are plain, so that they can be quantized anew. Raises
+    `CheckpointError` for a missing or damaged file and for a tensor type that is not supported.
     """
     file = gguf_path(path)
     if file is not None:
         return GgufWeights(GgufFile.open(file), quantize)
     fields, wrapper = unwrap(read_fields(path))
+    low_bits = parse_low_bits(fields.file, fields.values)
+    if low_bits is not None:
+        return LowBitWeights(path, low_bits, quantize, wrapper)
     quantization = parse_quantization(fields.file, fields.values)
     return SafetensorsWeights(path, quantization, wrapper)
 

@@ -1,4 +1,4 @@
-"""Quantization in config.json, and the tensors that it describes: MLX, GPTQ and AWQ."""
+"""Quantization in config.json, and the tensors that it describes: MLX, GPTQ and AWQ. `low_bits` has other methods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.low_bits.config import METHODS, parse_low_bits
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType, Zero, from_awq, from_gptq, from_mlx
 
 Method = Literal["mlx", "gptq", "awq"]
@@ -83,7 +84,8 @@ class Quantization:
 def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | None:
     """Read the `quantization` of MLX or the `quantization_config` of GPTQ and AWQ; None where there is neither.
 
-    Raises `CheckpointError` with the name of any other scheme.
+    It is None for the methods of `low_bits`, too, whose fields are only checked: such matrices are converted when they
+    are read. Raises `CheckpointError` with the name of any other scheme.
     """
     plan = config.get("quantization") or config.get("quantization_config")
     if plan is None:
@@ -98,7 +100,10 @@ def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | 
         return _gptq(file, where, plan)
     if method == "awq":
         return _awq(file, where, plan)
-    raise CheckpointError(file, f"{where}.quant_method", f"{method!r} is not supported, only 'gptq' and 'awq'")
+    if parse_low_bits(file, config) is not None:
+        return None
+    known = ", ".join(map(repr, sorted({*METHODS, "awq", "gptq"})))
+    raise CheckpointError(file, f"{where}.quant_method", f"{method!r} is not supported, only {known}")
 
 
 def _mlx(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:

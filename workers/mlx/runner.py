@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
@@ -483,7 +484,7 @@ def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -
 
 
 def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:
-    if isinstance(weights, GgufWeights) and quantize == "none":
+    if isinstance(weights, GgufWeights | LowBitWeights) and quantize == "none":
         return weights.widths()
     if config.quantization is not None:
         return config.quantization.widths

@@ -10,10 +10,11 @@ import mlx.nn as nn
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
-from workers.mlx.gguf_tensors import Groups, read_gguf
+from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -29,8 +30,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
     quantization, groups = config.quantization, None
-    if isinstance(weights, GgufWeights):
-        tensors, groups = read_gguf(weights)
+    if isinstance(weights, GgufWeights | LowBitWeights):
+        tensors, groups = read_converted(weights, lambda name: is_derived(name, config))
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
         tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}

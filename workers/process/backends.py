@@ -88,24 +88,36 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
     backend = choose_backend(spec)
     if backend == "scripted":
         return _load_scripted(spec, progress)
+    from workers.checkpoints.lone_config import LoneConfig
+
     path, config = open_checkpoint(spec)
-    _log_gguf(path, spec.quantize)
+    if not isinstance(config, LoneConfig):  # mlx-lm itself reads the files of those
+        _log_converted(path, spec.quantize)
     return _load_on(backend, path, config, options_of(spec, backend, config), progress)
 
 
-def _log_gguf(path: Path, quantize: Quantize) -> None:
-    """Log what becomes of the tensor types of a GGUF file."""
-    from workers.checkpoints.gguf.find import gguf_path
-    from workers.checkpoints.gguf.gguf_file import GgufFile
+def _log_converted(path: Path, quantize: Quantize) -> None:
+    """Log what becomes of the tensor types of a GGUF file, and of low-bit matrices."""
+    from workers.checkpoints.checkpoint import open_weights
     from workers.checkpoints.gguf.gguf_weights import GgufWeights
+    from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 
-    if (file := gguf_path(path)) is None:
-        return
-    weights = GgufWeights(GgufFile.open(file), quantize)
-    kept = weights.widths() if quantize == "none" else quantize
-    structlog.get_logger().info(
-        "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
-    )
+    weights = open_weights(path, quantize)
+    if isinstance(weights, GgufWeights):
+        kept = weights.widths() if quantize == "none" else quantize
+        structlog.get_logger().info(
+            "gguf_weights", path=str(weights.path), types=weights.types(), kept=kept, requantized=weights.inexact()
+        )
+    elif isinstance(weights, LowBitWeights):
+        structlog.get_logger().info(
+            "low_bit_weights",
+            path=str(weights.path),
+            method=weights.scheme.method,
+            kinds=weights.kinds(),
+            kept=weights.widths() if quantize == "none" else quantize,
+            requantized=weights.inexact() if quantize == "none" else weights.kinds(),
+            not_followed=list(weights.scheme.ignored),
+        )
 
 
 def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]":

@@ -1,14 +1,17 @@
-"""GGUF files on IREE: the tokens and logits of the checkpoints that they were made from."""
+"""Converted checkpoints on IREE: GGUF files, FP8 and MXFP4 give the tokens and logits of plain weights."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.sampled import sampled
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.low_bits.low_bit_files import served_weights, to_low_bits
 from tests.workers.iree.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.engine.runner import Chunk, DecodeRow
@@ -58,3 +61,24 @@ def test_plain_weights_give_the_same_tokens_and_quantized_ones_those_of_the_file
             runner.close()
     # Rows are quantized to 8 bits before they are multiplied.
     np.testing.assert_allclose(logits[0], logits[1], atol=0.05 * float(np.abs(logits[1]).max()), rtol=0)
+
+
+def logits(load: Load, path: Path, quantization: str) -> NDArray[np.float32]:
+    runner = load(path, slots=1, context=32)
+    try:
+        assert runner.capabilities.quantization == quantization
+        found: NDArray[np.float32] = runner.logits(Chunk(0, PROMPT, 0, 0))
+        return found
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "mxfp4"])
+def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name: str) -> None:
+    path = to_low_bits(make_checkpoint(tmp_path / "made", layers=1), name)[0]
+    plain = make_checkpoint(tmp_path / "plain", layers=1)
+    write_safetensors(plain / "model.safetensors", served_weights(open_weights(path)))
+    expected = logits(load, plain, "")
+    # Rows are rounded to 22 bits before they are multiplied.
+    atol = 1e-4 * float(np.abs(expected).max())
+    np.testing.assert_allclose(logits(load, path, "int8"), expected, atol=atol, rtol=0)

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import alone
+from tests.workers.checkpoints.low_bits.low_bit_files import make_low_bits
 from tests.workers.mlx.conftest import load_runner
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.request import EngineRequest
@@ -46,3 +48,24 @@ def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     next(path.glob("*-of-*.safetensors")).unlink()
     with pytest.raises(CheckpointError, match=r"of-00003.safetensors: there is no such file"):
         backends.load_runner(spec(path), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantize", "kept", "requantized"),
+    [
+        ("int4-group", "none", "int4", []),
+        ("fp8-tensor", "none", "int8", ["fp8"]),
+        ("int4-group", "int8", "int8", ["int4"]),
+    ],
+)
+def test_what_becomes_of_low_bit_matrices_is_logged_before_memory_is_taken(
+    tmp_path: Path, name: str, quantize: Any, kept: str, requantized: list[str]
+) -> None:
+    path = make_low_bits(tmp_path, name)
+    with structlog.testing.capture_logs() as logs:
+        runner = backends.load_runner(spec(path, quantize=quantize), lambda *_: None)
+    assert runner.capabilities.quantization == kept
+    runner.close()
+    assert [each["event"] for each in logs[:2]] == ["low_bit_weights", "memory_needed"]
+    assert (logs[0]["kept"], logs[0]["requantized"]) == (kept, requantized)
+    assert logs[1]["weights"] == runner.capabilities.weight_bytes

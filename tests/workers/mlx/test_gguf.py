@@ -1,6 +1,7 @@
-"""GGUF files on MLX: the tokens and logits of the checkpoints that they were made from."""
+"""Converted checkpoints on MLX: the logits of GGUF files and of low-bit formats are those of plain weights."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.low_bits.low_bit_files import FORMATS, make_low_bits, served_weights
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import unpack_words
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.runner import Chunk
-from workers.mlx.gguf_tensors import pack_words
+from workers.mlx.converted_tensors import pack_words
 
 PROMPT = tuple(range(5, 25))
 
@@ -62,3 +64,28 @@ def test_a_file_is_quantized_anew(load: Load, tmp_path: Path) -> None:
 def test_words_are_unpacked_again(bits: int) -> None:
     levels = np.random.default_rng(0).integers(0, 1 << bits, (3, 64), np.uint8)
     np.testing.assert_array_equal(unpack_words(pack_words(levels, bits), bits), levels)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [(name, "llama") for name in sorted(FORMATS)] + [("fp8-blocks", "qwen3_moe"), ("mxfp4", "mixtral")],
+    ids=lambda value: value,
+)
+def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name: str, family: str) -> None:
+    # The experts of qwen3_moe have 48 inputs, which are no whole groups.
+    options: dict[str, Any] = {"fields": {"intermediate_size": 64}} if family == "mixtral" else {}
+    path = make_low_bits(tmp_path / "made", name, family, **options)
+    weights = open_weights(path)
+    runner = load(path, dtype="float32")
+    assert runner.capabilities.weight_bytes == weight_bytes(weights, "float32", "none") == runner.memory()["weights"]
+    assert runner.capabilities.quantization == {"i": name[:4], "m": "int5"}.get(name[0], "int8")
+    plain = make_checkpoint(tmp_path / "plain", family, tied=family == "llama", **options)
+    write_safetensors(plain / "model.safetensors", served_weights(weights))
+    expected = load(plain, dtype="float32").logits(Chunk(0, PROMPT, 0, 0))
+    found = runner.logits(Chunk(0, PROMPT, 0, 0))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
+
+
+def test_a_checkpoint_is_quantized_anew(load: Load, tmp_path: Path) -> None:
+    runner = load(make_low_bits(tmp_path, "fp8-tensor"), quantize="int4")
+    assert runner.capabilities.quantization == "int4"

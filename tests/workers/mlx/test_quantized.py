@@ -1,9 +1,11 @@
 """Quantized models on MLX: AWQ checkpoints, and matrices that are quantized while loading."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.runner import Chunk
 
 TOKENS = tuple(range(5, 25))
+PARTS = ("weight", "scales", "biases")
 
 
 def test_awq(load: Load, tmp_path: Path) -> None:
@@ -162,3 +165,28 @@ def test_stated_memory_is_what_is_taken(
     (path / "consolidated.safetensors").write_bytes(bytes(1 << 20))  # the same weights for another program
     taken = load(path, dtype=kind, quantize=quantize).memory()["weights"]
     assert weight_bytes(open_weights(path), kind, quantize) == taken
+
+
+def test_bits_that_differ_by_module(load: Load, tmp_path: Path) -> None:
+    """Mixed recipes state the bits of each module in config.json."""
+    bits = {"up_proj": 3, "gate_proj": 3, "down_proj": 6, "q_proj": 5, "v_proj": 6, "k_proj": 4, "o_proj": 8}
+    path, plain = make_checkpoint(tmp_path / "mixed", tied=False), make_checkpoint(tmp_path / "plain", tied=False)
+    plan: dict[str, Any] = {"group_size": 32, "bits": 4}
+    stored, exact = dict(open_weights(path)), dict(open_weights(path))
+    for name, weight in open_weights(path).items():
+        module = name.removesuffix(".weight")
+        width = bits.get(module.rpartition(".")[2])
+        if width is None:
+            continue
+        parts = mx.quantize(mx.array(weight), group_size=32, bits=width)
+        stored |= {f"{module}.{part}": np.array(each) for part, each in zip(PARTS, parts, strict=True)}
+        exact[name] = np.array(mx.dequantize(*parts, group_size=32, bits=width))
+        plan[module] = {"group_size": 32, "bits": width}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization": plan}))
+    write_safetensors(path / "model.safetensors", stored)
+    write_safetensors(plain / "model.safetensors", exact)
+    runner = load(path, dtype="float32")
+    assert runner.capabilities.quantization == "int3+int4+int5+int6+int8"
+    found, expected = log_probabilities(runner), log_probabilities(load(plain, dtype="float32"))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)

@@ -91,7 +91,7 @@ WAYS: dict[str, Way] = {
     "config.json is not JSON": Way("config.json: is not JSON", text("config.json", "{")),
     "an unknown architecture": Way("'MambaForCausalLM'.* only one of", fields(architectures=["MambaForCausalLM"])),
     "an unknown type of weights": Way("dtype: 'float8_e4m3fn' is not", fields(torch_dtype="float8_e4m3fn")),
-    "an unknown quantization": Way("quant_method: 'fp8' is not", fields(quantization_config={"quant_method": "fp8"})),
+    "an unknown quantization": Way("quant_method: 'hqq' is not", fields(quantization_config={"quant_method": "hqq"})),
     "a field that changes the model": Way("logits_scaling: 8.0 is not supported", fields(logits_scaling=8.0)),
     "no weights": Way("model.safetensors: there is no such", lambda path: (path / "model.safetensors").unlink()),
     "weights in another format": Way(

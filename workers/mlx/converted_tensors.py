@@ -1,15 +1,16 @@
-"""The tensors of a GGUF file as mlx-lm has them: quantized matrices in MLX's affine mode, experts in stacks."""
+"""Tensors that are converted when they are read (GGUF, FP8, FP4, ...) as mlx-lm has them: quantized matrices in MLX's
+affine mode, experts in stacks."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.quantized_matrix import Quantized
+from workers.checkpoints.weights import Weights
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)")
 _STACKED: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -18,12 +19,14 @@ Groups = Mapping[str, tuple[int, int]]
 """(group size, bits) of quantized modules."""
 
 
-def read_gguf(weights: GgufWeights) -> tuple[dict[str, mx.array], Groups]:
-    """Read all tensors, one after the other, and the groups of the modules that are quantized."""
+def read_converted(weights: Weights, unread: Callable[[str], bool]) -> tuple[dict[str, mx.array], Groups]:
+    """Read all tensors but those that are `unread`, one after the other, and the groups of the quantized modules."""
     tensors: dict[str, mx.array] = {}
     groups: dict[str, tuple[int, int]] = {}
     stacks: dict[str, list[dict[str, mx.array]]] = {}
     for name in weights:
+        if unread(name):
+            continue
         module, _, part = name.rpartition(".")
         match = _EXPERT.fullmatch(module)
         if match is not None:
@@ -51,12 +54,15 @@ def _plain(values: NDArray[np.generic]) -> mx.array:
 
 def _affine(matrix: Quantized) -> Iterator[tuple[str, mx.array]]:
     """Yield the parts of a matrix whose weights are `scale * level + bias`."""
-    zeros = matrix.zeros
+    scales, zeros = matrix.scales, matrix.zeros
     if zeros is None:  # exact: the middle is a power of two
-        zeros = -matrix.scales * matrix.scales.dtype.type(matrix.format.middle)
+        zeros = -scales * scales.dtype.type(matrix.format.middle)
+    elif matrix.format.zero == "level":  # exact in float32: a scale of 16 bits and a level of 8
+        scales = scales.astype(np.float32)
+        zeros = -zeros.astype(np.float32) * scales
     yield "weight", mx.array(pack_words(matrix.levels, matrix.format.bits))
-    yield "scales", mx.array(matrix.scales)
-    yield "biases", mx.array(zeros)
+    yield "scales", _plain(scales)
+    yield "biases", _plain(zeros)
 
 
 def pack_words(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
