@@ -108,7 +108,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             *("errors", "precision", "load_options", "host", "checkpoints", "sampling", "text", "engine", "grammar"),
             *("output_formats", "faults", "scripted", "mlx", "iree", "prefix_store"),
         },
-        "inspection": {"errors", "checkpoints", "process"},
+        "inspection": {"errors", "precision", "checkpoints", "process"},
         "local_model": {"load_options", "engine", "grammar", "text", "output_formats", "process"},
         "__main__": {"host", "load_options", "process"},
     },

@@ -23,6 +23,7 @@ COMMANDS = (
     "serve",
     "pull",
     "list",
+    "inspect",
     "ps",
     "run",
     "rm",

@@ -16,6 +16,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
+from workers.mlx.families import unread_quantization
 from workers.mlx.hybrid.states import SlotMixer
 from workers.mlx.modules.dense_parts import (
     ArceeMlp,
@@ -275,11 +276,7 @@ def quantize_matrices(path: Path, model: Any, bits: int) -> None:
 def _adapter(path: Path, config: ModelConfig) -> Adapter:
     """Find the family's adapter. Raises `CheckpointError` for a checkpoint that it would compute differently."""
     file = path / "config.json"
-    method = None if config.quantization is None else config.quantization.method
-    if method == "gptq" or (method == "awq" and config.experts is not None):
-        # mlx-lm would read the integers of GPTQ as those of AWQ, and it does not stack the experts of AWQ.
-        what = "" if method == "gptq" else " with a mixture of experts"
-        problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
+    if problem := unread_quantization(config):
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
     if adapter is None:

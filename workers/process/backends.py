@@ -125,6 +125,18 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
     return path, config
 
 
+def check_readable(backend: str, path: Path, config: "ModelConfig | LoneConfig") -> None:
+    """Raise `CheckpointError` for a quantization that only other backends read, as the load would."""
+    from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+
+    if backend != "mlx" or not isinstance(config, ModelConfig):
+        return
+    from workers.mlx.families import unread_quantization
+
+    if problem := unread_quantization(config):
+        raise CheckpointError(path / "config.json", "quantization_config.quant_method", problem)
+
+
 def drafts_by_head(spec: WorkerSpec) -> bool:
     """Return whether the model's own head for multi-token prediction drafts tokens, if it has one. It starts from the
     embeddings of tokens, and rows of embeddings have none."""
