@@ -2,7 +2,7 @@
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cli.terminal.byte_size import size
 from workers.inspection.description import Description
@@ -84,7 +84,8 @@ def _unread(tensors: TensorMap, console: Console) -> None:
 
 
 def _each_tensor(tensors: TensorMap) -> Table:
-    table = Table("tensor", "type", "shape", "becomes", title="Tensors", title_justify="left")
+    wide = (Column("tensor", overflow="fold"), "type", "shape", Column("becomes", overflow="fold"))
+    table = Table(*wide, title="Tensors", title_justify="left")
     for each in tensors.tensors:
         what = ", ".join(each.to) if each.use == "read" else f"{each.use}: {each.why}"
         table.add_row(escape(each.name), each.dtype or "-", " x ".join(map(str, each.shape)), escape(what))

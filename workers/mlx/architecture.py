@@ -16,7 +16,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
-from workers.mlx.families import unread_quantization
+from workers.mlx.families import adapter_plugin, unread_quantization
 from workers.mlx.hybrid.states import SlotMixer
 from workers.mlx.modules.dense_parts import (
     ArceeMlp,
@@ -279,6 +279,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     if problem := unread_quantization(config):
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
+    if adapter is None and (plugin := adapter_plugin(config.family)) is not None:
+        adapter = plugin.load(Adapter)
     if adapter is None:
         known = ", ".join(ADAPTERS)
         raise CheckpointError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.errors import LoadRefused
+from workers.plugins import ADAPTERS, Plugin, registered
 
 BATCHED = frozenset(
     {
@@ -19,6 +20,16 @@ BATCHED = frozenset(
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_batched(family: str) -> bool:
+    """Return whether `workers.mlx.runner` computes a family: one of its own, or one with an adapter of a plug-in."""
+    return family in BATCHED or adapter_plugin(family) is not None
+
+
+def adapter_plugin(family: str) -> Plugin | None:
+    """Return the plug-in with the adapter of a family; None for one of Baton's own and for one without."""
+    return None if family in BATCHED else registered(ADAPTERS, BATCHED).get(family)
 
 
 def unread_quantization(config: ModelConfig) -> str:

@@ -5,6 +5,7 @@ import json
 import msgspec
 from rich.console import Console
 
+from actors.process.logs import configure_logging
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
@@ -12,17 +13,20 @@ from cli.config.several.hub_model import absent_hub_model
 from cli.terminal.inspection_view import show_inspection
 from workers.errors import LoadRefused
 from workers.inspection.inspection import Inspection
+from workers.plugins import registered_backends
 from workers.process.backends import PACKAGES
 
 
 def inspect_model(settings: Settings, console: Console, *, tensors: bool, as_json: bool) -> bool:
     """Print what is known of a checkpoint on this machine. Returns whether a backend here serves it. Raises
     `CommandFailed` for what is no checkpoint, and for a model of the hub that is not in the cache."""
+    configure_logging("inspect", "warning")  # to standard error
     try:
         absent = absent_hub_model(settings)
         if absent is not None:
             raise CommandFailed(f"{absent} is not on this machine: `baton pull {absent}` downloads it")
-        backends = (settings.backend,) if settings.backend in PACKAGES else tuple(PACKAGES)
+        every = (*PACKAGES, *registered_backends())
+        backends = (settings.backend,) if settings.backend in every else every
         found = Inspection.of(worker_spec(settings, ChosenModel.choose(settings)), backends)
     except (LoadRefused, OSError) as error:
         raise CommandFailed(str(error)) from error

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import MixerKind
 from workers.checkpoints.architectures.row_order import RowOrder
 from workers.checkpoints.json_files import CheckpointError
@@ -226,7 +225,8 @@ def check_tensors(
     known = {source for tensor in tensors(config) for source, _ in tensor.sources}
     for name in names:
         if name not in known and not unread_reason(name, config) and not adds_nothing(name):
-            raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
+            problem = f"the tensor is not part of a {config.family} model as config.json has it"
+            raise CheckpointError(path, name, problem)
 
 
 def unread_reason(name: str, config: ModelConfig) -> str:
@@ -235,7 +235,7 @@ def unread_reason(name: str, config: ModelConfig) -> str:
         return "a copy of the embeddings, to which the head is tied"
     if is_derived(name, config):
         return "follows from config.json"
-    if name.startswith(FAMILIES[config.family].other_tensors):
+    if name.startswith(config.other_tensors):
         return "logits do not depend on it"
     head = _within(MTP_LAYERS, name)
     if head and int(head[1]) < config.mtp_layers:
