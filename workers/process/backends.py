@@ -290,7 +290,7 @@ def _load_plugged(backend: str, path: Path, config: "ModelConfig", options: Load
         raise BackendMissing(f"the {backend} backend cannot be imported: {error}") from error
     lacking = [name for name in dir(Runner) if not name.startswith("_") and not hasattr(runner, name)]
     if lacking:
-        problem = f"loads a {type(runner).__name__}, which is no runner: it has no {lacking[0]!r}"
+        problem = f"has a load that returns no runner but {type(runner).__name__}, which has no {lacking[0]!r}"
         raise registered_backends()[backend].refused(problem)
     return runner
 
