@@ -34,7 +34,8 @@ class BackendPlugin:
     packages: tuple[str, ...] = ()
     """Modules that it needs, by which a missing installation is found without an import."""
     verifies_drafts: Callable[[str, int], bool] = _no_drafts
-    """Whether steps on a device with so many slots can verify drafts: a row of several has the bits of one alone."""
+    """Returns True for a device and a number of slots whose steps can verify drafts: a row of several has the bits of
+    one alone."""
 
     def versions(self) -> str:
         """Return the versions of the distributions of `digest`."""

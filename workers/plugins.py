@@ -61,9 +61,8 @@ class Plugin:
         except Exception as error:
             raise self.refused(f"cannot be imported: {type(error).__name__}: {error}") from error
         if not isinstance(found, kind):
-            raise self.refused(
-                f"is of the type {type(found).__name__}, not {kind.__module__}.{kind.__qualname__}: correct {self.entry.value}"
-            )
+            wanted = f"{kind.__module__}.{kind.__qualname__}"
+            raise self.refused(f"is of the type {type(found).__name__}, not {wanted}: correct {self.entry.value}")
         structlog.get_logger().info(
             "plugin_loaded", group=self.group, name=self.name, distribution=self.distribution, object=self.entry.value
         )

@@ -17,7 +17,7 @@ EXAMPLES = re.findall(
 
 
 def test_every_example_names_its_file() -> None:
-    own = len(re.findall(r"^```python\n# acme_llama/", PAGE, flags=re.MULTILINE))  # see test_plugins
+    own = len(re.findall(r"^```python\n# acme_llama/", PAGE, flags=re.MULTILINE))  # see test_plugin_pages
     assert len(EXAMPLES) == PAGE.count("```python") - own == 5
 
 

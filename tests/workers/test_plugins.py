@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.baton_serve.plugin_folder import on_the_path, write_distribution
 from tests.checkpoints import make_checkpoint
-from tests.plugin_folder import on_the_path, write_distribution
 from workers.backend_plugin import load_backend
 from workers.checkpoints.architectures.registered_families import registered_family
-from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.plugins import ADAPTERS, BACKENDS, FAMILIES, PluginRefused, registered_backends
 from workers.process.backends import BackendMissing, choose_backend, load_runner
 from workers.process.spec import WorkerSpec
@@ -166,3 +166,11 @@ def test_an_adapter_of_another_type_is_refused(write: Write, tmp_path: Path) -> 
 
     with pytest.raises(PluginRefused, match=r"of acme-mlx 1\.0 is of the type int, not workers\.mlx\.architecture"):
         plugin.load(Adapter)
+
+
+def test_a_family_without_its_distribution_is_unknown(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", layers=1)
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"acme_llama"').replace('"Llama', '"AcmeLlama'))
+    with pytest.raises(CheckpointError, match=r"AcmeLlamaForCausalLM.* is not supported, only one of"):
+        ModelConfig.from_dir(path)

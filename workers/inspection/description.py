@@ -26,7 +26,7 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a checkpoint is. A number that it does not state is 0, a text is empty."""
+    """The description of a checkpoint. A number that it does not state is 0, a text is empty."""
 
     family: str
     """`model_type`, or `general.architecture` of a GGUF file that no family describes."""

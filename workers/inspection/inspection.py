@@ -33,7 +33,7 @@ FEATURES, ALONE = "docs/features.md", "docs/operations.md#models-that-run-alone"
 
 @dataclass(frozen=True, slots=True)
 class BackendSupport:
-    """Whether one backend serves a checkpoint, and how."""
+    """The support of one backend for a checkpoint."""
 
     backend: str
     mode: Mode

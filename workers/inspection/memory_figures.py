@@ -26,7 +26,7 @@ class MemoryFigures:
     weights: Mapping[str, int | None]
     """By `--quantize`; None for one that cannot be asked for, as the checkpoint is quantized already."""
     kv: Mapping[str, Mapping[int, int]]
-    """Of one sequence, by `--kv-dtype` and by its tokens."""
+    """Bytes for one sequence, by `--kv-dtype` and by its tokens."""
     state: int
     """The recurrent state of one slot, whatever the precision."""
 

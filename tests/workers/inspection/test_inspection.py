@@ -40,7 +40,7 @@ def edit(path: Path, change: Mapping[str, Any]) -> None:
 
 
 def edit_tensors(path: Path, change: Mapping[str, Any]) -> None:
-    """Add tensors, and remove those that are None."""
+    """Add tensors, and remove those whose value is None."""
     file = path / "model.safetensors"
     tensors = {**load_file(file), **change}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 
 from cli.commands.doctor import probe_backend
 from cli.config.panels.backend_name import backend_names
+from tests.baton_serve.plugin_folder import on_the_path, write_project
 from tests.checkpoints import make_checkpoint
 from tests.cli.commands.test_serve import DEADLINE_S, read_until, serving
 from tests.docs.commands import ROOT
-from tests.plugin_folder import on_the_path, write_project
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk
 from workers.host.probe import Probe
 from workers.inspection.inspection import Inspection
@@ -94,7 +96,13 @@ def logits(spec: WorkerSpec) -> NDArray[np.float32]:
         runner.close()
 
 
-@pytest.mark.parametrize("backend", ["iree", "mlx"])
+def test_the_renamed_family_is_described_as_llama(installed: Path, llama: Path, acme: Path) -> None:
+    own, other = ModelConfig.from_dir(llama), ModelConfig.from_dir(acme)
+    assert other.family == "acme_llama"
+    assert replace(other, family="llama") == own
+
+
+@pytest.mark.parametrize("backend", [pytest.param("iree", marks=pytest.mark.exhaustive), "mlx"])
 def test_the_renamed_family_computes_what_llama_computes(
     installed: Path, llama: Path, acme: Path, backend: str, tmp_path: Path
 ) -> None:
@@ -110,10 +118,3 @@ def test_the_commands_know_the_backend(installed: Path, acme: Path) -> None:
     found = Inspection.of(spec_of(acme, "auto"), ("iree", "mlx", "acme"))
     assert {each.backend: each.mode for each in found.backends} == dict.fromkeys(("iree", "mlx", "acme"), "batched")
     assert found.description.family == "acme_llama"
-
-
-def test_without_the_distributions_family_and_backend_are_unknown(acme: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch, on_the_path(acme, patch):
-        found = Inspection.of(spec_of(acme, "auto"), ("iree", "acme"))
-    assert "'AcmeLlamaForCausalLM'] is not supported" in found.backends[0].problem
-    assert "'acme' is none of auto, iree, mlx, scripted" in found.backends[1].problem
