@@ -49,7 +49,7 @@ def inspect(
     tensors: Annotated[bool, switch("--tensors", help="List each tensor: its type, its shape and its use.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a checkpoint is, which backends serve it, and what memory it takes, by the headers of its files."""
+    """Report what a checkpoint is, which backends serve it, and what memory it takes, by the headers of its files."""
     from cli.commands.models.inspecting import inspect_model
 
     if not inspect_model(settings, Console(highlight=False), tensors=tensors, as_json=as_json):

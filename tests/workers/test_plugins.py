@@ -129,7 +129,7 @@ def test_a_load_that_gives_no_runner_is_refused(
 
 def test_versions_of_a_plugin_are_a_part_of_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_checkpoint(tmp_path / "model", layers=1)
-    digests = []
+    digests: list[str] = []
     for version in ("1.0", "1.1", "1.1"):
         folder = tmp_path / f"{version}-{len(digests)}"
         write_distribution(folder, "acme", {BACKENDS: {"acme": "plug_n:GOOD"}}, {"plug_n.py": BACKEND}, version)

@@ -56,7 +56,11 @@ class Description:
         all backends refuse it. Raises `CheckpointError`."""
         names = fields.get("architectures")
         architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-        text = {"tokenizer": _tokenizer(path), "chat_template": _has_template(path), "format": _format(path)}
+        text: dict[str, Any] = {
+            "tokenizer": _tokenizer(path),
+            "chat_template": _has_template(path),
+            "format": _format(path),
+        }
         if not isinstance(config, ModelConfig):
             return _by_fields(fields, architecture, config, text)
         experts = config.experts

@@ -41,7 +41,7 @@ class MemoryFigures:
             dtypes = get_args(KvDtype)
         counts = sorted({TOKENS, config.choose_context(0), config.max_positions})
         rows = {each: row_bytes(replace(spec, kv_dtype=each), backend, config) for each in dtypes}
-        kv = {each: {count: count * one for count in counts} for each, one in rows.items()}
+        kv: dict[str, dict[int, int]] = {each: {count: count * one for count in counts} for each, one in rows.items()}
         return cls(backend, weights, kv, config.state_bytes if isinstance(config, ModelConfig) else 0)
 
 

@@ -92,7 +92,7 @@ def test_ignored_tensors_have_a_reason(tmp_path: Path) -> None:
 
 
 NORM = "model.layers.0.input_layernorm.weight"
-WRONG = {
+WRONG: Mapping[str, tuple[Mapping[str, Any], str, str, str]] = {
     "an unknown one": ({"model.layers.0.extra": np.ones(4, np.float32)}, "model.layers.0.extra", "refused", "not part"),
     "a bias too many": (
         {"model.layers.0.self_attn.q_proj.bias": np.ones(64, np.float32)},
