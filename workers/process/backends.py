@@ -176,7 +176,7 @@ def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
         from workers.iree.device.drivers import verifies_drafts
 
         return verifies_drafts(spec.device, spec.max_batch_size)
-    if backend not in PACKAGES:
+    if backend not in OWN_BACKENDS:
         return plugged(backend).verifies_drafts(spec.device, spec.max_batch_size)
     from workers.mlx import probe
 
