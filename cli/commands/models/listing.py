@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from actors.process.logs import configure_logging
 from cli.commands.models.pull import report, servable_with
 from cli.config.model import BUILTIN_NAME
 from cli.config.settings import Settings
@@ -22,6 +23,7 @@ _SECOND_UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 def list_models(settings: Settings, *, as_json: bool) -> None:
     """Print the built-in model and those of the hub's cache."""
+    configure_logging("list", "warning")  # to standard error
     cache = HubCache()
     content = cache.read()
     builtin = builtin_path()
