@@ -15,7 +15,7 @@ from cli.config.settings import Settings, of_panels
 from cli.config.typer_app import App
 from cli.declarations.chaos import chaos
 from cli.declarations.generation import chat, generate, score
-from cli.declarations.models import list_, ps, pull, rm
+from cli.declarations.models import inspect, list_, ps, pull, rm
 from cli.declarations.models import run as run_model
 from cli.terminal.standard_streams import open_standard_streams
 
@@ -101,6 +101,7 @@ def scale(
 
 app.command()(pull)
 app.command("list")(list_)
+app.command()(inspect)
 app.command()(ps)
 app.command("run")(run_model)
 app.command()(rm)

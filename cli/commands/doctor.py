@@ -18,12 +18,14 @@ from baton_serve.start import module_command
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from models import builtin_path
+from workers.errors import LoadRefused
 from workers.host.cpu_plan import CpuPlan
 from workers.host.huge_pages import HugePages
 from workers.host.memory import free_bytes
 from workers.host.probe import Probe, short
 from workers.host.topology import Topology
 from workers.iree.device.cpu import Cpu
+from workers.plugins import registered_backends
 from workers.process.backends import PACKAGES, cache_dir, missing_packages
 
 PROBE_SECONDS = 120.0
@@ -48,7 +50,7 @@ CPU_FEATURES = (
 def examine(settings: Settings, console: Console) -> bool:
     """Print the report. Returns whether at least one device of one backend works."""
     console.print(_machine(settings))
-    probes = [line for backend in PACKAGES for line in probe_backend(backend)]
+    probes = [line for backend in (*PACKAGES, *registered_backends()) for line in probe_backend(backend)]
     table = Table("backend", "device", "works", "details", title="Backends and devices", title_justify="left")
     for line in probes:
         mark = "[green]yes[/]" if line.works else "[yellow]no[/]"
@@ -63,9 +65,12 @@ def examine(settings: Settings, console: Console) -> bool:
 
 def probe_backend(backend: str, python: str = sys.executable) -> list[Probe]:
     """Probe one backend in a process of its own. Its failure becomes a line of the report."""
-    missing = missing_packages(backend)
+    try:
+        missing = missing_packages(backend)
+    except LoadRefused as error:  # of a plug-in
+        return [Probe(backend, "", False, str(error))]
     if missing:
-        advice = f"pip install 'baton-serve[{backend}]'"
+        advice = f"pip install 'baton-serve[{backend}]'" if backend in PACKAGES else "see its documentation"
         return [Probe(backend, "", False, f"not installed: {', '.join(missing)}", advice)]
     command = module_command("workers.process.probe_devices", backend, python=python)
     try:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from cli.config.panels.backend_name import ALLOWED as ALLOWED_BACKENDS
+from cli.config.panels.backend_name import BackendName
 from gateway.models.terms import LoadTime
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
 from workers.precision import KvDtype, Quantize
@@ -79,7 +81,7 @@ class ModelSettings(BaseModel):
     prefill_workers: Annotated[int, Number] = _field(
         "Number of the workers that compute long prompts for the others.", 0, ge=0, le=63
     )
-    backend: Literal["auto", "iree", "mlx", "scripted"] | None = _field("Backend.")
+    backend: BackendName | None = _field("Backend.", allowed=ALLOWED_BACKENDS)
     device: str | None = _field("Device of the backend.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = _field("Number type of weights and KV cache.")
     quantize: Quantize | None = _field("Quantize the weight matrices while loading.")

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from actors.process.logs import configure_logging, log_what_python_prints
 from cli.config.errors import CommandFailed, InvalidOption
+from cli.config.panels.backend_name import backend_names
 from cli.config.settings import Settings, flag
 from cli.config.sources import InvalidSettings, load, unknown_variables
 
@@ -145,7 +146,7 @@ def _setting_parameter(name: str) -> inspect.Parameter:
             show_default=False,
             rich_help_panel=str(extra["panel"]),
             metavar=str(extra["metavar"] or _metavar(name, field.annotation)),
-            autocompletion=_completion(field.annotation),
+            autocompletion=complete_backend if name == "backend" else _completion(field.annotation),
         )
     # Other values stay text, which `Settings` parses, so that errors are those of variables and files.
     kind: Any = list[str] if isinstance(field.default, tuple) else bool if field.annotation is bool else str
@@ -176,6 +177,11 @@ def complete_hub_model(incomplete: str) -> list[str]:
 
     names = dict.fromkeys(str(model.id) for model in HubCache().read().models)
     return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_backend(incomplete: str) -> list[str]:
+    """Complete the name of a backend, those of plug-ins included."""
+    return [name for name in backend_names() if name.startswith(incomplete)]
 
 
 def _completion(kind: Any) -> Callable[[str], list[str]] | None:

@@ -12,12 +12,15 @@ from pydantic_settings import (
 )
 
 from cli.config.model_settings import MAX_MODELS, ModelSettings, from_text
+from cli.config.panels.backend_name import ALLOWED as ALLOWED_BACKENDS
+from cli.config.panels.backend_name import BackendName
 from cli.config.panels.field import ENGINE, GATEWAY, MODEL, PANELS, SERVER, setting
 from cli.config.panels.joining import JoiningSettings, PlacementSettings
 from cli.config.panels.limits import LimitSettings
 from gateway.settings import MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
+from workers.plugins import OWN_BACKENDS
 from workers.precision import CpuTarget, KvDtype, Quantize
 
 ENV_PREFIX = "BATON_"
@@ -35,10 +38,13 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
     name: str = setting(
         "", MODEL, "Model name that clients use; empty uses the model's own name.", "NAME", max_length=MAX_NAME
     )
-    backend: Literal["auto", "iree", "mlx", "scripted"] = setting(
+    backend: BackendName = setting(
         "auto",
         MODEL,
-        "iree, mlx, or auto: mlx on Apple silicon, iree elsewhere. (scripted needs no model and is for tests.)",
+        "iree, mlx, that of a plug-in, or auto: mlx on Apple silicon, iree elsewhere. (scripted needs no model and is "
+        "for tests.)",
+        "|".join(OWN_BACKENDS),
+        ALLOWED_BACKENDS,
     )
     device: str = setting(
         "", MODEL, "Device of the backend, such as local-task or cuda; empty uses the backend's default.", "DEVICE"

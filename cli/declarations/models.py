@@ -1,8 +1,9 @@
-"""Declares `baton pull`, `baton list`, `baton ps`, `baton run` and `baton rm`."""
+"""Declares `baton pull`, `baton list`, `baton inspect`, `baton ps`, `baton run` and `baton rm`."""
 
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from cli.commands.admin import OF_SETTINGS
 from cli.commands.admin import Url as AdminUrl
@@ -40,6 +41,19 @@ def list_(settings: Settings, as_json: Json = False) -> None:
     from cli.commands.models.listing import list_models
 
     list_models(settings, as_json=as_json)
+
+
+@takes_settings("model", "backend", "device", "dtype", "context")
+def inspect(
+    settings: Settings,
+    tensors: Annotated[bool, switch("--tensors", help="List each tensor: its type, its shape and its use.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Report what a checkpoint is, which backends serve it, and what memory it takes, by the headers of its files."""
+    from cli.commands.models.inspecting import inspect_model
+
+    if not inspect_model(settings, Console(highlight=False), tensors=tensors, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @takes_settings()

@@ -23,6 +23,7 @@ COMMANDS = (
     "serve",
     "pull",
     "list",
+    "inspect",
     "ps",
     "run",
     "rm",
@@ -129,7 +130,10 @@ def test_worker_has_a_flag_for_every_setting_of_joining_and_computing(run: CliRu
     [
         (["serve", "--port", "70000"], "--port: must be a whole number from 0 to 65535, not '70000'"),
         (["serve", "--port", "x"], "--port: must be a whole number from 0 to 65535, not 'x'"),
-        (["serve", "--backend", "cuda"], "--backend: must be one of auto, iree, mlx, scripted, not 'cuda'"),
+        (
+            ["serve", "--backend", "cuda"],
+            "--backend: must be one of auto, iree, mlx, scripted or the name of an installed plug-in, not 'cuda'",
+        ),
         (["serve", "--prot", "1"], "--port"),
         (["serve", "--workers", "-1"], "--workers"),
         (["serve", "--config", "none.toml"], "--config: there is no file none.toml"),

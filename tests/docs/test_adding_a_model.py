@@ -17,7 +17,8 @@ EXAMPLES = re.findall(
 
 
 def test_every_example_names_its_file() -> None:
-    assert len(EXAMPLES) == PAGE.count("```python") == 5
+    own = len(re.findall(r"^```python\n# acme_llama/", PAGE, flags=re.MULTILINE))  # see test_plugin_pages
+    assert len(EXAMPLES) == PAGE.count("```python") - own == 5
 
 
 @pytest.mark.parametrize(("file", "table", "entry"), EXAMPLES, ids=[f"{file}-{table}" for file, table, _ in EXAMPLES])

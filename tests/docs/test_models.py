@@ -15,9 +15,9 @@ from workers.hub.errors import HubCause
 
 MODEL = "Qwen/Qwen3-0.6B"
 OPERATIONS = ROOT / "docs" / "operations.md"
+COMMANDS = (["pull"], ["list"], ["inspect"], ["run"], ["ps"], ["rm"])
 PAGES = [
-    [line for line in console_lines(page) if line.split()[1:2] in (["pull"], ["list"], ["run"], ["ps"], ["rm"])]
-    for page in (ROOT / "README.md", OPERATIONS)
+    [line for line in console_lines(page) if line.split()[1:2] in COMMANDS] for page in (ROOT / "README.md", OPERATIONS)
 ]
 
 

@@ -60,7 +60,7 @@ class LoneConfig:
         if not isinstance(family, str):
             raise fields.error("model_type", f"{family!r} is not the name of a family")
         text = fields.section("text_config") or fields
-        stated = _number(text, POSITIONS) or _number(fields, POSITIONS)
+        stated = first_number(text, POSITIONS) or first_number(fields, POSITIONS)
         dtype = _dtype(fields, text)
         quantization = fields.get("quantization") or fields.get("quantization_config")
         bits = quantization.get("bits") if isinstance(quantization, dict) else None
@@ -131,7 +131,7 @@ class LoneConfig:
             raise CheckpointError(path / "config.json", "model_type", problem) from error
 
 
-def _number(fields: Fields, names: tuple[str, ...]) -> int:
+def first_number(fields: Fields, names: tuple[str, ...]) -> int:
     """Return the first of these fields that has a number, or the largest of a list of them; 0 if there is none."""
     for name in names:
         value: Any = fields.get(name)
@@ -143,13 +143,13 @@ def _number(fields: Fields, names: tuple[str, ...]) -> int:
 
 
 def _row_bytes(family: str, fields: Fields, itemsize: int) -> int:
-    layers, heads, width = _number(fields, LAYERS), _number(fields, KV_HEADS), _number(fields, WIDTH)
-    values = _number(fields, ("v_head_dim",))
-    if values and (latent := _number(fields, ("kv_lora_rank",))):
+    layers, heads, width = first_number(fields, LAYERS), first_number(fields, KV_HEADS), first_number(fields, WIDTH)
+    values = first_number(fields, ("v_head_dim",))
+    if values and (latent := first_number(fields, ("kv_lora_rank",))):
         # Some modules of mlx-lm keep the latent vector of a token, others its keys and values of all heads.
-        keys = _number(fields, ("qk_nope_head_dim",)) + _number(fields, ("qk_rope_head_dim",))
+        keys = first_number(fields, ("qk_nope_head_dim",)) + first_number(fields, ("qk_rope_head_dim",))
         return layers * (latent + keys if family in LATENT else heads * (keys + values)) * itemsize
-    lanes = _number(fields, ("head_dim",)) or (width // max(1, _number(fields, HEADS)))
+    lanes = first_number(fields, ("head_dim",)) or (width // max(1, first_number(fields, HEADS)))
     return 2 * layers * heads * lanes * itemsize
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoints.documents import has_tokenizer
+from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.lone_config import LoneConfig
 from workers.errors import LoadRefused
-from workers.process.backends import choose_backend, open_checkpoint, options_of
+from workers.process.backends import check_readable, choose_backend, open_checkpoint, options_of
 from workers.process.spec import WorkerSpec
 
 
@@ -19,8 +21,12 @@ class Servable:
     """Tokens of prompt and answer together."""
     text: bool = True
     """The checkpoint has a tokenizer. Without one a worker takes and returns token ids only."""
+    alone: bool = False
+    """It computes one sequence at a time, because only mlx-lm describes its family."""
     problem: str = ""
     """Why it cannot be served; empty if it can."""
+    field: str = ""
+    """The field or tensor of the checkpoint that `problem` is about; empty for any other problem."""
 
     @classmethod
     def of(cls, spec: WorkerSpec) -> "Servable":
@@ -29,8 +35,9 @@ class Servable:
         try:
             backend = choose_backend(spec)
             path, config = open_checkpoint(spec)
+            check_readable(backend, path, config)
             options = options_of(spec, backend, config)
         except LoadRefused as error:
-            return cls(problem=str(error))
+            return cls(problem=str(error), field=error.field if isinstance(error, CheckpointError) else "")
         text = has_tokenizer(Path(path))
-        return cls(backend, config.family, options.context, text)
+        return cls(backend, config.family, options.context, text, isinstance(config, LoneConfig))

@@ -17,6 +17,7 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_we
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
+from workers.mlx.families import adapter_plugin, unread_quantization
 from workers.mlx.hybrid.states import SlotMixer
 from workers.mlx.modules.dense_parts import (
     ArceeMlp,
@@ -335,15 +336,13 @@ def quantize_matrices(path: Path, model: Any, bits: int) -> None:
 def _adapter(path: Path, config: ModelConfig) -> Adapter:
     """Find the family's adapter. Raises `CheckpointError` for a checkpoint that it would compute differently."""
     file = path / "config.json"
-    method = None if config.quantization is None else config.quantization.method
-    if method == "gptq" or (method == "awq" and config.experts is not None):
-        # mlx-lm would read the integers of GPTQ as those of AWQ, and it does not stack the experts of AWQ.
-        what = "" if method == "gptq" else " with a mixture of experts"
-        problem = f"{method!r}{what} is not supported by the MLX backend: take --backend iree"
+    if problem := unread_quantization(config):
         raise CheckpointError(file, "quantization_config.quant_method", problem)
     adapter = ADAPTERS.get(config.family)
     if config.family == "granitemoeshared" and config.experts is not None and not config.experts.shared_ffn:
         adapter = ADAPTERS["granitemoe"]  # the module with shared experts has no layer without one
+    if adapter is None and (plugin := adapter_plugin(config.family)) is not None:
+        adapter = plugin.load(Adapter)
     if adapter is None:
         known = ", ".join(ADAPTERS)
         raise CheckpointError(

@@ -1,8 +1,14 @@
 """Families that MLX serves, as far as they are known without the import of mlx-lm, which is slow."""
 
+import ast
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from workers.checkpoints.architectures.config import ModelConfig
+from workers.errors import LoadRefused
+from workers.plugins import ADAPTERS, Plugin, registered
 
 BATCHED = frozenset(
     {
@@ -17,15 +23,46 @@ BATCHED = frozenset(
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+def is_batched(family: str) -> bool:
+    """Return whether `workers.mlx.runner` computes a family: one of its own, or one with an adapter of a plug-in."""
+    return family in BATCHED or adapter_plugin(family) is not None
+
+
+def adapter_plugin(family: str) -> Plugin | None:
+    """Return the plug-in with the adapter of a family; None for one of Baton's own and for one without."""
+    return None if family in BATCHED else registered(ADAPTERS, BATCHED).get(family)
+
+
+def unread_quantization(config: ModelConfig) -> str:
+    """Return why the MLX backend cannot read the quantization of a checkpoint; empty if it can.
+
+    mlx-lm would read the integers of GPTQ as those of AWQ, and it does not stack the experts of AWQ.
+    """
+    method = None if config.quantization is None else config.quantization.method
+    if method == "gptq":
+        return "'gptq' is not supported by the MLX backend: take --backend iree"
+    if method == "awq" and config.experts is not None:
+        return "'awq' with a mixture of experts is not supported by the MLX backend: take --backend iree"
+    return ""
+
+
 def mlx_lm_has(model_type: str) -> bool:
-    """Return whether mlx-lm has a module for a `model_type`. Imports it only for a name that is not that of a
-    module."""
+    """Return whether mlx-lm has a module for a `model_type`, by the names of its modules and the table of other names
+    in its source."""
     if not _NAME.fullmatch(model_type):
         return False
     spec = importlib.util.find_spec("mlx_lm")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    if any((Path(folder) / "models" / f"{model_type}.py").is_file() for folder in folders):
+    folders = [Path(folder) for folder in ([] if spec is None else spec.submodule_search_locations or [])]
+    if any((folder / "models" / f"{model_type}.py").is_file() for folder in folders):
         return True
-    from mlx_lm.utils import MODEL_REMAPPING
+    return any(model_type in _other_names(folder / "utils.py") for folder in folders)
 
-    return model_type in MODEL_REMAPPING
+
+def _other_names(file: Path) -> Mapping[str, str]:
+    """Return `MODEL_REMAPPING` of `mlx_lm.utils`. Raises `LoadRefused` for a version of mlx-lm without it."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="MODEL_REMAPPING")], value=value):
+                names: Mapping[str, str] = ast.literal_eval(value)
+                return names
+    raise LoadRefused(f"{file} has no MODEL_REMAPPING: pip install 'baton-serve[mlx]' installs a version that has it")

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from workers.backend_plugin import BackendPlugin, load_backend
 from workers.engine.runner import Runner
 from workers.errors import LoadRefused
 from workers.faults.plan import fail_load
 from workers.host.memory import leaving_bytes
 from workers.load_options import LoadOptions, Progress
+from workers.plugins import OWN_BACKENDS, registered_backends
 from workers.precision import Quantize
 from workers.process.spec import WorkerSpec
 from workers.scripted.runner import STATE_BYTES, ScriptedRunner
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
     from workers.checkpoints.lone_config import LoneConfig
     from workers.iree.build.compile_client import Built
+    from workers.plugins import Plugin
 
 PACKAGES = {"iree": ("iree.runtime", "iree.compiler", "jax"), "mlx": ("mlx.core", "mlx_lm")}
 """Modules that each backend needs."""
@@ -46,10 +49,10 @@ class NothingToCompile(LoadRefused):
 
 
 def choose_backend(spec: WorkerSpec) -> str:
-    """Return the backend of `spec`: iree, mlx or scripted.
+    """Return the backend of `spec`: iree, mlx, scripted or that of a plug-in.
 
     "auto" is mlx on Apple silicon and iree elsewhere, or the other one if only that is installed. Raises
-    `BackendMissing` if the backend is not installed.
+    `BackendMissing` if the backend is not installed, and `PluginRefused`.
     """
     if spec.backend == "scripted":
         return "scripted"
@@ -66,7 +69,29 @@ def choose_backend(spec: WorkerSpec) -> str:
 
 def missing_packages(backend: str) -> tuple[str, ...]:
     """Return the packages of a backend that are not installed, without importing any."""
-    return tuple(name for name in PACKAGES[backend] if not _installed(name))
+    own = PACKAGES.get(backend)
+    return tuple(name for name in (plugged(backend).packages if own is None else own) if not _installed(name))
+
+
+def plugged(backend: str) -> BackendPlugin:
+    """Return the backend of a plug-in. Raises `BackendMissing` if none has this name, and `PluginRefused`."""
+    found = load_backend(backend)
+    if found is None:
+        names = ", ".join([*OWN_BACKENDS, *registered_backends()])
+        raise BackendMissing(f"backend: {backend!r} is none of {names}: install the distribution that registers it")
+    return found
+
+
+def family_plugins(backend: str, family: str) -> "list[Plugin]":
+    """Return the plug-ins that describe a family for a backend: none for one of Baton's own."""
+    from workers.checkpoints.architectures.registered_families import registered_family
+
+    found = [registered_family(family)]
+    if backend == "mlx":
+        from workers.mlx.families import adapter_plugin
+
+        found.append(adapter_plugin(family))
+    return [plugin for plugin in found if plugin is not None]
 
 
 def load_runner(spec: WorkerSpec, progress: Progress) -> Runner:
@@ -139,6 +164,18 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
     return path, config
 
 
+def check_readable(backend: str, path: Path, config: "ModelConfig | LoneConfig") -> None:
+    """Raise `CheckpointError` for a quantization that only other backends read, as the load would."""
+    from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+
+    if backend != "mlx" or not isinstance(config, ModelConfig):
+        return
+    from workers.mlx.families import unread_quantization
+
+    if problem := unread_quantization(config):
+        raise CheckpointError(path / "config.json", "quantization_config.quant_method", problem)
+
+
 def drafts_by_head(spec: WorkerSpec) -> bool:
     """Return whether the model's own head for multi-token prediction drafts tokens, if it has one. It starts from the
     embeddings of tokens, and rows of embeddings have none."""
@@ -153,6 +190,8 @@ def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
         from workers.iree.device.drivers import verifies_drafts
 
         return verifies_drafts(spec.device, spec.max_batch_size)
+    if backend not in OWN_BACKENDS:
+        return plugged(backend).verifies_drafts(spec.device, spec.max_batch_size)
     from workers.mlx import probe
 
     return probe.verifies_drafts(spec.device)
@@ -250,6 +289,8 @@ def _load_on(
             from workers.mlx.runner import MlxRunner
 
             load = partial(MlxRunner.load, path, config, options, progress)
+        elif backend not in PACKAGES:
+            return _load_plugged(backend, path, config, options, progress)
         else:
             from workers.iree.runner import IreeRunner
 
@@ -259,6 +300,19 @@ def _load_on(
             f"the {backend} backend cannot be imported: {error}: pip install 'baton-serve[{backend}]'"
         ) from error
     return load()
+
+
+def _load_plugged(backend: str, path: Path, config: "ModelConfig", options: LoadOptions, progress: Progress) -> Runner:
+    """Raises `BackendMissing` for a plug-in whose imports fail, and `PluginRefused` for one that loads no runner."""
+    try:
+        runner = plugged(backend).load(path, config, options, progress)
+    except ImportError as error:
+        raise BackendMissing(f"the {backend} backend cannot be imported: {error}") from error
+    lacking = [name for name in dir(Runner) if not name.startswith("_") and not hasattr(runner, name)]
+    if lacking:
+        problem = f"has a load that returns no runner but {type(runner).__name__}, which has no {lacking[0]!r}"
+        raise registered_backends()[backend].refused(problem)
+    return runner
 
 
 def cache_dir(spec: WorkerSpec) -> Path:
@@ -295,7 +349,8 @@ def _require(backend: str) -> None:
     missing = missing_packages(backend)
     if missing:
         names = " and ".join(missing)
-        raise BackendMissing(f"the {backend} backend needs {names}: pip install 'baton-serve[{backend}]'")
+        how = f"pip install 'baton-serve[{backend}]'" if backend in PACKAGES else "see its documentation"
+        raise BackendMissing(f"the {backend} backend needs {names}: {how}")
 
 
 def _installed(name: str) -> bool:

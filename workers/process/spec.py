@@ -14,7 +14,8 @@ from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import AUTO
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 
-Backend = Literal["auto", "iree", "mlx", "scripted"]
+Backend = Name
+"""`auto`, `iree`, `mlx`, `scripted`, or the name of a plug-in, see `workers.backend_plugin`."""
 GenerationConfig = Literal["auto", "none"]
 Speculate = Literal["auto", "off"]
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from actors.process.logs import configure_logging
 from cli.commands.models.pull import report, servable_with
 from cli.config.model import BUILTIN_NAME
 from cli.config.settings import Settings
@@ -22,6 +23,7 @@ _SECOND_UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 def list_models(settings: Settings, *, as_json: bool) -> None:
     """Print the built-in model and those of the hub's cache."""
+    configure_logging("list", "warning")  # to standard error
     cache = HubCache()
     content = cache.read()
     builtin = builtin_path()
@@ -57,9 +59,9 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
     Console(highlight=False, width=WIDTH).print(table)
     warnings = Console(stderr=True, highlight=False, soft_wrap=True)
     for path, reason in content.unreadable.items():
-        name = path.name.removeprefix("models--").replace("--", "/")
+        repository = path.name.removeprefix("models--").replace("--", "/")
         warnings.print(
-            f"{name} is not complete: `baton pull {name}` repeats its download, and `baton rm {name}` removes "
+            f"{repository} is not complete: `baton pull {repository}` repeats its download, and `baton rm {repository}` removes "
             f"it ({reason})",
             markup=False,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from actors.process.logs import configure_logging
 from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
@@ -19,6 +20,7 @@ from workers.inspection.servable import Servable
 
 def pull_model(settings: Settings, name: str, *, as_json: bool) -> None:
     """Download a model, or what the cache lacks of it. Raises `CommandFailed`, also if Baton cannot serve it."""
+    configure_logging("pull", "warning")  # to standard error
     model = hub_model(name)
     plan, path = download(model)
     servable = servable_with(settings, path)

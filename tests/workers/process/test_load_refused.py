@@ -156,7 +156,7 @@ def spec_of(way: Way, backend: str, folder: Path) -> WorkerSpec:
     path = make_checkpoint(folder / "model")
     way.spoil(path)
     usual = {"device": "cpu" if backend == "mlx" else "", "context": 48, "cache_dir": str(folder)}
-    return WorkerSpec("worker", "model", str(path), backend=backend, max_batch_size=1, **(usual | way.spec))  # type: ignore[arg-type]
+    return WorkerSpec("worker", "model", str(path), backend=backend, max_batch_size=1, **(usual | way.spec))
 
 
 @pytest.mark.parametrize(("way", "backend"), EACH)

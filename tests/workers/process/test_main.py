@@ -118,7 +118,7 @@ class TestCommandLine:
             ("{}", "name"),
             ('{"name": "w", "model_name": "m", "model_path": "", "max_batch_size": 0}', "max_batch_size"),
             ('{"name": "w", "model_name": "m", "model_path": "", "colour": 1}', "colour"),
-            ('{"name": "w", "model_name": "m", "model_path": "", "backend": "cuda"}', "backend"),
+            ('{"name": "w", "model_name": "m", "model_path": "", "backend": ""}', "backend"),
             ('{"name": "\\ud800', "spec"),
         ],
     )

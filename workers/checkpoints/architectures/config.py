@@ -21,6 +21,7 @@ from workers.checkpoints.architectures.parts import (
     QkvLayout,
     ShortConvolution,
 )
+from workers.checkpoints.architectures.registered_families import families_for
 from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
@@ -113,19 +114,21 @@ class ModelConfig:
     attention_gate: bool = False
     """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
     gate."""
+    other_tensors: tuple[str, ...] = ()
+    """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
         """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed
-        or not supported."""
+        or not supported, and `PluginRefused` for a family whose plug-in cannot be used."""
         fields, _ = unwrap(read_fields(path))
-        return _read(fields, families)
+        return _read(fields, families_for(fields, families))
 
     @classmethod
     def family_of(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> str:
         """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes."""
         fields, _ = unwrap(read_fields(path))
-        return _family(fields, families)
+        return _family(fields, families_for(fields, families))
 
     @property
     def layers(self) -> int:
@@ -265,6 +268,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         convolution=read_convolution(fields, plan),
         delta=read_delta(fields, plan),
         attention_gate=family.attention_gate,
+        other_tensors=family.other_tensors,
     )
 
 

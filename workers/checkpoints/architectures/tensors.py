@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import MixerKind
 from workers.checkpoints.architectures.row_order import PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
@@ -234,16 +233,25 @@ def check_tensors(
 
     A model without such a tensor would be another model. Raises `CheckpointError` with its name.
     """
-    # A head beside tied embeddings is a copy of them, in transformers as well.
-    others = FAMILIES[config.family].other_tensors
-    known = {f"{config.names.head}.weight"} | {source for tensor in tensors(config) for source, _ in tensor.sources}
+    known = {source for tensor in tensors(config) for source, _ in tensor.sources}
     for name in names:
-        if name in known or is_derived(name, config) or adds_nothing(name):
-            continue
-        head = _within(MTP_LAYERS, name)
-        if name.startswith(others) or (head and int(head[1]) < config.mtp_layers):
-            continue
-        raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
+        if name not in known and not unread_reason(name, config) and not adds_nothing(name):
+            problem = f"the tensor is not part of a {config.family} model as config.json has it"
+            raise CheckpointError(path, name, problem)
+
+
+def unread_reason(name: str, config: ModelConfig) -> str:
+    """Return why a tensor that `tensors` does not list may be left out; empty for one that no such model has."""
+    if name == f"{config.names.head}.weight":  # in transformers as well
+        return "a copy of the embeddings, to which the head is tied"
+    if is_derived(name, config):
+        return "follows from config.json"
+    if name.startswith(config.other_tensors):
+        return "logits do not depend on it"
+    head = _within(MTP_LAYERS, name)
+    if head and int(head[1]) < config.mtp_layers:
+        return "a head for multi-token prediction that drafts nothing here"
+    return ""
 
 
 def is_derived(name: str, config: ModelConfig) -> bool:

@@ -115,6 +115,11 @@ class GgufWeights(Weights):
             return None
         return EVEN if tensor.name in self._even else tensor.type.format
 
+    def locations(self) -> Iterator[tuple[str, str]]:
+        """List the tensors as they are stored: the name here, and that in the file, where experts are stacked."""
+        for name, source in self._sources.items():
+            yield name, source.tensor.name
+
     def types(self) -> dict[str, int]:
         """The number of weights of each tensor type, the most frequent first."""
         counts: Counter[str] = Counter()

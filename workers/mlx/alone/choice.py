@@ -5,7 +5,7 @@ from pathlib import Path
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.checkpoints.documents import CONFIG, document_file
 from workers.checkpoints.lone_config import LoneConfig
-from workers.mlx.families import BATCHED, mlx_lm_has
+from workers.mlx.families import is_batched, mlx_lm_has
 
 
 def lone_config(path: Path, context: int) -> LoneConfig | None:
@@ -15,7 +15,7 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
     `context` was asked for. Raises `CheckpointError` for a family that mlx-lm does not have either.
     """
     try:
-        if ModelConfig.family_of(path) in BATCHED:
+        if is_batched(ModelConfig.family_of(path)):
             return None
         unknown = None
     except CheckpointError as error:
@@ -28,7 +28,7 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
         if unknown is not None and error.field == "model_type":  # without one, mlx-lm cannot load it either
             raise unknown from error
         raise
-    if unknown is not None and config.family in BATCHED:  # such as a classifier
+    if unknown is not None and is_batched(config.family):  # such as a classifier
         raise unknown
     if not mlx_lm_has(config.family):
         config.check_code(path)

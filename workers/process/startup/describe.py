@@ -16,7 +16,7 @@ from workers.errors import LoadRefused
 from workers.host.cpu_plan import CpuPlan
 from workers.output_formats.formats.choice import AUTO, choose_formats
 from workers.precision import CpuTarget
-from workers.process.backends import SCRIPTED_CONTEXT, choose_backend, served_config
+from workers.process.backends import SCRIPTED_CONTEXT, choose_backend, family_plugins, plugged, served_config
 from workers.process.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
     if spec.kv_dtype != "auto":
         settings += f" kv {spec.kv_dtype}"
+    for plugin in family_plugins(backend, config.family):
+        settings += f" {plugin.group} {plugin.distribution}"
     if spec.parse_special:
         settings += " parse_special"
     if spec.generation_config == "none":  # the digest of the model covers the file
@@ -148,6 +150,8 @@ def _adapter_digest(spec: WorkerSpec, backend: str) -> str:
 def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
     """Return versions, system and machine. Kernels are written for the instructions of a CPU, which determine the
     rounding; what the host computes, such as angles of rotation, depends on the system's libraries."""
+    if backend not in COMPUTED_BY:
+        return f"{__version__} {plugged(backend).versions()} {sys.platform} {platform.machine()}"
     versions = " ".join([__version__, *map(metadata.version, COMPUTED_BY[backend])])
     if backend != "iree":
         return f"{versions} {platform.machine()}"

@@ -127,6 +127,10 @@ def test_comments_are_not_imports(source: str) -> None:
     assert imported_modules(source) == {"pack", "pack.one"}
 
 
+def test_metadata_of_distributions_may_be_read() -> None:
+    assert "importlib.metadata" in imported_modules("from importlib.metadata import entry_points\n")
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

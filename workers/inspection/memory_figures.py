@@ -1,0 +1,53 @@
+"""The memory of a checkpoint by precision, before it is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from msgspec.structs import replace
+
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.lone_config import LoneConfig
+from workers.checkpoints.weight_size import weight_bytes
+from workers.precision import KvDtype, Quantize
+from workers.process.spec import WorkerSpec
+from workers.process.startup.context_choice import kind_of, row_bytes
+
+TOKENS = 1000
+"""Tokens of the smallest KV cache that is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes of a model on one backend."""
+
+    backend: str
+    weights: Mapping[str, int | None]
+    """By `--quantize`; None for one that cannot be asked for, as the checkpoint is quantized already."""
+    kv: Mapping[str, Mapping[int, int]]
+    """Bytes for one sequence, by `--kv-dtype` and by its tokens."""
+    state: int
+    """The recurrent state of one slot, whatever the precision."""
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> "MemoryFigures":
+        """Compute the memory from the headers of the weight files. Raises `CheckpointError`."""
+        if isinstance(config, LoneConfig):
+            weights: dict[str, int | None] = {"none": config.weight_bytes(Path(spec.model_path), spec.dtype)}
+            dtypes: tuple[KvDtype, ...] = ("auto",) if config.row_bytes else ()
+        else:
+            weights = {each: _weights(spec, config, each) for each in get_args(Quantize)}
+            dtypes = get_args(KvDtype)
+        counts = sorted({TOKENS, config.choose_context(0), config.max_positions})
+        rows = {each: row_bytes(replace(spec, kv_dtype=each), backend, config) for each in dtypes}
+        kv: dict[str, dict[int, int]] = {each: {count: count * one for count in counts} for each, one in rows.items()}
+        return cls(backend, weights, kv, config.state_bytes if isinstance(config, ModelConfig) else 0)
+
+
+def _weights(spec: WorkerSpec, config: ModelConfig, quantize: Quantize) -> int | None:
+    try:
+        config.choose_quantization(quantize)
+    except CheckpointError:
+        return None
+    return weight_bytes(open_weights(Path(spec.model_path), quantize), kind_of(spec, config), quantize, mtp=config.mtp)
