@@ -61,8 +61,8 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
     for path, reason in content.unreadable.items():
         repository = path.name.removeprefix("models--").replace("--", "/")
         warnings.print(
-            f"{repository} is not complete: `baton pull {repository}` repeats its download, and `baton rm {repository}` removes "
-            f"it ({reason})",
+            f"{repository} is not complete: `baton pull {repository}` repeats its download, and "
+            f"`baton rm {repository}` removes it ({reason})",
             markup=False,
         )
 
