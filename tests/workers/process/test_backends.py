@@ -97,6 +97,7 @@ def test_a_backend_that_cannot_be_imported_names_what_to_install(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend
 ) -> None:
     """As MLX without the package of its library: a later import would fail in the same way."""
+    importlib.import_module(f"workers.{backend}")  # which looks for mlx-lm, while it can be found
     install({"mlx", "mlx_lm", "iree", "jax"})
     monkeypatch.setitem(sys.modules, f"workers.{backend}.runner", None)
     path = make_checkpoint(tmp_path)
