@@ -186,7 +186,7 @@ FEATURES = (
     ),
     Feature(
         "by FP8 and compressed-tensors, mixtures of experts",
-        [in_low_bits(layout, name) for layout in ("fp8-channel", "int4-group") for name in MIXTURES],
+        [in_low_bits(layout, name) for layout in ("fp8-channel", "int4-group") for name in PLAIN_MIXTURES],
         cell=unpacked,
     ),
     Feature("GGUF files, plain (F32, F16, BF16)", [in_gguf(kind) for kind in (Type.F32, Type.F16, Type.BF16)]),

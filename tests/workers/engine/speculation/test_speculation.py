@@ -226,7 +226,7 @@ def test_a_full_batch_is_drafted_for_once_more_rows_fit() -> None:
 
 @pytest.mark.parametrize(("state", "longest"), [({}, 8), ({"state_bytes": STATE_BYTES, "rollback_rows": 3}, 3)])
 def test_one_sequence_may_have_all_rows_that_fit(state: dict[str, int], longest: int) -> None:
-    """Of a recurrent state, no more than can be taken back."""
+    """A recurrent state bounds them to what can be taken back."""
     device = runner(alphabet=(97,), slots=4, decode_rows=4, draft_rows=8, **state)
     rows: list[int] = []
 
