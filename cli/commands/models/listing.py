@@ -1,13 +1,14 @@
 """`baton list`: the models on this machine."""
 
 import json
+import textwrap
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from actors.process.logs import configure_logging
 from cli.commands.models.pull import report, servable_with
@@ -18,6 +19,8 @@ from cli.terminal.worker_table import WIDTH
 from models import builtin_path
 from workers.hub.cache import HubCache
 
+LONGEST_PROBLEM = 200
+"""Characters of a problem in the table, which `--json` has whole."""
 _SECOND_UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -49,11 +52,10 @@ def list_models(settings: Settings, *, as_json: bool) -> None:
         print(json.dumps({"cache": str(cache.folder), "models": entries, "unreadable": unreadable}))
         return
     now = time.time()
-    table = Table(
-        "model", "revision", "size", "last used", Column("serves", no_wrap=True, overflow="ellipsis"), box=None
-    )
+    table = Table("model", "revision", "size", "last used", "serves", box=None)
     for entry, used in zip(entries, used_at, strict=True):
-        serves = f"yes, on {entry['backend']}" if entry["servable"] else f"no: {entry['problem']}"
+        problem = textwrap.shorten(entry["problem"] or "", LONGEST_PROBLEM, placeholder=" ...")
+        serves = f"yes, on {entry['backend']}" if entry["servable"] else f"no: {problem}"
         revision = (entry["revision"] or "-")[:12]
         table.add_row(entry["model"], revision, size(entry["bytes"]), _ago(used, now), escape(serves))
     Console(highlight=False, width=WIDTH).print(table)

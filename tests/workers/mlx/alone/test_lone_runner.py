@@ -133,7 +133,7 @@ def test_a_window_that_is_full_is_a_state(tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
-    path = make_lone_checkpoint(tmp_path, "cohere2", sliding_window=1 << 20)
+    path = make_lone_checkpoint(tmp_path, "gpt_oss", sliding_window=1 << 20)
     runner = load_lone(path, context=300)
     runner.prefill([Chunk(0, PROMPT[:1] * 298, 0, 0)], [None])
     runner.decode([DecodeRow(0, PROMPT[0], 298, 298, GREEDY)])

@@ -51,7 +51,7 @@ def test_it_has_one_slot_and_says_why(lone: Path) -> None:
     footprint = Footprint.of(spec_of(lone, context=100))
     assert (footprint.alone, footprint.rows) == (True, 100)
     assert footprint.weights == (lone / "model.safetensors").stat().st_size
-    assert Servable.of(spec_of(lone, context=100)) == Servable("mlx", "internlm3", 100)
+    assert Servable.of(spec_of(lone, context=100)) == Servable("mlx", "internlm3", 100, alone=True)
 
 
 @pytest.mark.parametrize("named", [{"model_type": "mamba2"}, {"architectures": ["Mamba2ForCausalLM"]}], ids=str)
