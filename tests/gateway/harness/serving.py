@@ -107,9 +107,10 @@ async def events(response: httpx.Response) -> list[Any]:
 
 
 async def choices(
-    client: httpx.AsyncClient, body: dict[str, Any], fifth: Callable[[], None] = lambda: None
+    client: httpx.AsyncClient, body: dict[str, Any], fifth: Callable[[], None] = lambda: None, event: int = 5
 ) -> list[dict[str, Any]]:
-    """The choices of a stream of completions, which must end well and once. `fifth` is called at its fifth event."""
+    """The choices of a stream of completions, which must end well and once. `fifth` is called at its fifth event, or
+    another `event`."""
     found: list[dict[str, Any]] = []
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
@@ -117,7 +118,7 @@ async def choices(
             if line.startswith("data: {"):
                 (choice,) = json.loads(line.removeprefix("data: "))["choices"]
                 found.append(choice)
-                if len(found) == 5:
+                if len(found) == event:
                     fifth()
     assert sum(choice["finish_reason"] is not None for choice in found) == 1
     return found

@@ -51,9 +51,10 @@ class Linked:
         finally:
             worker.__exit__(None, None, None)
 
-    async def ask(self, fifth: Callable[[], None] = lambda: None, **fields: Any) -> list[int]:
-        """The token ids of a stream, which must end well and once. `fifth` is called at its fifth event."""
-        found = await choices(self.door.real.client, LONG | {"return_token_ids": True} | fields, fifth)
+    async def ask(self, fifth: Callable[[], None] = lambda: None, event: int = 5, **fields: Any) -> list[int]:
+        """The token ids of a stream, which must end well and once. `fifth` is called at its fifth event, or another
+        `event`."""
+        found = await choices(self.door.real.client, LONG | {"return_token_ids": True} | fields, fifth, event)
         return [token for choice in found for token in choice["token_ids"]]
 
     async def ask_both(self, fifth: Callable[[], None] = lambda: None) -> list[list[int]]:
