@@ -48,7 +48,13 @@ from workers.mlx.probe import verifies_drafts
 from workers.mlx.quantized_rows import dequantize_rows
 from workers.mlx.row_groups import Segment, group_segments, rows_as_given
 from workers.mlx.rows_format import rows_format
-from workers.mlx.runtime.device import OwnedDevice, adds_in_order, choose_device, evaluate_weights
+from workers.mlx.runtime.device import (
+    OwnedDevice,
+    adds_in_order,
+    choose_device,
+    evaluate_weights,
+    maybe_set_recommended_wired_limit,
+)
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.mlx.transposed import transpose_matrices
 from workers.precision import KvDtype, Quantize, head_row_bytes, level_bits
@@ -65,13 +71,6 @@ CPU_PADDING = 64
 much as any other. On a GPU a call costs more than the keys of a whole step of growth. 0 if sums are not in order."""
 STEPS_PER_CLEAR = 256
 """Steps between two releases of MLX's buffer cache: as lengths change, buffers of old sizes stay in it unused."""
-
-
-def maybe_set_recommended_wired_limit() -> None:
-    """Wire as much memory as the device recommends, if it does, as `mlx_lm.utils` does, which imports transformers."""
-    limit = mx.device_info().get("max_recommended_working_set_size")
-    if isinstance(limit, int):
-        mx.set_wired_limit(limit)
 
 
 class MlxRunner:

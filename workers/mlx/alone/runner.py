@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import maybe_set_recommended_wired_limit
 from numpy.typing import NDArray
 
 from workers.checkpoints.lone_config import LoneConfig
@@ -34,7 +33,12 @@ from workers.load_options import LoadOptions, Progress
 from workers.mlx.alone.caches import SequenceCaches
 from workers.mlx.alone.loading import load_lone_model
 from workers.mlx.runtime.adapter import apply_adapter
-from workers.mlx.runtime.device import OwnedDevice, choose_device, evaluate_weights
+from workers.mlx.runtime.device import (
+    OwnedDevice,
+    choose_device,
+    evaluate_weights,
+    maybe_set_recommended_wired_limit,
+)
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks

@@ -36,6 +36,13 @@ class OwnedDevice:
             yield
 
 
+def maybe_set_recommended_wired_limit() -> None:
+    """Wire as much memory as the device recommends, if it does, as `mlx_lm.utils` does, which imports transformers."""
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    if isinstance(limit, int):
+        mx.set_wired_limit(limit)
+
+
 def choose_device(device: str) -> tuple[str, mx.Device]:
     """Find "cpu", "gpu" (Metal or CUDA) or, for "", the best device: its name and MLX's device.
 
